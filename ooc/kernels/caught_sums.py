@@ -17,14 +17,14 @@ Shapes: E edges of a piece, S nodes of its graph, X whatever a call's rows are.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.opaque import DroppedRows, ends_of
+from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
 from ooc.kernels.fixed_order import rows_scattered
 from ooc.kernels.neighbourhood import Neighbourhood
 
@@ -41,7 +41,6 @@ class Kind(Enum):
 _SUMS = (torch.Tensor.scatter_add, torch.scatter_add, torch.Tensor.index_add, torch.index_add)
 _SUMS_IN_PLACE = (torch.Tensor.scatter_add_, torch.Tensor.index_add_)
 _REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
-_LOOPS = (DroppedRows.EDGES_AND_LOOPS, DroppedRows.OTHER_EDGES_AND_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,6 @@ class Total:
                 part, zeros = part_EX.masked_fill(is_zero_EX, 1).prod(0), is_zero_EX.sum(0)
                 self.value = part if self.value is None else self.value * part
                 self.beside = zeros if self.beside is None else self.beside + zeros
-            case _:
-                assert_never(self.kind)
 
     def begin_backward(self) -> None:
         """Nothing more is added: from here on what uses it is differentiated."""
@@ -109,8 +106,6 @@ class Total:
                 return value[None]
             case Kind.PRODUCT:
                 return into_1X.clone() * value  # into is written to, which autograd must not find changed
-            case _:
-                assert_never(self.kind)
 
     def spread(self, part_EX: Tensor) -> Tensor:
         """From its gradient to that of some of the entries."""
@@ -125,8 +120,6 @@ class Total:
                 assert self.beside is not None
                 others = torch.where(part_EX == 0, self.beside == 1, self.beside == 0)
                 return others * (self.gradient * self.value) / part_EX.masked_fill(part_EX == 0, 1)
-            case _:
-                assert_never(self.kind)
 
     def _whole(self, value: Tensor) -> Tensor:
         if self.kind is not Kind.PRODUCT or self.beside is None:
@@ -231,7 +224,7 @@ class Catching(_Catching):
             raise self._refusal()
         call, edges = self._calls[number], len(rows)
         rest = into[1:]
-        if call.rows in _LOOPS:  # node by node behind the edges, the row's own first
+        if call.rows in LOOPS:  # node by node behind the edges, the row's own first
             edges -= self._nodes
             loops = rows[edges + 1 :][: len(rest)]
             rest = rest + loops if kind is Kind.SUM else rest.clone() * loops if kind is Kind.PRODUCT else loops

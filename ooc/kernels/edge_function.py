@@ -27,6 +27,7 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EDGES_PER_PIECE as EDGES_PER_PIECE
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
+from ooc.kernels.tensors import gradients_of
 from ooc.plan.workload import Direction
 
 EdgeFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -236,15 +237,11 @@ class _Backward:
             message_EO, score_EH = self.function(source_EW, target_EV, term_ET)
         gradients = self._output_gradients(piece, message_EO.detach(), score_EH, upstream_E)
         outputs = [message_EO] if score_EH is None else [message_EO, score_EH]
-        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-        if not pairs:
-            return
-        tracked, upstream_gradients = zip(*pairs, strict=True)
-        found = torch.autograd.grad(tracked, inputs, upstream_gradients, allow_unused=True)
+        found = gradients_of(outputs, inputs, gradients)
         with torch.no_grad():
             if found[0] is not None:
                 self.rows_RW[piece.rows] += piece.sums(found[0])
-            if self.map_RM is not None and self.terms is not None and features_EK is not None:
+            if self.map_RM is not None and self.terms is not None and features_EK is not None and found[-1] is not None:
                 self.map_RM[piece.rows] += self.terms.map_gradient(piece, features_EK, found[-1])
 
     @torch.no_grad()

@@ -113,7 +113,7 @@ def runs(tile: TileEdges, most: int | None = None) -> Iterator[TileEdges]:
         start = stop
 
 
-def _with_edges(tile: TileEdges, edges: slice) -> TileEdges:
+def _with_edges(tile: TileEdges, edges: slice | Tensor) -> TileEdges:
     return replace(
         tile,
         indices_E=tile.indices_E[edges],
@@ -148,19 +148,17 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     counts_R = tile.offsets_R1.diff().long()
     rows_R = torch.arange(tile.rows, device=neighbours_E.device)
     target_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(neighbours_E))
-    weight_E, features_EK = tile.weight_E, tile.features_EK
     if len(neighbours_E) and highest_row(tile, 0, neighbours_E) >= rows:
         present_E = neighbours_E < rows
-        neighbours_E, target_E = neighbours_E[present_E], target_E[present_E]
-        weight_E = None if weight_E is None else weight_E[present_E]
-        features_EK = None if features_EK is None else features_EK[present_E]
+        neighbours_E, target_E, tile = neighbours_E[present_E], target_E[present_E], _with_edges(tile, present_E)
     if not len(neighbours_E):
         return _without_edges(tile)
     is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
     outer = (~is_own_E).nonzero()[:, 0]
     others_S, place = torch.unique(neighbours_E[outer], sorted=True, return_inverse=True)
     source_E = (neighbours_E - tile.start).index_copy_(0, outer, place + tile.rows)
-    return Neighbourhood(tile.start, tile.rows, others_S, torch.stack((source_E, target_E)), weight_E, features_EK)
+    edge_index_2E = torch.stack((source_E, target_E))
+    return Neighbourhood(tile.start, tile.rows, others_S, edge_index_2E, tile.weight_E, tile.features_EK)
 
 
 def other_neighbours(tile: TileEdges, rows: int) -> Tensor:

@@ -73,3 +73,14 @@ def unpack_by_torch(bytes_RB: Tensor, columns: int) -> Tensor:
 def _places(like: Tensor) -> Tensor:
     """How far each of eight bits is moved."""
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
+
+
+def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
+    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
+    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
+    asked = [tensor for tensor in wanted if tensor.requires_grad]
+    if not tracked or not asked:
+        return [None] * len(wanted)
+    with_gradient, upstream = zip(*tracked, strict=True)
+    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in wanted]

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 import torch
 
@@ -152,13 +151,7 @@ def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
     """What the store's edges carry, in the order of ``direction``; of features without their zeros, their values."""
     if direction is Direction.FEATURES:
         return store.edge_data(direction.value)[0]
-    match data:
-        case EdgeData.WEIGHT:
-            return store.edge_weight(direction.value)
-        case EdgeData.FEATURES:
-            return store.edge_features(direction.value)
-        case _:
-            assert_never(data)
+    return (store.edge_weight if data is EdgeData.WEIGHT else store.edge_features)(direction.value)
 
 
 def _edge_array(store: Store, direction: Direction, data: EdgeData) -> EdgeArray:

@@ -150,10 +150,8 @@ def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
 
 def shortage(what: str, device: int, host: int, budgets: tuple[int, int], hardware: Hardware) -> str:
     """The line that says what is lacking: least bytes of device and host, and what the budgets are."""
-    has, needs = (
-        [format_size(budget) for budget in budgets],
-        f"with nothing kept, {what} takes {format_size(device)} of",
-    )
+    has = [format_size(budget) for budget in budgets]
+    needs = f"with nothing kept, {what} takes {format_size(device)} of"
     if not hardware.has_device_memory:
         return f"{needs} memory, and both budgets together are {has[0]}; give gpu_budget='{budget_of(device)}'"
     return (

@@ -62,12 +62,10 @@ def forecast_traffic(
     moved = list(_moved(uses))
     if host_frames is None:
         traffic = _by_pass([(steps[step].at, block, use) for step, block, use in moved], [], len(passes), blocks)
+        matrices = layout.matrices
         return [
-            one._replace(
-                ssd_read_bytes=one.ssd_read_bytes + streamed_read_bytes(item, layout.matrices),
-                ssd_write_bytes=one.ssd_write_bytes + streamed_write_bytes(item, layout.matrices),
-            )
-            for one, item in zip(traffic, passes, strict=True)
+            Traffic(read + streamed_read_bytes(item, matrices), write + streamed_write_bytes(item, matrices), 0, 0)
+            for (read, write, _, _), item in zip(traffic, passes, strict=True)
         ]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_pcie = [(steps[step].at, block, use) for step, block, use in moved]

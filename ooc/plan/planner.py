@@ -210,10 +210,8 @@ def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Cho
 def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> float:
     """The least limit on written bytes for which this planner finds a plan; infinity where memory is short."""
     try:
-        return min(
-            solve(Problem(workload, limits, hardware, goal)).plan.ssd_write_bytes
-            for goal in (Goal.WRITES, Goal.SECONDS)
-        )
+        plans = [solve(Problem(workload, limits, hardware, goal)).plan for goal in (Goal.WRITES, Goal.SECONDS)]
+        return min(plan.ssd_write_bytes for plan in plans)
     except BudgetError:
         return float("inf")
 

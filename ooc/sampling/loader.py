@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from ooc.errors import OptionError, StoreError
+from ooc.kernels.dropout.edges import key_of
 from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged, load_offsets
 from ooc.plan.workload import Direction
@@ -25,7 +26,7 @@ from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
 from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, SparseRows, Uses
-from ooc.sampling.sampler import Ints, SampledBatch, Sampler, key_of, most_by_hop
+from ooc.sampling.sampler import Ints, SampledBatch, Sampler, most_by_hop
 from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ooc.kernels.dropout.edges import HEADS_PER_COUNT, philox
+from ooc.kernels.dropout.edges import HEADS_PER_COUNT, key_of, philox
 from ooc.storage.array import AnyArray
 
 Ints = npt.NDArray[np.int64]
@@ -99,13 +99,6 @@ class Sampler:
         batch.nodes_by_hop.append(len(new))
         batch.edges_by_hop.append(len(edges))
         places[batch.rows] = -1
-
-
-def key_of(*numbers: int) -> tuple[int, int]:
-    """The generator's key for draws that have these ``numbers``: the seed, and what tells them from one another."""
-    entropy = [number & (2**64 - 1) for number in numbers]
-    first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
-    return int(first), int(second)
 
 
 def draw_edges(nodes: Ints, starts: Ints, degrees: Ints, fanout: int, key: tuple[int, int]) -> tuple[Ints, Ints]:

@@ -22,6 +22,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from ooc.engine.record import EpochRecord
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Note, reported
+from ooc.kernels.dropout.edges import key_of
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.task import Targets
@@ -31,7 +32,6 @@ from ooc.plan.workload import EdgeData, Fate
 from ooc.ranks import RunningStatistics, StepSum
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
-from ooc.sampling.sampler import key_of
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import resolve_loss

@@ -52,6 +52,13 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
     return c0, c1, c2, c3
 
 
+def key_of(*numbers: int) -> tuple[int, int]:
+    """The generator's key for draws that have these ``numbers``: the seed, and what tells them from one another."""
+    entropy = [number & (2**64 - 1) for number in numbers]
+    first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
+    return int(first), int(second)
+
+
 @dataclass(frozen=True, slots=True)
 class EdgeDropout:
     """Dropout of probability ``p`` on every edge and head of one layer in one epoch."""
@@ -101,9 +108,7 @@ class EdgeDropout:
     @property
     def key(self) -> tuple[int, int]:
         """The generator's key: two 32-bit numbers."""
-        entropy = [self.seed & (2**64 - 1), self.epoch, self.layer]
-        first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
-        return int(first), int(second)
+        return key_of(self.seed, self.epoch, self.layer)
 
 
 def keep_edges(dropout: EdgeDropout, targets_E: Tensor, sources_E: Tensor, repeats_E: Tensor, columns: int) -> Tensor:

@@ -15,7 +15,7 @@ numbers (``ooc.kernels.cuda.dropout``).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,9 @@ class DroppedRows(Enum):
     OTHER_EDGES = "edges but self-loops"
     EDGES_AND_LOOPS = "edges, then a self-loop of every node"
     OTHER_EDGES_AND_LOOPS = "edges but self-loops, then a self-loop of every node"
+
+
+LOOPS = (DroppedRows.EDGES_AND_LOOPS, DroppedRows.OTHER_EDGES_AND_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +142,14 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
     nodes = torch.cat((own_R, near.others_S))
     sources, targets = nodes[near.edge_index_2E]
-    match rows:
-        case DroppedRows.NODES:
-            parts = [(nodes, nodes)]
-        case DroppedRows.EDGES:
-            parts = [(targets, sources)]
-        case DroppedRows.EDGES_AND_LOOPS:
-            parts = [(targets, sources), (nodes, nodes)]
-        case DroppedRows.OTHER_EDGES | DroppedRows.OTHER_EDGES_AND_LOOPS:
-            is_other = near.edge_index_2E[0] != near.edge_index_2E[1]
-            parts = [(targets[is_other], sources[is_other])]
-            if rows is DroppedRows.OTHER_EDGES_AND_LOOPS:
-                parts.append((nodes, nodes))
-        case _:
-            assert_never(rows)
-    return torch.cat([one for one, _ in parts]), torch.cat([other for _, other in parts])
+    if rows is DroppedRows.NODES:
+        return nodes, nodes
+    if rows in (DroppedRows.OTHER_EDGES, DroppedRows.OTHER_EDGES_AND_LOOPS):
+        is_other = near.edge_index_2E[0] != near.edge_index_2E[1]
+        targets, sources = targets[is_other], sources[is_other]
+    if rows in LOOPS:
+        targets, sources = torch.cat((targets, nodes)), torch.cat((sources, nodes))
+    return targets, sources
 
 
 def _repeats_near(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:

@@ -66,11 +66,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
         setting = call.assembly.setting
         slices = slices_of_head(conv.out_channels, nodes=setting.num_nodes, itemsize=setting.dtype.itemsize)
 
-    def by_head() -> Tensor:
-        return weight.view(conv.heads, conv.out_channels, -1)
-
     def scores(att: Tensor) -> Tensor:
-        score_HI = torch.einsum("hc,hci->hi", att[0], by_head())
+        score_HI = torch.einsum("hc,hci->hi", att[0], weight.view(conv.heads, conv.out_channels, -1))
         return score_HI.repeat_interleave(slices, dim=0)
 
     def sources() -> tuple[Tensor, None]:

@@ -26,6 +26,7 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ from ooc.model.layers.sums import (
     gcn_scaling,
     linear_of_rows,
     linear_of_sum,
+    sum_of_maps,
 )
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
@@ -155,8 +157,7 @@ def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
     x = source = call.matrix("x")
     if conv.project:
-        linear, biases = linear_of_rows(call, conv.lin, x)
-        source = assembly.rectified(assembly.sum([(1.0, linear)], biases))
+        source = assembly.rectified(sum_of_maps(call, [conv.lin], [x]))
     total = _with_root(call, conv.aggr, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
     if conv.normalize:
         total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
@@ -259,14 +260,8 @@ def _tag(conv: Any, call: Call) -> Value:
     commutes = all(is_linear(lin) and lin.bias is None for lin in conv.lins)
     sums_once = assembly.setting.aggregate_once and assembly.is_constant(x)
     if not commutes or sums_once or x.columns <= conv.out_channels:
-        power, terms = x, []
-        for k, lin in enumerate(conv.lins):
-            if k:
-                power = call.aggregate(power, scaling)
-            term, of_term = linear_of_rows(call, lin, power)
-            terms.append((1.0, term))
-            biases = biases + of_term
-        return assembly.sum(terms, biases)
+        powers = accumulate(range(conv.K), lambda power, _: call.aggregate(power, scaling), initial=x)
+        return sum_of_maps(call, conv.lins, powers, biases)
     weights = [lin.weight for lin in conv.lins]
     total = assembly.linear(x, weights[-1])
     for k in range(conv.K - 1, -1, -1):

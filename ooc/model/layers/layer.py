@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
+from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, check_matrix
-from ooc.model.lowering.values import Value, gradients_of
+from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@
 A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
-from ooc.model.layers.sums import ALL_KNOWN, SUMS, aggregated, bias_of, check_sum, gcn_scaling, linear_of_rows
+from ooc.model.layers.sums import ALL_KNOWN, SUMS, aggregated, bias_of, check_sum, gcn_scaling, sum_of_maps
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -44,8 +43,7 @@ def lower_ssg(conv: Any, call: Call) -> Value:
     total = assembly.sum([(factor, term) for factor, term in terms if factor] or terms[:1])
     if linear_first:
         return assembly.sum([(1.0, total)], bias_of(conv.lin))
-    product, biases = linear_of_rows(call, conv.lin, total)
-    return assembly.sum([(1.0, product)], biases)
+    return sum_of_maps(call, [conv.lin], [total])
 
 
 def lower_cheb(conv: Any, call: Call) -> Value:
@@ -69,16 +67,7 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     powers = [call.matrix("x")]
     for number in range(1, len(conv.lins)):
         powers.append(hop(powers[-1], 1.0) if number == 1 else hop(powers[-1], 2.0, powers[-2]))
-    return _sum_of_maps(call, conv.lins, powers, bias_of(conv))
-
-
-def _sum_of_maps(call: Call, linears: Sequence[Any], rows: Sequence[Value], biases: list[nn.Parameter]) -> Value:
-    terms = []
-    for linear, one in zip(linears, rows, strict=True):
-        product, more = linear_of_rows(call, linear, one)
-        terms.append((1.0, product))
-        biases = biases + more
-    return call.assembly.sum(terms, biases)
+    return sum_of_maps(call, conv.lins, powers, bias_of(conv))
 
 
 def lower_mixhop(conv: Any, call: Call) -> Value:
@@ -87,21 +76,19 @@ def lower_mixhop(conv: Any, call: Call) -> Value:
     for number, linear in enumerate(conv.lins):
         power = call.aggregate(power, scaling) if number else power
         if number in conv.powers:
-            product, biases = linear_of_rows(call, linear, power)
-            mapped[number] = assembly.sum([(1.0, product)], biases)
+            mapped[number] = sum_of_maps(call, [linear], [power])
     if len(set(conv.powers)) < len(conv.powers):
         raise call.refuse(f"powers={conv.powers} names one twice")
-    beside = [mapped[number] for number in conv.powers]
-    if len(beside) == 1:
-        return assembly.sum([(1.0, beside[0])], bias_of(conv))
-    total = assembly.rowwise(call.where, lambda *rows: torch.cat(rows, dim=-1), beside)
+    total, *others = [mapped[number] for number in conv.powers]
+    if others:
+        total = assembly.rowwise(call.where, lambda *rows: torch.cat(rows, dim=-1), [total, *others])
     return assembly.sum([(1.0, total)], bias_of(conv))
 
 
 def lower_arma(conv: Any, call: Call) -> Value:
     """The stacks lie side by side."""
     assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
-    stacks, out = conv.num_stacks, x
+    stacks, bias, out = conv.num_stacks, conv.bias, x
     for layer in range(conv.num_layers):
         place = 0 if conv.shared_weights else layer
         if layer == 0:
@@ -111,8 +98,8 @@ def lower_arma(conv: Any, call: Call) -> Value:
         root = assembly.dropout(x, float(conv.dropout)) if conv.training and conv.dropout else x
         root = _by_stack(call, root, conv.root_weight, place, spread=True)
         total = assembly.sum([(1.0, call.aggregate(out, scaling)), (1.0, root)])
-        if conv.bias is not None:
-            total = _with_bias(call, total, conv.bias, place)
+        if bias is not None:
+            total = assembly.rowwise(call.where, lambda rows, k=place: rows + bias[k].flatten(), [total], (bias,))
         out = total if conv.act is None else _activated(call, conv.act, total)
     if stacks == 1:
         return out
@@ -131,10 +118,6 @@ def _by_stack(call: Call, rows: Value, weight: nn.Parameter, place: int | None, 
         return torch.cat([part @ weight_IO for part, weight_IO in zip(parts, weight_KIO, strict=True)], dim=-1)
 
     return call.assembly.rowwise(call.where, product, [rows], (weight,), heavy=True)
-
-
-def _with_bias(call: Call, rows: Value, bias: nn.Parameter, place: int) -> Value:
-    return call.assembly.rowwise(call.where, lambda rows_RC: rows_RC + bias[place].flatten(), [rows], (bias,))
 
 
 def _activated(call: Call, act: Any, rows: Value) -> Value:
@@ -157,10 +140,7 @@ def lower_gated(conv: Any, call: Call) -> Value:
         raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")
     for layer in range(conv.num_layers):
         product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
-        if weighted:
-            summed: Value = call.aggregate(product, Scaling.WEIGHTED_SUM)
-        else:
-            summed = aggregated(call, product, conv.aggr)
+        summed = call.aggregate(product, Scaling.WEIGHTED_SUM) if weighted else aggregated(call, product, conv.aggr)
         x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
     return x
 
@@ -168,10 +148,7 @@ def lower_gated(conv: Any, call: Call) -> Value:
 def lower_eg(conv: Any, call: Call) -> Value:
     """Bases are summed as they are, and weighed by each row afterwards."""
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
-    bases, biases = linear_of_rows(call, conv.bases_lin, x)
-    bases = assembly.sum([(1.0, bases)], biases)
-    weights, biases = linear_of_rows(call, conv.comb_lin, x)
-    weights = assembly.sum([(1.0, weights)], biases)
+    bases, weights = sum_of_maps(call, [conv.bases_lin], [x]), sum_of_maps(call, [conv.comb_lin], [x])
     normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
     sums = [
         call.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr)

@@ -21,8 +21,8 @@ from ooc.kernels.caught_sums import AllCaught, Catching, CaughtSum, Finding, Tot
 from ooc.kernels.dropout.opaque import DroppedRows
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, Neighbourhood, neighbourhood, stretches
+from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering.values import gradients_of
 
 Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
 """The gradient of a run's own rows, of its other nodes by their rows, and of parameters."""

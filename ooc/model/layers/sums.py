@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What convolutions that sum over neighbours have in common: scalings, maps of rows and of sums, biases."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,18 @@ def linear_of_rows(call: Call, linear: Any, rows: Value) -> tuple[Value, list[nn
     if not is_linear(linear):
         return call.apply(linear, rows), []
     return call.assembly.linear(rows, linear.weight), bias_of(linear)
+
+
+def sum_of_maps(
+    call: Call, linears: Iterable[Any], rows: Iterable[Value], biases: Sequence[nn.Parameter] = ()
+) -> Value:
+    """What linear maps, or what is in their places, give for rows each, added up with ``biases``."""
+    terms = []
+    for linear, one in zip(linears, rows, strict=True):
+        product, more = linear_of_rows(call, linear, one)
+        terms.append((1.0, product))
+        biases = [*biases, *more]
+    return call.assembly.sum(terms, biases)
 
 
 def aggregated(call: Call, x: Value, aggr: str) -> Value:

@@ -256,11 +256,9 @@ def probe(name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtyp
     across = ModelError(f"{name} looks across rows: what it gives for a node depends on other nodes")
     if together.dim() < 1 or len(together) != _PROBE_ROWS:
         raise across
-    for i, alone in enumerate(apart):
-        if alone.shape != (1, *together.shape[1:]):
-            raise across
-        tolerance = _PROBE_TOLERANCE[dtype]
-        if not torch.allclose(alone[0], together[i], rtol=tolerance, atol=tolerance, equal_nan=True):
+    tolerance = _PROBE_TOLERANCE[dtype]
+    for alone, row in zip(apart, together[:, None], strict=True):
+        if alone.shape != row.shape or not torch.allclose(alone, row, rtol=tolerance, atol=tolerance, equal_nan=True):
             raise across
     return tuple(together.shape[1:])
 

@@ -53,9 +53,7 @@ def _instance_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> 
 
 def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
     def function(x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
-        )
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
 
     return assembly.rowwise(where, function, [source], tuple(norm.parameters()))
 

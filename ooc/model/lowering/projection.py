@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ooc.kernels.tensors import gradients_of
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value, gradients_of
+from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value
 
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""

@@ -239,12 +239,8 @@ class _Interpreter:
         self._check_in_place(node, where, in_place)
         if kind in (nn.ReLU, nn.LeakyReLU):
             return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
-
-        def function(x: Tensor) -> Tensor:
-            rows: Tensor = module(x.clone() if in_place else x)
-            return rows
-
-        return assembly.rowwise(where, function, [source], tuple(module.parameters()))
+        parameters = tuple(module.parameters())
+        return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
 
     def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):

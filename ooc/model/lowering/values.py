@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.kernels.dropout.rows import keep_scale
-from ooc.kernels.tensors import first_rows, shaped
+from ooc.kernels.tensors import first_rows, gradients_of, shaped
 from ooc.model.graph import Scaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
@@ -348,16 +348,9 @@ class Sum(Value):
         return total
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        found = Gradients(
-            [
-                (gradient if factor == 1 else gradient * factor) if value.trains else None
-                for factor, value in zip(self.factors, self.inputs, strict=True)
-            ]
-        )
-        for bias in self.parameters:
-            if bias.requires_grad:
-                found.parameters.append((bias, gradient.sum(dim=0)))
-        return found
+        pairs = zip(self.factors, self.inputs, strict=True)
+        inputs = [(gradient if factor == 1 else gradient * factor) if value.trains else None for factor, value in pairs]
+        return Gradients(inputs, [(bias, gradient.sum(dim=0)) for bias in self.parameters if bias.requires_grad])
 
 
 class Dropout(Value):
@@ -386,17 +379,6 @@ class Dropout(Value):
     def _scale(self, like: Tensor, rows: Rows) -> Tensor:
         flat = shaped(like, (self.columns,))
         return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
-
-
-def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
-    """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
-    tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
-    asked = [tensor for tensor in wanted if tensor.requires_grad]
-    if not tracked or not asked:
-        return [None] * len(wanted)
-    with_gradient, upstream = zip(*tracked, strict=True)
-    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
-    return [next(found) if tensor.requires_grad else None for tensor in wanted]
 
 
 class Differentiated(Value):
