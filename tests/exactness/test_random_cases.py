@@ -5,9 +5,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc.model.stages import panels
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.examples import examples
@@ -80,13 +82,26 @@ shares = st.sampled_from([1.0, 1.0, 1.1, 1.5, 3.0, 100.0])
 
 
 @settings(max_examples=examples(EXAMPLES), deadline=None, derandomize=True)
-@given(graph=graphs, model=models(), cut=cuts(), gpu_share=shares, host_share=shares)
+@given(
+    graph=graphs,
+    model=models(),
+    cut=cuts(),
+    gpu_share=shares,
+    host_share=shares,
+    panel_count=st.sampled_from([2, 3, 32]),
+)
 def test_any_case_is_exact(
-    graph: GraphCase, model: ModelCase, cut: dict[str, Any], gpu_share: float, host_share: float
+    graph: GraphCase,
+    model: ModelCase,
+    cut: dict[str, Any],
+    gpu_share: float,
+    host_share: float,
+    panel_count: int,
 ) -> None:
-    """Budgets are the least that the trainer itself says would do, or a multiple of it."""
+    """Budgets are the least that the trainer itself says would do, or a multiple of it. Sums are of so many panels."""
     data = random_data(graph)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panels, "PANELS", panel_count)
         folder = Path(name)
         store = store_of(data, folder)
         gpu, host = least_budgets(

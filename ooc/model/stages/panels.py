@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ooc.model.lowering.network import Network, values_of
@@ -66,16 +67,7 @@ class PanelSums:
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
         _add_gradients(before.gradients, tile.gradients)
         _add_contribution(before.contribution, tile.contribution)
-        before.moments = [
-            (moments, joined(one, other))
-            for (moments, one), (_, other) in zip(before.moments, tile.moments, strict=True)
-        ]
-        before.moment_gradients = [
-            (moments, mean.double() + d_mean.double(), variance.double() + d_variance.double())
-            for (moments, mean, variance), (_, d_mean, d_variance) in zip(
-                before.moment_gradients, tile.moment_gradients, strict=True
-            )
-        ]
+        _add_moments(before, tile)
 
     def end_pass(self, *, reverse: bool) -> None:
         """The last tile of a pass, which goes over the rows downwards if ``reverse``, has been taken in: moments and
@@ -119,7 +111,12 @@ class PanelSums:
 
 
 def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summed, Tensor]]) -> None:
-    """Each to that of the same parameter: of one that has several in a tile, the first to the first."""
+    """Each to that of the same parameter: of one that has several in a tile, the first to the first. By one operator,
+    where tiles have the same ones."""
+    if len(sums) == len(found) and all(one is other for (one, _), (other, _) in zip(sums, found, strict=True)):
+        if sums:
+            torch._foreach_add_([total for _, total in sums], [gradient for _, gradient in found])
+        return
     places: dict[int, list[Tensor]] = {}
     for summed, total in reversed(sums):
         places.setdefault(id(summed), []).append(total)
@@ -128,6 +125,22 @@ def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summ
             places[id(summed)].pop().add_(gradient)
         else:
             sums.append((summed, gradient.clone()))
+
+
+def _add_moments(panel: Tile, tile: Tile) -> None:
+    """Those of a tile to its panel's. A tile of rows that reach no loss has no gradients of them."""
+    moments = {id(one): (one, found) for one, found in panel.moments}
+    for one, more in tile.moments:
+        known = moments.get(id(one))
+        moments[id(one)] = one, more if known is None else joined(known[1], more)
+    panel.moments = [*moments.values()]
+    gradients = {id(one): (one, d_mean, d_variance) for one, d_mean, d_variance in panel.moment_gradients}
+    for one, d_mean, d_variance in tile.moment_gradients:
+        before = gradients.get(id(one))
+        if before is not None:
+            d_mean, d_variance = before[1].double() + d_mean.double(), before[2].double() + d_variance.double()
+        gradients[id(one)] = one, d_mean, d_variance
+    panel.moment_gradients = [*gradients.values()]
 
 
 def _add_contribution(total: Contribution, found: Contribution) -> None:
