@@ -6,7 +6,7 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
@@ -22,6 +22,8 @@ from ooc.errors import BudgetError
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
+from ooc.model.lowering import tracing
+from ooc.model.lowering.symbolic import Calls
 from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
@@ -44,7 +46,7 @@ batch norm over few rows of nearly the same values makes a difference of 1e-16 o
 MOST_EVER = 100
 """Times the tolerance, and no more than that."""
 FLOOR = {torch.float64: 1e-3, torch.float32: 1e-2}
-EPOCHS = 3
+EPOCHS = 2
 
 
 _converted: dict[str, Path] = {}
@@ -73,9 +75,23 @@ def tuned_trainer(
 ) -> Trainer:
     """A trainer with tiles and savings as tests vary them."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "Calls", traced_once)
         if opaque.probe_layer is probe_layer:  # else a test looks on
             patch.setattr(opaque, "probe_layer", probed_once)
         return Trainer(*arguments, _tuning=Tuning(tile_rows=tile_rows, savings=savings), **options)
+
+
+def in_turn(names: Iterable[str], ways: dict[str, Any], *, all_ways: Collection[str] = ()) -> list[Any]:
+    """Parameters (name, way): every name with one of the ``ways``, in turn, and those of ``all_ways`` with each."""
+    return [
+        pytest.param(name, way, id=f"{name}-{what}")
+        for number, name in enumerate(names)
+        for which, (what, way) in enumerate(ways.items())
+        if name in all_ways or which == number % len(ways)
+    ]
+
+
+DIRECTIONS = {"directed": False, "undirected": True}
 
 
 class _Content(pickle.Pickler):
@@ -84,7 +100,35 @@ class _Content(pickle.Pickler):
     def reducer_override(self, one: Any) -> Any:
         if not isinstance(one, torch.Tensor):
             return NotImplemented
-        return tuple, ((type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), one.tolist()),)
+        kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
+        return tuple, ((*kept, one.detach().cpu().numpy().tobytes()),)
+
+
+def _digest(*question: Any) -> bytes | None:
+    """Of what objects are made of; None where that cannot be told: of nameless classes and parametrized modules."""
+    try:
+        _Content(content := BytesIO()).dump(question)
+    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):
+        return None
+    return sha256(content.getvalue()).digest()
+
+
+_traced: dict[bytes, tuple[Calls, list[int]]] = {}
+"""By the digest of what was traced: its calls, and which of its parameters are cut off."""
+
+
+def traced_once(module: torch.nn.Module, name: str, inputs: Sequence[torch.Tensor], *, training: bool) -> Calls:
+    """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
+    they refer to, tensors that forward makes, belongs to one module."""
+    key, own = _digest(module, name, inputs, training), list(module.parameters())
+    if key is None or key not in _traced:
+        calls = Calls(module, name, inputs, training=training)
+        if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
+            return calls
+        _traced[key] = calls, [k for k, one in enumerate(own) if any(one is other for other in calls.cut_off)]
+    calls, places = copy.copy(_traced[key][0]), _traced[key][1]
+    calls.cut_off = [own[k] for k in places]
+    return calls
 
 
 _probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
@@ -95,11 +139,9 @@ def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeR
     """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
     differ in their budgets alone."""
     question = module, layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), sorted(options.items())
-    try:
-        _Content(content := BytesIO()).dump(question)
-    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):  # nameless classes, parametrized modules
+    key, own = _digest(*question), list(module.parameters())
+    if key is None:
         return probe_layer(layer, module, **options)
-    key, own = sha256(content.getvalue()).digest(), list(module.parameters())
     if key not in _probed:
         found = probe_layer(layer, module, **options)
         places = [k for k, parameter in enumerate(own) if any(parameter is one for one in found.parameters)]

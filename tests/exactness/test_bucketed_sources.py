@@ -129,13 +129,15 @@ def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: di
 
 
 def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
-    """What is dealt is written once, and read forward and backward; nothing is left of it."""
+    """What is dealt is written once, and read forward and backward; nothing is left of it. Nor is the arena filled
+    beyond what is planned, which keeps the budgets."""
     with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        records = trainer.fit(epochs=3, eval_every=0)
+        records = trainer.fit(epochs=2, eval_every=0)
         plan = trainer.plan
-    for record in records[1:]:
-        assert record.ssd_write_bytes == plan.ssd_write_bytes
-        assert record.ssd_read_bytes == plan.ssd_read_bytes
+    assert (records[-1].ssd_write_bytes, records[-1].ssd_read_bytes) == (plan.ssd_write_bytes, plan.ssd_read_bytes)
+    for record in records:
+        assert record.device_peak_bytes <= plan.device_peak_bytes <= scarce["gpu_budget"]
+        assert record.host_peak_bytes <= plan.host_peak_bytes <= scarce["host_budget"]
     dealt = sum(deal.nbytes for deal in plan.bucketed_rows.values())
     assert dealt > 2 * WHOLE_BYTES
     assert plan.ssd_write_bytes >= dealt and plan.ssd_read_bytes >= 2 * dealt
@@ -172,16 +174,23 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
     assert other.bucketed_rows and all(deal.nbytes >= WHOLE_BYTES for deal in other.bucketed_rows.values())
 
 
-@pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
+@pytest.mark.parametrize(
+    ("spill_dtype", "threads", "others"), [(None, 3, [(192, 0), (64, WHOLE_BYTES // 10)]), ("bfloat16", 1, [(192, 0)])]
+)
 def test_plans_and_threads_do_not_matter(
-    store: Store, tmp_path: Path, spill_dtype: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    tmp_path: Path,
+    spill_dtype: str | None,
+    threads: int,
+    others: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks of other heights have other buckets, and so have larger budgets; results are equal to the last bit."""
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 100)
     given = {"spill_dtype": spill_dtype}
     expected, _ = trained(store, tmp_path, epochs=1, **given)
     buckets = set()
-    for block_rows, more_bytes in ((64, 0), (192, 0), (64, WHOLE_BYTES // 10)):
+    for block_rows, more_bytes in ((64, 0), *others):
         options = given | {"block_rows": block_rows, "threads": threads}
         budgets = least(CASE, store, tmp_path, **OPTIONS | options)
         budgets["gpu_budget"] += more_bytes
@@ -200,7 +209,7 @@ def test_plans_and_threads_do_not_matter(
         unlabelled=st.integers(0, 200),
     ),
     name=st.sampled_from(sorted(CASES)),
-    tile_rows=st.sampled_from([16, 32]),
+    tile_rows=st.just(32),
     blocks=st.sampled_from([None, 1, 2]),
 )
 @settings(
@@ -210,12 +219,12 @@ def test_plans_and_threads_do_not_matter(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks: int | None, tmp_path: Path) -> None:
-    """Losses and gradients of three epochs are PyG's, whatever the height of blocks."""
+    """Losses and gradients of two epochs are PyG's, whatever the height of blocks."""
     data = random_data(graph)
     store = store_of(data, tmp_path)
     options: dict[str, Any] = {"tile_rows": tile_rows, "block_rows": blocks and blocks * tile_rows}
     budgets = least(CASES[name], store, tmp_path, **options)
-    plan = assert_agrees(CASES[name], data, tmp_path, epochs=3, store=store, **options, **budgets)
+    plan = assert_agrees(CASES[name], data, tmp_path, epochs=2, store=store, **options, **budgets)
     assert gathered_in(plan)
 
 
@@ -278,12 +287,3 @@ def test_a_disk_that_fails_ends_the_run_with_one_line(
         trained(store, tmp_path, **scarce)
     assert_no_more_held(before)
     assert list((tmp_path / "spill").iterdir()) == []
-
-
-def test_peaks_are_those_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
-    """The arena is never filled beyond what is planned, which keeps the budgets."""
-    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        (record,) = trainer.fit(epochs=1, eval_every=0)
-        plan = trainer.plan
-    assert plan.device_peak_bytes <= scarce["gpu_budget"] and plan.host_peak_bytes <= scarce["host_budget"]
-    assert record.device_peak_bytes <= plan.device_peak_bytes and record.host_peak_bytes <= plan.host_peak_bytes

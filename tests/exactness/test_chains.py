@@ -13,7 +13,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from ooc import models
 from ooc.models import Transformer
-from tests.exactness.comparison import assert_agrees, make_trainer, store_of
+from tests.exactness.comparison import DIRECTIONS, assert_agrees, in_turn, make_trainer, store_of
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
@@ -21,12 +21,11 @@ from tests.graphs import GraphCase, random_data
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
 
 
-@pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_chains(make: Callable[[int, int], nn.Module], undirected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
+def test_chains(name: str, undirected: bool, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's."""
     graph = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8, undirected=undirected)
-    assert_agrees(CustomCase(make=make), random_data(graph), tmp_path, epochs=3)
+    assert_agrees(CustomCase(make=MODELS[name]), random_data(graph), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_residual_layers_of_any_kind(kind: type, options: dict[str, int], tmp_pa
         gnn = kind(8, 8, num_layers=2, out_channels=8, dropout=0.3, **options)
         return models.Residual(gnn, features, classes, norm="layer_norm", norm_kwargs={"mode": "node"})
 
-    assert_agrees(CustomCase(make=make), random_data(ROUGH), tmp_path, epochs=3)
+    assert_agrees(CustomCase(make=make), random_data(ROUGH), tmp_path)
 
 
 class OtherInTraining(nn.Module):
@@ -57,7 +56,7 @@ class OtherInTraining(nn.Module):
 def test_each_mode_has_a_network_of_its_own(tmp_path: Path) -> None:
     """And one forward pass does not stand for both where they differ."""
     case = CustomCase(make=OtherInTraining)
-    assert_agrees(case, random_data(ROUGH), tmp_path, epochs=3)
+    assert_agrees(case, random_data(ROUGH), tmp_path)
     with make_trainer(case, store_of(random_data(ROUGH), tmp_path), tmp_path) as trainer:
         assert "train_and_score" not in trainer.plan.programs
     with make_trainer(CustomCase(make=MODELS["SGC twice"]), store_of(random_data(ROUGH), tmp_path), tmp_path) as other:
@@ -175,4 +174,4 @@ def test_modes_that_compute_the_same_share_a_forward_pass(tmp_path: Path) -> Non
 @pytest.mark.parametrize("make", [Residual, Branches, Predicted], ids=lambda make: make.__name__)
 def test_chains_with_dropped_features(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
     """Nothing is constant then, and nothing is aggregated once."""
-    assert_agrees(CustomCase(make=make, input_dropout=0.3), random_data(ROUGH), tmp_path, epochs=3)
+    assert_agrees(CustomCase(make=make, input_dropout=0.3), random_data(ROUGH), tmp_path)

@@ -17,13 +17,23 @@ from ooc.errors import ModelError, OptionError
 from ooc.plan.layout.passes import ColumnPass
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch, tuned_trainer
+from tests.exactness.comparison import (
+    DIRECTIONS,
+    assert_agrees,
+    in_turn,
+    least_budgets,
+    make_trainer,
+    store_of,
+    train_epoch,
+    tuned_trainer,
+)
+from tests.exactness.conftest import Converted
 from tests.exactness.models import Adaptive, Graphs
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
 
-EPOCHS = 3
+EPOCHS = 2
 ROUGH = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8, weighted=True)
 UNDIRECTED = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8, weighted=True, undirected=True)
 H = 8
@@ -84,14 +94,14 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("graph", [ROUGH, UNDIRECTED], ids=["directed", "undirected"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_models(model: ModelCase, graph: GraphCase, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways={"gcn"}))
+def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Whole in memory, and three columns at a time."""
-    data = random_data(graph)
-    store = store_of(data, tmp_path)
-    assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store)
-    assert_agrees(model, data, tmp_path, epochs=2, store=store, slab_columns=3)  # with the aggregation kept before
+    data, store = converted(UNDIRECTED if undirected else ROUGH)
+    assert_agrees(MODELS[name], data, tmp_path, epochs=EPOCHS, store=store)
+    assert_agrees(
+        MODELS[name], data, tmp_path, epochs=EPOCHS, store=store, slab_columns=3
+    )  # with the aggregation kept before
 
 
 def test_an_undirected_store_reads_its_weights_once(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> 
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
 @settings(
-    max_examples=examples(8),
+    max_examples=examples(5),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

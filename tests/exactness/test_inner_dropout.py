@@ -20,14 +20,22 @@ from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
 from ooc.kernels.edges import TileEdges, pieces
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import (
+    DIRECTIONS,
+    assert_agrees,
+    in_turn,
+    least_budgets,
+    make_trainer,
+    store_of,
+    train_epoch,
+)
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
 
-EPOCHS = 3
+EPOCHS = 2
 H = 6
 ROUGH = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8)
 UNDIRECTED = GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8, undirected=True)
@@ -135,11 +143,10 @@ def least(model: ModelCase, store: Store, folder: Path, **options: Any) -> dict[
     return {"gpu_budget": gpu, "host_budget": host}
 
 
-@pytest.mark.parametrize("graph", [ROUGH, UNDIRECTED], ids=["directed", "undirected"])
-@pytest.mark.parametrize("name", MODELS)
-def test_models(name: str, graph: GraphCase, converted: Converted, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
+def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, in seven tiles, forward and backward with the same masks."""
-    data, store = converted(graph)
+    data, store = converted(UNDIRECTED if undirected else ROUGH)
     assert_agrees(MODELS[name], data, tmp_path, epochs=EPOCHS, store=store)
 
 
@@ -171,7 +178,7 @@ def test_tiles_of_many_edges_are_run_in_parts(
     """A node or edge of several parts is dropped alike in all."""
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 5)
     data, store = converted(ROUGH)
-    assert_agrees(MODELS["among others"], data, tmp_path, epochs=EPOCHS, store=store, tile_rows=32)
+    assert_agrees(MODELS["among others"], data, tmp_path, epochs=1, store=store, tile_rows=32)
 
 
 def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
     share=st.sampled_from([1.0, 1.3, 100.0]),
 )
 @settings(
-    max_examples=examples(4),
+    max_examples=examples(3),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

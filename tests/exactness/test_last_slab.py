@@ -26,7 +26,6 @@ IN_PAIRS = [(direct, buffers, last) for direct, buffers, last in EVERY_WAY if (d
 CASES: dict[str, tuple[ModelCase, int, dict[str, Any]]] = {
     "gcn": (ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3, input_dropout=0.2), 16, {}),
     "sage": (ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3), 24, {}),
-    "gin": (ModelCase(kind="gin", layers=3, hidden=24), 8, {}),
     "gat": (ModelCase(kind="gat", layers=2, hidden=24, dropout=0.3, options={"heads": 4}), 13, {}),
     "gatv2": (ModelCase(kind="gat", layers=2, hidden=24, options={"heads": 4, "v2": True}), 12, {}),
     "maxima": (ModelCase(kind="sage", layers=2, hidden=24, options={"aggr": "max"}), 8, {}),
@@ -64,7 +63,7 @@ def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Stor
     case, columns, options = CASES[name]
     options = {"slab_columns": columns, "tile_rows": 32, "block_rows": 64, "dtype": torch.float32, **options}
     expected = None
-    for direct, buffers, last in EVERY_WAY if name in ("gcn", "layers of every kind") else IN_PAIRS:
+    for direct, buffers, last in EVERY_WAY if name == "layers of every kind" else IN_PAIRS:
         with pytest.MonkeyPatch.context() as patch:
             hold(patch, direct=direct, buffers=buffers, overlap_last=last)
             gpu, host = least_budgets(
@@ -73,7 +72,7 @@ def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Stor
                 )
             )
             with make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options) as trainer:
-                plan, records = trainer.plan, trainer.fit(epochs=3, eval_every=0)
+                plan, records = trainer.plan, trainer.fit(epochs=2, eval_every=0)
                 found = [record.loss for record in records], trainer.predict()
                 weights = [p.detach().clone() for p in trainer.model.parameters()]
         assert bool(left(plan)) == last, "in this plan the last slab is pulled otherwise"
@@ -93,4 +92,4 @@ def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Stor
 def test_gradients_are_pygs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(monkeypatch, direct=True, buffers=1, overlap_last=True)
     case = ModelCase(kind=kind, layers=3, hidden=24, options={"heads": 4} if kind == "gat" else {})
-    assert_agrees(case, random_data(GRAPH), tmp_path, slab_columns=12, epochs=3)
+    assert_agrees(case, random_data(GRAPH), tmp_path, slab_columns=12)

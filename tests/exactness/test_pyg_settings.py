@@ -77,7 +77,7 @@ def agrees(
 ) -> None:
     """Three epochs of the layer are PyG's, two rows and five columns at a time."""
     case = CustomCase(make=lambda features, classes: kind(make(features), width, classes))
-    assert_agrees(case, data, folder, epochs=3, tile_rows=2, slab_columns=5)
+    assert_agrees(case, data, folder, tile_rows=2, slab_columns=5)
 
 
 # ---- GCNConv -----------------------------------------------------------------------------------------------

@@ -77,19 +77,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
-@pytest.mark.parametrize(("layers", "dropout"), [(3, 0.4), (4, 0.0)])
-@pytest.mark.parametrize("kind", ["gcn", "sage"])
+@pytest.mark.parametrize(("kind", "dropout"), [("gcn", 0.4), ("sage", 0.0)])
 def test_every_set_of_what_is_computed_again_gives_the_same(
-    kind: str, dropout: float, layers: int, store: Store, tmp_path: Path, force: Force
+    kind: str, dropout: float, store: Store, tmp_path: Path, force: Force
 ) -> None:
     """From nothing to all that is kept: losses, scores and weights are equal to the roomiest's. Either kind of layers
     runs every set, under one plan or the other, so that each set comes with each plan."""
-    case = ModelCase(kind=kind, layers=layers, hidden=24, dropout=dropout)
+    case = ModelCase(kind=kind, layers=4, hidden=24, dropout=dropout)
     force(frozenset())
     expected = outcome(case, store, tmp_path)
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
         stages = repeatable(trainer.workload)
-    assert len(stages) == layers - 1
+    assert len(stages) == 3
     for number, recomputed in enumerate(subsets(stages)):
         force(recomputed)
         plan = PLANS[(number + (kind == "sage")) % len(PLANS)]
@@ -134,7 +133,7 @@ def test_few_labels_give_the_same(kind: str, tmp_path: Path, force: Force) -> No
     expected = outcome(case, store, tmp_path)
     with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS) as trainer:
         stages = repeatable(trainer.workload)
-    for recomputed in subsets(stages):
+    for recomputed in [*map(frozenset, combinations(stages, 1)), frozenset(stages)]:
         force(recomputed)
         assert_same(outcome(case, store, tmp_path, slab_columns=7), expected, recomputed)
 

@@ -179,7 +179,7 @@ CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | 
 def test_replaced_parts(case: CustomCase, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients of all parameters and scores are PyG's."""
     data, store = converted(ROUGH)
-    assert_agrees(case, data, tmp_path, epochs=3, store=store)
+    assert_agrees(case, data, tmp_path, store=store)
 
 
 EDGE_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -194,7 +194,7 @@ EDGE_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 def test_maps_of_what_edges_carry(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
     """The same of what a convolution does with features of edges."""
     data = random_data(GraphCase(duplicates=15, edge_features=K))
-    assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, make)), data, tmp_path, epochs=3)
+    assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, make)), data, tmp_path)
 
 
 def test_settings_of_pyg_change_no_formula(converted: Converted, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import ooc
 from ooc.errors import OptionError
 from ooc.storage.store import Store
-from tests.exactness.comparison import least_budgets, make_trainer, store_of
+from tests.exactness.comparison import in_turn, least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
 
@@ -35,14 +35,13 @@ def outcome(
         return [record.loss for record in records], gradients, records[-1].ssd_write_bytes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
-def test_budgets_slabs_and_blocks_change_no_bit(case: ModelCase, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_turn(MODELS, {"float32": torch.float32, "float64": torch.float64}))
+def test_budgets_slabs_and_blocks_change_no_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Rounding happens wherever a matrix waits: in a region, in a frame, on the SSD, or nowhere between two steps.
 
     In float32 what is pulled waits as bfloat16 in regions too; in float64 it is widened there.
     """
-    half = HALF | {"dtype": dtype}
+    case, half = MODELS[name], HALF | {"dtype": dtype}
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **half)

@@ -28,6 +28,7 @@ from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_opaque_layers import least
 from tests.exactness.test_savings import in_hop_order
+from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
@@ -103,7 +104,7 @@ def test_budgets_too_small_for_both_matrices_do(store: Store, scarce: dict[str, 
 def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
     """Runs are written once and read once, and nothing is left of them."""
     with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        records = trainer.fit(epochs=3, eval_every=0)
+        records = trainer.fit(epochs=2, eval_every=0)
         plan = trainer.plan
     for record in records[1:]:
         assert record.ssd_write_bytes == plan.ssd_write_bytes
@@ -168,7 +169,12 @@ def test_plans_and_threads_do_not_matter(
     ),
     tile_rows=st.sampled_from([32, 64]),
 )
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(2),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_graph_is_exact(graph: GraphCase, tile_rows: int, tmp_path: Path) -> None:
     """Losses and gradients are PyG's."""
     data = random_data(graph)
