@@ -318,7 +318,7 @@ class FakeDevice(Device):
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` as one kernel of this device: it reads the tensors that it is given, all of them the device's,
-        and what it returns, alone or in a dataclass, is new memory there. Inside, nobody watches."""
+        and what it returns, alone, in a tuple or in a dataclass, is new memory there. Inside, nobody watches."""
 
         def launched(*args: Any, **kwargs: Any) -> Any:
             given = list(_tensors_in((*args, *kwargs.values())))
@@ -391,10 +391,12 @@ class Tensors:
 
 
 def _tensors_in(values: Sequence[object]) -> Iterator[Tensor]:
-    """Those among arguments, and in the dataclasses among them."""
+    """Those among arguments, and in the tuples and dataclasses among them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
+        elif isinstance(value, tuple):
+            yield from _tensors_in(value)
         elif is_dataclass(value):
             yield from _tensors_in([getattr(value, field.name) for field in fields(value)])
 
