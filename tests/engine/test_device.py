@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from io import StringIO
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class GatsOfFeatures(torch.nn.Module):
 SHARES = [(1.0, 1.0), (1.0, 40.0), (60.0, 60.0)]
 """Budgets as multiples of the least that would do: (device, host)."""
 BETWEEN = (1.4, 1.5)
-"""More, for some models."""
+"""More, for a model of sums."""
 
 Scores = dict[str, float | None]
 Build = Callable[..., Trainer]
@@ -223,7 +223,7 @@ def test_results_are_the_cpus_to_the_bit(
     model, expected = MODELS[name], on_the_cpu(name)
     gpu, host = least(name)
     found, moved = [], set()
-    shares = [*SHARES, *[BETWEEN] * (name in ("gcn", "gat", "such layers that drop inside"))]
+    shares = [*SHARES, *[BETWEEN] * (name == "gcn")]
     for seed, (of_device, of_host) in enumerate(shares):
         with FakeDevice(seed, eager=seed / len(shares)) as fake:
             use(fake, monkeypatch)
@@ -239,8 +239,14 @@ def test_results_are_the_cpus_to_the_bit(
 @pytest.mark.parametrize(
     ("name", "slab_columns", "buffers", "overlap_last"),
     [
-        *product(["gcn"], [3], [1, 2], [False, True]),
-        *(("gcn", 5, 2, True), ("gat", 5, 1, True), ("gat", 5, 2, False), ("gatv2", 5, 1, False)),
+        *(
+            ("gcn", 3, 1, True),
+            ("gcn", 3, 2, False),
+            ("gcn", 5, 2, True),
+            ("gat", 5, 1, True),
+            ("gat", 5, 2, False),
+            ("gatv2", 5, 1, False),
+        ),
         *(("gatv2", 5, 2, True), ("sage of maxima", 5, 1, True), ("sage of maxima", 5, 2, False)),
     ],
 )
@@ -419,10 +425,10 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
     gpu, host = least("sage")
     with build(int(share * gpu), int(share * host)) as trainer:
         plan = trainer.plan
-        first, *others = trainer.fit(epochs=4, eval_every=0)
+        first, *others = trainer.fit(epochs=3, eval_every=0)
     assert moved(first)[0] >= plan.to_device_bytes > 0
     planned = plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
-    assert [moved(record) for record in others] == [planned] * 3
+    assert [moved(record) for record in others] == [planned] * 2
     assert first.ssd_way.endswith(", by way of host memory")
 
 
@@ -477,13 +483,13 @@ def test_the_host_waits_for_no_tile(name: str, store: Store, least: Least, tmp_p
     when a program is over; in the first epoch also whether labels are valid, and lists that are pulled with. Layers
     that run as they are, are asked by every tile how many in-neighbours it has."""
     with on_device(MODELS[name], store, tmp_path)(*least(name)) as trainer:
-        training = [asked(device, lambda: trainer.fit(epochs=1, eval_every=0)) for _ in range(3)]
-        scoring = [asked(device, trainer.evaluate) for _ in range(3)]
+        training = [asked(device, lambda: trainer.fit(epochs=1, eval_every=0)) for _ in range(2)]
+        scoring = [asked(device, trainer.evaluate) for _ in range(2)]
         tiles = -(-store.num_nodes // trainer.plan.tile_rows)
         lists = 2 * len(trainer.plan.topologies)
     assert not device.loose
     for epochs, numbers in ((training, 2), (scoring, 3)):
-        assert epochs[1] == epochs[2] == numbers
+        assert epochs[1] == numbers
         assert numbers < epochs[0] <= numbers + 2 + lists < numbers + tiles
 
 
@@ -494,8 +500,7 @@ def asked(device: FakeDevice, run: Callable[[], object]) -> int:
     return len(device.asked)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage"])
-@pytest.mark.parametrize("in_hop_order", [False, True])
+@pytest.mark.parametrize(("name", "in_hop_order"), [("gcn", True), ("sage", False)])
 def test_nor_where_intermediates_are_narrow_and_rows_are_left_out(
     name: str, in_hop_order: bool, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -650,8 +655,7 @@ def test_a_damaged_neighbour_list_is_one_line(
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", ["gat", "sage of maxima"])
-@pytest.mark.parametrize("waits", [True, False], ids=["the kernel says so", "the kernel passes over it"])
+@pytest.mark.parametrize(("name", "waits"), [("gat", True), ("gat", False), ("sage of maxima", False)])
 def test_so_it_is_where_attention_and_maxima_pull(
     name: str, waits: bool, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

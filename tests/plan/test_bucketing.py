@@ -18,6 +18,7 @@ from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource
 from ooc.plan.workload import Bucketing
+from tests.examples import examples
 from tests.plan.test_opaque_path import ROWS, WHOLE_BYTES
 from tests.plan.test_partial_sums import least_bytes, scarce_bytes, spillable_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY
@@ -67,7 +68,7 @@ def scarce() -> Plan:
     tile_rows=st.sampled_from([4, 64, 1024]),
     memory_bytes=st.sampled_from([0, 10**5, 10**7, 10**12]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_target_has_its_bucket(
     targets: int, rows: int, columns: int, itemsize: int, tiles_a_step: int, tile_rows: int, memory_bytes: int
 ) -> None:

@@ -34,7 +34,7 @@ def moved(timeline: Timeline, *resources: Resource) -> list[int]:
     return [timeline.moved_bytes.get(resource, 0) for resource in resources]
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     device_bytes=st.integers(4 << 20, 128 << 20),
     host_bytes=st.integers(2 << 20, 128 << 20),
@@ -80,7 +80,7 @@ def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> Non
     assert streams.drain() == 3.5
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     device_bytes=st.integers(4 << 20, 64 << 20),
     wire=st.floats(1e8, 1e11),

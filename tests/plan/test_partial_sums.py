@@ -17,6 +17,7 @@ from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource
 from ooc.sizes import parse_size
+from tests.examples import examples
 from tests.plan.test_opaque_path import ROWS, WHOLE_BYTES, general_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
@@ -67,7 +68,7 @@ def scarce() -> Plan:
     tile_rows=st.sampled_from([4, 64, 1024]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_every_entry_has_its_place(
     rows: int, columns: int, itemsize: int, tiles_a_step: int, tile_rows: int, data: st.DataObject
 ) -> None:

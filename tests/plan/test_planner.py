@@ -76,7 +76,7 @@ def test_what_one_budget_lacks_the_other_may_give() -> None:
     assert made.host_peak_bytes > host
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4))
 def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
     device_part: float, host_part: float, layers: int
@@ -93,7 +93,7 @@ def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
     assert made.host_peak_bytes <= host
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     budget=st.floats(0, 1),
     rows=st.integers(1, 9000),

@@ -13,6 +13,7 @@ from ooc.plan.planner import choose_workload, plan_layout
 from ooc.plan.problem import Recomputed
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Kept
+from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
 ROWS, WIDTH, LAYERS, DEGREE = 20_000, 64, 5, 4
@@ -165,7 +166,7 @@ def test_too_little_memory_is_refused_as_ever() -> None:
             choose_workload(gcn, Limits(1000, 200_000, ssd_write_bytes=writes), UNMEASURED)
 
 
-@pytest.mark.parametrize(("matrices", "rate"), [(2.5, 1e8), (3.5, 3e8)])
+@pytest.mark.parametrize(("matrices", "rate"), [(2.5, 1e8), (3.5, 3e8)][: examples(1)])
 def test_what_is_found_is_not_far_from_the_best_of_all_sets(matrices: float, rate: float) -> None:
     """Against every set of stages, each planned and forecast."""
     machine = with_disk(UNMEASURED, rate)

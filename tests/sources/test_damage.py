@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.examples import examples
 from tests.sources.damage import Damage, Outcome, Trial, Verdict, damages, judge
 from tests.sources.fixtures import FIXTURES, random_graph
-
-_CASES = 12
 
 
 @pytest.mark.parametrize("name", sorted(FIXTURES))
@@ -22,7 +21,7 @@ def test_damage_is_noticed_or_does_not_matter(tmp_path: Path, name: str) -> None
     made = FIXTURES[name](random_graph(rng, nodes=40, edges=120, features=4), folder, rng)
     trial = Trial(made, work)
     seen: Counter[Outcome] = Counter()
-    for damage in islice(damages(folder, rng), _CASES):
+    for damage in islice(damages(folder, rng), examples(6)):
         outcome, message = trial.outcome(damage)
         seen[outcome] += 1
         assert judge(damage, outcome) is not Verdict.WRONG, f"{damage}: {outcome.value} {message}"

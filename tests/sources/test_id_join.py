@@ -27,7 +27,7 @@ def _joined(folder: Path, nodes: np.ndarray, ends: np.ndarray, limit: int) -> id
 
 
 @pytest.mark.parametrize("hashes", ["good", "bad"])
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(12))
 @given(texts=_TEXTS, seed=st.integers(0, 99))
 def test_any_memory_finds_the_same_nodes(
     tmp_path_factory: pytest.TempPathFactory, hashes: str, texts: list[str], seed: int

@@ -16,7 +16,7 @@ from ooc.train.objective import SplitRows
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import builder, on_device, use
-from tests.exactness.comparison import least_budgets, store_of
+from tests.exactness.comparison import in_turn, least_budgets, store_of
 from tests.exactness.reference import ModelCase
 from tests.train.labelled import labelled, random_labels, random_values, with_some_missing
 from tests.train.test_metrics import CASES, DATA, case_of
@@ -144,20 +144,22 @@ def overwrite(array: Array, row: int, value: int) -> None:
         file.write(value.to_bytes(array.itemsize, "little", signed=True))
 
 
-@pytest.mark.parametrize("split", MASKS)
-@pytest.mark.parametrize(
-    ("damaged", "missing"),
-    [
-        *((classes(-1), "class"), (classes(4), "class")),
-        *((several_labels, "label"), (values, "label"), (incomplete, "label")),
-    ],
-    ids=["no class", "a class too large", "several labels", "values", "none of labels that may be missing"],
-)
+DAMAGED = {
+    "no class": (classes(-1), "class"),
+    "a class too large": (classes(4), "class"),
+    "several labels": (several_labels, "label"),
+    "values": (values, "label"),
+    "none of labels that may be missing": (incomplete, "label"),
+}
+
+
+@pytest.mark.parametrize(("kind", "split"), in_turn(DAMAGED, {"train": "train", "valid": "valid"}))
 def test_a_row_of_a_split_without_a_label_is_one_line(
-    damaged: Callable[[str, Path], Store], missing: str, split: str, tmp_path: Path, device: FakeDevice
+    kind: str, split: str, tmp_path: Path, device: FakeDevice
 ) -> None:
     """Told when the program is over that has met it, before any weight is stepped; until then no loss, which could not
     look up such a class, gets to see it. What the CPU says at once."""
+    damaged, missing = DAMAGED[kind]
     store = damaged(split, tmp_path)
     said = f"y of the store is damaged: a row of a split has no {missing}; see ooc verify"
     for build in (on_device, builder):

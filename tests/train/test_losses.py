@@ -79,7 +79,7 @@ def make_trainer(store: Store, outputs: int, folder: Path, **options: Any) -> oo
 def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder: Path, *, mean_of_rows: bool) -> None:
     with make_trainer(store, outputs, folder, loss=loss) as trainer:
         reference = FullBatch(trainer.model, DATA, y, lambda *rows: loss(*rows).mean() if mean_of_rows else loss(*rows))
-        for _ in range(3):
+        for _ in range(2):
             difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
             assert difference <= 1e-9, whose
 
@@ -108,7 +108,7 @@ def test_class_weights_of_the_command_line(asked: str, tmp_path: Path) -> None:
 
     with make_trainer(store, 4, tmp_path, loss=loss) as trainer:
         reference = FullBatch(trainer.model, DATA, DATA.y, expected)
-        for _ in range(3):
+        for _ in range(2):
             difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
             assert difference <= 1e-9, whose
 
@@ -176,7 +176,7 @@ def test_labels_that_are_missing_add_nothing(name: str, reduction: str, tmp_path
     with make_trainer(store, COLUMNS, tmp_path, loss=loss) as trainer:
         wanted = y if y.is_floating_point() else y.double().masked_fill(y < 0, torch.nan)
         reference = FullBatch(trainer.model, DATA, wanted, expected)
-        for _ in range(3):
+        for _ in range(2):
             difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
             assert difference <= 1e-9, whose
 

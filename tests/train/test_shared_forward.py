@@ -42,7 +42,7 @@ def assert_same(case: ModelCase, store: Store, folder: Path, fit: dict[str, Any]
     return shared
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),
@@ -70,7 +70,7 @@ def test_losses_scores_and_weights(
     if hops:
         store = ooc.convert(data, folder / "hops.ooc", order="hop")
     case = ModelCase(kind=kind, layers=layers)
-    fit = {"epochs": 5, "eval_every": every}
+    fit = {"epochs": 4, "eval_every": every}
     assert_same(case, store, folder, fit, dtype=torch.float32, slab_columns=slabs)
 
 
@@ -114,7 +114,7 @@ def test_less_is_read_and_computed(tmp_path: Path) -> None:
         with make_trainer(case, store, tmp_path, savings=savings, slab_columns=4, tile_rows=64) as trainer:
             trainer.fit(1, eval_every=0)
             before = trainer._session.io()
-            trainer.fit(4, eval_every=1)
+            trainer.fit(2, eval_every=1)
             after = trainer._session.io()
             moved[name] = after.read_bytes + after.write_bytes - before.read_bytes - before.write_bytes
     assert moved["shared"] < 0.85 * moved["apart"]
