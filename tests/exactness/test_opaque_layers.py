@@ -259,7 +259,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
 
 @given(
     graph=graph_cases(),
-    name=st.sampled_from(sorted({*CASES} - {"EdgeConv"})),
+    name=st.sampled_from(sorted({*CASES} - {"EdgeConv", "SAGEConv, median"})),  # PyG fails without edges
     tile_rows=st.sampled_from([4, 16, 64]),
     share=st.sampled_from([1.0, 1.3, 100.0]),
 )
