@@ -62,7 +62,8 @@ def halo_nbytes(counts_PP: Tensor, shares: Sequence[range], rows: int) -> int | 
     None where these are so many that all are sent."""
     if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
         return None
-    of_lists = int((counts_PP.sum(0) + counts_PP.sum(1)).max()) * (4 if rows < 2**31 else 8)
+    given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
+    of_lists = int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8)
     return of_lists + 2 * _AT_ONCE_BYTES
 
 
@@ -130,7 +131,7 @@ class Exchange:
 
     def _some_rows(self, matrix_NC: Tensor, halo: Halo) -> None:
         """By lists, so many rows of each process at a time that they take ``_AT_ONCE_BYTES``."""
-        rows, row_bytes = len(matrix_NC), max(1, matrix_NC[:1].nbytes)
+        rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + 2 * torch.int64.itemsize  # with its numbers in lists
         at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
         for first in range(0, halo.most, at_once):
             given, wanted = (

@@ -232,8 +232,9 @@ class Job:
         planned around it. Raises BudgetError with the least budgets that would do."""
         resources, network = self.resources, self._network
         self._admit_rows(resources.limits, resources.hardware)
-        self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
-        self._counts = replace(self._counts, tile_edges=counted(self._rows))
+        if not self._rows.offsets:
+            self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
+            self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
         exchange = self._shared_out() if resources.ranks.count > 1 else None
         if exchange is not None:
@@ -276,16 +277,16 @@ class Job:
         heights = np.minimum(height, nodes - height * np.arange(len(before) - 1))
         return height, (np.diff(before) + heights * max(1, edges / nodes)).tolist()
 
-    def shared_anew(self, taken_s: Sequence[float]) -> "Prepared | None":
-        """As ``ready``, with shares that go by the seconds that every process has computed for its own; None where
-        these are as even as panels allow. To be asked by all of them with the same figures."""
+    def even_out(self, taken_s: Sequence[float]) -> bool:
+        """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
+        where these are as even as panels allow. To be asked by all of them with the same figures."""
         height, weights = self._panels()
         done = [sum(weights[one.start // height : -(-one.stop // height)]) for one in self._shares]
         speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
         if divide_rows(weights, height, self._store.num_nodes, speeds) == self._shares:
-            return None
+            return False
         self._speeds = speeds
-        return self.ready()
+        return True
 
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""

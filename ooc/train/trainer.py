@@ -147,11 +147,13 @@ class Trainer:
         mean_s = sum(taken_s) / len(taken_s)
         if max(taken_s) - mean_s < max(_UNEVEN * mean_s, _WORTH_PLANNING_S):
             return
-        prepared = self._planned.shared_anew(taken_s)
-        if prepared is None or prepared.exchange is None:
+        if not self._planned.even_out(taken_s):
             return
+        self._session.close()
+        self._prepared = prepared = self._planned.ready()
         self._session.adopt(prepared)
-        self._prepared, self.workload, self.plan = prepared, prepared.workload, prepared.plan
+        self.workload, self.plan = prepared.workload, prepared.plan
+        assert prepared.exchange is not None, "there are as many processes as before"
         shares = ", ".join(f"{100 * share:.0f} %" for share in prepared.exchange.parts)
         self._resources.listener(Note(f"rows are shared out anew, by how long processes have computed: {shares}"))
         self._start()
