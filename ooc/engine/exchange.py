@@ -134,14 +134,8 @@ class Exchange:
         rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + 2 * torch.int64.itemsize  # with its numbers in lists
         at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
         for first in range(0, halo.most, at_once):
-            given, wanted = (
-                [
-                    part[: int(torch.searchsorted(part, rows))]
-                    for one in lists
-                    for part in [one[first : first + at_once]]
-                ]
-                for lists in (halo.given, halo.wanted)
-            )
+            given, wanted = ([part[first : first + at_once] for part in lists] for lists in (halo.given, halo.wanted))
+            given, wanted = ([part[part < rows] for part in parts] for parts in (given, wanted))
             sent = matrix_NC.index_select(0, torch.cat(given))
             received = matrix_NC.new_empty(sum(map(len, wanted)), matrix_NC.shape[1])
             self._ranks.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
