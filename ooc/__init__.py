@@ -5,6 +5,7 @@
     with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
         trainer.fit(epochs=100); trainer.predict("labels")
     for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
+    for batch in ooc.GraphLoader(store, batch_nodes=4096): ...    whole graphs of a store of many, PyG's Batch
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ooc.offloading.offload import offload as offload
     from ooc.plan.chain import plan_chain as plan_chain
     from ooc.remote import remote_backend as remote_backend
+    from ooc.sampling.graphs import GraphLoader as GraphLoader
     from ooc.sampling.loader import NeighborLoader as NeighborLoader
     from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from ooc.train.trainer import Trainer as Trainer
 
 _HOMES = {
+    "GraphLoader": ("ooc.sampling.graphs", "GraphLoader"),
     "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),

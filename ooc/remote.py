@@ -38,6 +38,7 @@ def remote_backend(store: Store) -> tuple["StoreFeatures", "StoreGraph"]:
 
     Holds 8 bytes a node where the rows are in hop order, nothing otherwise.
     """
+    store.check_one_graph("remote_backend")
     places = _places(store)
     return StoreFeatures(store, places), StoreGraph(store, places)
 

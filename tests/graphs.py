@@ -117,3 +117,32 @@ def _mask(nodes: int, members: Tensor) -> Tensor:
     mask = torch.zeros(nodes, dtype=torch.bool)
     mask[members] = True
     return mask
+
+
+def many_graphs(
+    count: int, *, labels: str = "values", edge_features: int = 2, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> list[Data]:
+    """Graphs of 1 to 8 nodes and 0 to 20 edges, with self-loops and repetitions: x [n, 3], edge_attr, and y [1, 2] for
+    ``values``, [1] in three ``classes``, or [1, 2] of 0, 1 and NaN for ``answers``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    found = []
+    for _ in range(count):
+        nodes, edges = int(drawn(1, 9)), int(drawn(0, 21))
+        y = {
+            "values": torch.randn(1, 2, generator=generator, dtype=dtype),
+            "classes": drawn(0, 3, 1),
+            "answers": torch.tensor([0.0, 1.0, torch.nan], dtype=dtype)[drawn(0, 3, 1, 2)],
+        }[labels]
+        if labels == "answers" and y.isnan().all():
+            y[0, 0] = 1
+        data = Data(
+            x=torch.randn(nodes, 3, generator=generator, dtype=dtype), edge_index=drawn(0, nodes, 2, edges), y=y
+        )
+        if edge_features:
+            data.edge_attr = torch.randn(edges, edge_features, generator=generator, dtype=dtype)
+        found.append(data)
+    return found

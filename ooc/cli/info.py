@@ -35,6 +35,8 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
     from ooc.storage.store import open_store
 
     opened = open_store(store)
+    if layers is not None:
+        opened.check_one_graph("--layers")
     facts = describe(opened)
     if layers is not None:
         facts["layers"] = active_layers(opened, layers, hidden)
@@ -56,6 +58,7 @@ def describe(store: "Store") -> dict[str, Any]:
     facts = {
         "name": store.name,
         "path": str(store.path),
+        **({"num_graphs": store.num_graphs} if store.num_graphs else {}),
         "num_nodes": store.num_nodes,
         "num_edges": store.num_edges,
         "num_features": store.num_features,

@@ -36,6 +36,7 @@ from ooc.storage.store import (
     FIRST_VERSION,
     FORMAT_VERSION,
     VERSION_WITH_EDGE_DATA,
+    VERSION_WITH_SPARSE_FEATURES,
     VERSION_WITH_TEXTS,
     Store,
     open_store,
@@ -73,9 +74,9 @@ def convert(
     """Convert ``source`` to the store ``out`` and open it.
 
     ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data`` (or a ``HeteroData`` of one kind
-    of node and edge), a dictionary of numpy arrays named as in the generic format, ``{"nodes": …, "edges": …}`` of
-    pandas or polars frames, a networkx graph, or a sparse matrix of scipy. ``out`` defaults to NAME.ooc in the current
-    folder.
+    of node and edge), a list or dataset of many of them (see ``docs/graphs.md``), a dictionary of numpy arrays named as
+    in the generic format, ``{"nodes": …, "edges": …}`` of pandas or polars frames, a networkx graph, or a sparse matrix
+    of scipy. ``out`` defaults to NAME.ooc in the current folder.
 
     ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
     usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
@@ -123,6 +124,8 @@ def convert(
         feature_form=feature_form,
     )
     sizes, ordered = Sizes.of(graph), order == "hop"
+    if ordered and graph.graph_offsets is not None:
+        raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
     _shares(graph, budget, ordered=ordered)  # Before anything is made.
     check_folder(target.parent)
     for note in graph.notes:
@@ -156,6 +159,12 @@ def chosen_options(
     both_ways = graph.symmetrize if symmetrize is None else symmetrize
     usual = both_ways if symmetrize is not None or graph.drop_duplicates is None else graph.drop_duplicates
     once = usual if drop_duplicates is None else drop_duplicates
+    if graph.graph_offsets is not None:  # batches are read from pages of whole rows
+        if feature_form == "sparse":
+            raise OptionError(
+                f"{graph.name} has many graphs, whose features are dense; leave out feature_form='sparse'"
+            )
+        feature_form = "dense"
     normal = others["row_normalize"]
     sparse = feature_form == "sparse" or (feature_form == "auto" and mostly_zeros(graph, dtype, row_normalize=normal))
     return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
@@ -199,10 +208,12 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
             FIRST_VERSION,
             VERSION_WITH_EDGE_DATA * bool(edge_data),
             VERSION_WITH_TEXTS * bool(graph.id_bytes),
-            FORMAT_VERSION * options.sparse_features,
+            VERSION_WITH_SPARSE_FEATURES * options.sparse_features,
+            FORMAT_VERSION * (graph.graph_offsets is not None),
         ),
         "name": name,
         "num_nodes": graph.num_nodes,
+        **({} if graph.graph_offsets is None else {"num_graphs": graph.num_labelled}),
         "num_edges": topology["num_edges"],
         "num_features": graph.num_features,
         **{f"num_feature_{name}": number for name, number in features.items()},

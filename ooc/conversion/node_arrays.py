@@ -20,7 +20,7 @@ from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
-from ooc.sources.source import LabelBlock, Source
+from ooc.sources.source import LabelBlock, Source, ranges
 from ooc.storage.array import AnyArray, flush_all
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
@@ -32,50 +32,54 @@ _LABELS = "labels"
 _TIMES_FEWER = 8  # Products with them are about as fast then as with all.
 _COUNTED_VALUES = 1 << 18
 _WRITTEN = ("y", "perm", "split")
+_ROWS = 1 << 16
 
 
 def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
-    """Write labels, splits and original ids (nothing is reordered: row i is node i); ``num_classes``, ``split_sizes``,
-    and ``incomplete``: how many nodes have some of their labels only.
+    """Write labels, splits, where graphs begin and original ids (nothing is reordered: row i is node i);
+    ``num_classes``, ``split_sizes``, and ``incomplete``: how many nodes or graphs have some of their labels only.
 
     SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
     and an empty train split.
     """
     if (found := journal.result(_LABELS)) is not None:
         return dict(found)
-    for name in (*_WRITTEN, "ids"):
+    for name in (*_WRITTEN, "ids", "graphs"):
         rmtree(store / name, ignore_errors=True)
     task = source.task
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
-    nodes = source.num_nodes
+    nodes, count = source.num_nodes, source.num_labelled
     sizes = dict.fromkeys(SPLITS, 0)
     largest, incomplete = -1, 0
-    shape = (nodes,) if task is Task.CLASSES else (nodes, source.num_classes or 0)
+    shape = (count,) if task is Task.CLASSES else (count, source.num_classes or 0)
     with ExitStack() as stack:
         y = stack.enter_context(ArrayWriter(store, "y", shape, task.dtype))
-        perm = stack.enter_context(ArrayWriter(store, "perm", (nodes,), np.int64))
-        splits = {name: stack.enter_context(ArrayWriter(store, f"split/{name}", (nodes,), np.bool_)) for name in SPLITS}
-        for row, block in _label_blocks(source, block_rows):
+        splits = {name: stack.enter_context(ArrayWriter(store, f"split/{name}", (count,), np.bool_)) for name in SPLITS}
+        for _, block in _label_blocks(source, block_rows):
             y.append(block.y.astype(task.dtype, copy=False))
-            perm.append(np.arange(row, row + len(block.y), dtype=np.int64))
             for name in SPLITS:
                 splits[name].append(getattr(block, name))
                 sizes[name] += int(getattr(block, name).sum())
             if task is Task.CLASSES:
                 largest = max(largest, int(block.y.max()))
             incomplete += int(task.incomplete(block.y).sum())
-        if y.rows != nodes:
-            raise SourceError(f"{source.name} has labels of {y.rows} nodes, not of {nodes}")
+        if y.rows != count:
+            raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
         if not sizes["train"]:
-            raise SourceError(f"{source.name} has an empty train split: no node to train on")
+            raise SourceError(f"{source.name} has an empty train split: no {source.labelled} to train on")
+    with ArrayWriter(store, "perm", (nodes,), np.int64) as perm:
+        for start, stop in ranges(nodes, _ROWS):
+            perm.append(np.arange(start, stop, dtype=np.int64))
+    if source.graph_offsets is not None:
+        with ArrayWriter(store, "graphs/indptr", (count + 1,), np.int64) as offsets:
+            offsets.append(source.graph_offsets)
     if source.ids is not None:
         wide = (nodes, source.id_bytes) if source.id_bytes else (nodes,)
         with ArrayWriter(store, "ids", wide, np.uint8 if source.id_bytes else np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
     written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes, "incomplete": incomplete}
-    arrays = _WRITTEN if source.ids is None else (*_WRITTEN, "ids")
-    return journal.finish(_LABELS, written, lambda: flush_all([store / name for name in arrays]))
+    return journal.finish(_LABELS, written, lambda: flush_all([store / name for name in (*_WRITTEN, "ids", "graphs")]))
 
 
 def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
@@ -83,25 +87,26 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
     # Where nobody says how many classes there are, a number past any model's width is damage. (A part of a graph may
     # well have labels past the number of its nodes.)
     counted = source.num_classes is None
-    most = max(source.num_nodes, MOST_CLASSES) if source.num_classes is None else source.num_classes
+    count, called = source.num_labelled, source.labelled
+    most = max(count, MOST_CLASSES) if source.num_classes is None else source.num_classes
     for block in source.labels(block_rows):
-        if row + len(block.y) > source.num_nodes:
-            raise SourceError(f"{source.name} has labels of more than its {source.num_nodes} nodes")
+        if row + len(block.y) > count:
+            raise SourceError(f"{source.name} has labels of more than its {count} {called}s")
         valid = task.valid(block.y, most)
         if not valid.all():
             at = int(valid.argmin())
             reason = " (where they are counted, as many as nodes or 65,536 at the most)" * counted
-            raise SourceError(f"node {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
+            raise SourceError(f"{called} {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
         labelled = task.labelled(block.y)
         twice = block.train.astype(np.int8) + block.valid + block.test > 1
         if twice.any():
             at = int(twice.argmax())
             names = " and ".join(name for name in SPLITS if getattr(block, name)[at])
-            raise SourceError(f"the splits overlap: node {row + at} is in {names}")
+            raise SourceError(f"the splits overlap: {called} {row + at} is in {names}")
         for name in SPLITS:
             bare = getattr(block, name) & ~labelled
             if bare.any():
-                raise SourceError(f"node {row + int(bare.argmax())} of the {name} split has no label")
+                raise SourceError(f"{called} {row + int(bare.argmax())} of the {name} split has no label")
         yield row, block
         row += len(block.y)
 

@@ -67,6 +67,7 @@ def reorder(
     """
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     opened = store if isinstance(store, Store) else open_store(store)
+    opened.check_one_graph("an order by hops")
     target, budget = _checked(opened, out, order, host_budget)
     shares = divide(_sizes(opened), budget, ordering=True)
     force = force or out is None

@@ -91,7 +91,7 @@ def _packed(source: Source, form: KeyForm, options: Options, values: ValueForm |
     done = 0
     with prefetched(source.edges(size)) as blocks:
         for block in blocks:
-            _check(block, done, source.num_nodes)
+            _check(block, done, source)
             count = len(block.sources)
             if done + count > source.num_edges:
                 raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
@@ -168,7 +168,8 @@ def spread(
     return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
-def _check(block: EdgeBlock, before: int, nodes: int) -> None:
+def _check(block: EdgeBlock, before: int, source: Source) -> None:
+    nodes, graphs = source.num_nodes, source.graph_offsets
     ends_of = block.sources, block.targets
     for ids in ends_of:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
@@ -176,6 +177,12 @@ def _check(block: EdgeBlock, before: int, nodes: int) -> None:
             bad = int(np.flatnonzero(outside[0] | outside[1])[0])
             edge = f"{block.sources[bad]} → {block.targets[bad]}"
             raise SourceError(f"edge {before + bad} ({edge}) leaves the graph: its nodes are 0 to {nodes - 1}")
+    if graphs is not None:
+        apart = np.subtract(*(np.searchsorted(graphs, ids, side="right") for ids in ends_of))
+        if apart.any():
+            bad = int(apart.argmax() if apart.max() else apart.argmin())
+            edge = f"{block.sources[bad]} → {block.targets[bad]}"
+            raise SourceError(f"edge {before + bad} ({edge}) leads from one graph to another")
 
 
 class Direction(NamedTuple):

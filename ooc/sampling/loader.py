@@ -81,12 +81,13 @@ class NeighborLoader:
         what is left for it. ``_is_own``: whether this process makes the batch of that number; ``_processes`` have such
         a memory each."""
         self.store = store if isinstance(store, Store) else open_store(store)
+        self.store.check_one_graph("a NeighborLoader")
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
             raise OptionError(f"batch_size must be positive, not {batch_size}")
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._shuffle, self._drop_last, self._is_own = shuffle, drop_last, _is_own
-        self._seeds = _rows_of(self.store, input_nodes)
+        self._seeds = rows_of(self.store, input_nodes)
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
         usual = int(_DEFAULT_SHARE * available_memory_bytes())
@@ -120,8 +121,8 @@ class NeighborLoader:
         if self._held is None:
             self._held = _Held(self.store, self.plan)
         epoch, self.epoch = self.epoch, self.epoch + 1
-        sampled = _ahead(_superbatches(self, self._held, epoch), name="ooc-sample")
-        batches = _ahead(_read(self._held, sampled), name="ooc-rows")
+        sampled = ahead(_superbatches(self, self._held, epoch), name="ooc-sample")
+        batches = ahead(_read(self._held, sampled), name="ooc-rows")
         self._running = weakref.ref(batches)
         return batches
 
@@ -147,10 +148,7 @@ class NeighborLoader:
 
     def seeds_of(self, epoch: int) -> list[Ints]:
         """The seeds of an epoch by batch, as places in ``input_nodes``."""
-        order = np.arange(len(self._seeds))
-        if self._shuffle:
-            first, second = key_of(self.seed, epoch, _SHUFFLED)
-            np.random.Generator(np.random.Philox(key=first << 32 | second)).shuffle(order)
+        order = order_of(len(self._seeds), self.seed, epoch) if self._shuffle else np.arange(len(self._seeds))
         return [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
 
     def own_batches(self) -> list[int]:
@@ -199,7 +197,7 @@ _Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
 """Batches sampled together, the places of their seeds among the input nodes, and what they need of the features."""
 
 
-def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
+def ahead(items: Generator[T], *, name: str) -> Generator[T]:
     """The same, each made on a thread of its own while the one before it is used. The thread ends with the last item,
     or when the generator is closed or dropped."""
     with contextlib.closing(items), ThreadPoolExecutor(1, name) as thread:
@@ -207,6 +205,14 @@ def _ahead(items: Generator[T], *, name: str) -> Generator[T]:
         while (item := made.result()) is not _END:
             made = thread.submit(next, items, _END)
             yield item
+
+
+def order_of(count: int, seed: int, epoch: int) -> Ints:
+    """The order in which an epoch takes ``count`` things, by their numbers."""
+    order = np.arange(count)
+    first, second = key_of(seed, epoch, _SHUFFLED)
+    np.random.Generator(np.random.Philox(key=first << 32 | second)).shuffle(order)
+    return order
 
 
 def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[_Superbatch]:
@@ -291,31 +297,34 @@ def _rows(array: Array, plan: SamplingPlan, engine: Engine) -> Rows:
     return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
 
 
-def _rows_of(store: Store, nodes: npt.ArrayLike | str | None) -> Ints:
-    """The rows of the nodes that are asked for, in the order in which they are. OptionError for what are none."""
-    if isinstance(nodes, str):
-        split = "valid" if nodes == "val" else nodes
+def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:
+    """The rows of the nodes, or the graphs, that are asked for, in the order in which they are. OptionError, which says
+    ``name``, for what are none."""
+    count = store.num_graphs or store.num_nodes
+    called = "graphs" if store.num_graphs else "nodes"
+    if isinstance(asked, str):
+        split = "valid" if asked == "val" else asked
         if split not in SPLITS:
-            raise OptionError(f"input_nodes {nodes!r} is not one of {', '.join(SPLITS)}")
+            raise OptionError(f"{name} {asked!r} is not one of {', '.join(SPLITS)}")
         parts = store.array(f"split/{split}").blocks(_CHUNK_ROWS)
         found = np.concatenate([start + np.flatnonzero(member) for start, member in parts])
         if not len(found):
-            raise StoreError(f"{store.path} has no {split} nodes")
+            raise StoreError(f"{store.path} has no {split} {called}")
         return found
-    if nodes is None:
-        return np.arange(store.num_nodes)
-    given = np.asarray(nodes)
+    if asked is None:
+        return np.arange(count)
+    given = np.asarray(asked)
     if given.dtype.kind == "b":
-        if given.shape != (store.num_nodes,):
-            raise OptionError(f"input_nodes is a mask of shape {given.shape}; the store has {store.num_nodes} nodes")
+        if given.shape != (count,):
+            raise OptionError(f"{name} is a mask of shape {given.shape}; the store has {count} {called}")
         given = np.flatnonzero(given)
     if given.dtype.kind not in "iu" or given.ndim != 1 or not len(given):
-        raise OptionError("input_nodes must be a split, a mask of all nodes or numbers of nodes, at least one")
+        raise OptionError(f"{name} must be a split, a mask of all {called} or numbers of {called}, at least one")
     numbers = given.astype(np.int64)
-    if numbers.min() < 0 or numbers.max() >= store.num_nodes:
-        raise OptionError(f"input_nodes has a node that is not among 0 … {store.num_nodes - 1}")
+    if numbers.min() < 0 or numbers.max() >= count:
+        raise OptionError(f"{name} has a {called[:-1]} that is not among 0 … {count - 1}")
     if len(np.unique(numbers)) < len(numbers):
-        raise OptionError("input_nodes has a node twice")
+        raise OptionError(f"{name} has a {called[:-1]} twice")
     return numbers if store.attributes.get("order", "none") == "none" else _rows_by_number(store, numbers)
 
 

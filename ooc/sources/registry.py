@@ -20,10 +20,12 @@ from ooc.sources.formats import (
     planetoid,
     snap,
     synthetic,
+    tu_dataset,
     webgraph,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
 from ooc.sources.formats.held_graphs import held_source, is_held_graph
+from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
 from ooc.sources.names import DATASETS
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
@@ -39,6 +41,7 @@ FORMATS: dict[str, Reader] = {
     "graphbolt": graphbolt.READER,
     "webgraph": webgraph.READER,
     "planetoid": planetoid.READER,
+    "tudataset": tu_dataset.READER,
     "heterophilous": npz_formats.HETEROPHILOUS_READER,
     "gnn-benchmark": npz_formats.BENCHMARK_READER,
     "npz": npz_formats.NPZ_READER,
@@ -65,6 +68,8 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
     if isinstance(source, Mapping):
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
         return array_source(arrays, ArrayOptions(request=request, name="arrays", format="arrays"))
+    if is_many_graphs(source):
+        return many_graphs_source(source, request)
     if is_pyg_data(source):
         return pyg_source(source, request)
     if not isinstance(source, str | Path):

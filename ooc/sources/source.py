@@ -64,6 +64,9 @@ class Source:
     ``has_edge_weight``, ``num_edge_features`` (0: none): what every block of edges has in its ``data``. With
     ``weight_unless_ones`` weights that all come out as 1 are none.
 
+    ``graph_offsets``, of many graphs, G: where the rows of each begin, and N, [G + 1] int64, held meanwhile. Then
+    labels and splits are of graphs, and an edge's ends are of one.
+
     ``symmetrize``, ``drop_duplicates`` (None: just when symmetrising): what is usual for the format; the caller
     may choose otherwise.
 
@@ -107,6 +110,7 @@ class Source:
     drop_duplicates: bool | None = None
     drop_self_loops: bool = False
     resident_bytes: int = 0
+    graph_offsets: AnyArray | None = None
     prepare: Callable[[Path, Listener], "Source"] | None = None
     prepare_bytes: int = 0
     fingerprint: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +121,16 @@ class Source:
     def num_edge_numbers(self) -> int:
         """How many numbers an edge carries."""
         return self.has_edge_weight + self.num_edge_features
+
+    @property
+    def num_labelled(self) -> int:
+        """How many there are of what labels and splits are of: nodes, or graphs."""
+        return self.num_nodes if self.graph_offsets is None else len(self.graph_offsets) - 1
+
+    @property
+    def labelled(self) -> str:
+        """What one of these is called."""
+        return "node" if self.graph_offsets is None else "graph"
 
 
 def fingerprint_of(*paths: Path) -> dict[str, Any]:

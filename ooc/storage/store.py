@@ -19,9 +19,11 @@ from ooc.suggestions import did_you_mean_path
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-FORMAT_VERSION, VERSION_WITH_TEXTS, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 4, 3, 2, 1
-"""The newest knows features without their zeros, those before ids that are texts, and edge data. Stores without stay as
-they were, so that every ooc reads those it understands."""
+FORMAT_VERSION = 5
+"""Knows many graphs in one store."""
+VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 4, 3, 2, 1
+"""Those before know features without their zeros, ids that are texts, and edge data. Stores without stay as they were,
+so that every ooc reads those it understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
@@ -30,7 +32,8 @@ _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_lo
 
 
 class Task(Enum):
-    """What the labels of a store are. N nodes, L = ``num_classes``; no node may be scored without a label.
+    """What the labels of a store are. N nodes, L = ``num_classes``; no node may be scored without a label. Of a store
+    of many graphs labels are of these: then N counts them, and what follows says graph for node.
 
     ``CLASSES``: ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for
     each of L questions, -1: not known. ``VALUES``: ``y`` [N, L] float32, NaN: not known. A row of which nothing is
@@ -82,14 +85,15 @@ class Task(Enum):
 class Store:
     """A store opened for reading. Holds metadata only, no open file; made by :func:`open_store`.
 
-    Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``),
-    ``num_features``, ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``,
-    ``has_edge_weight``, ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes``
-    (everything in the group's metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes).
-    ``num_incomplete``: nodes that have some of their labels only. ``sparse_features``: the features, where they are
-    kept without their zeros; None where all of them are kept.
-    ``undirected``: each edge is there both ways, with the same data.
-    ``identity``: what tells the folder that was opened from another one of the same name; None: of no folder.
+    Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``), ``num_features``,
+    ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``, ``has_edge_weight``,
+    ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes`` (everything in the group's
+    metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes). ``num_incomplete``: nodes that
+    have some of their labels only. ``sparse_features``: the features, where they are kept without their zeros; None
+    where all of them are kept. ``undirected``: each edge is there both ways, with the same data. ``num_graphs``: of a
+    store of many graphs, G: the rows ``graphs/indptr[g]`` to ``graphs/indptr[g + 1]`` are graph g's, and labels and
+    splits are of graphs. Otherwise 0. ``identity``: what tells the folder that was opened from another one of the same
+    name; None: of no folder.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Store:
         self.has_edge_weight = bool(attributes.get("has_edge_weight", False))
         self.num_edge_features = int(attributes.get("num_edge_features", 0))
         self.num_incomplete = int(attributes.get("incomplete_labels", 0))
+        self.num_graphs = int(attributes.get("num_graphs", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
         self.sparse_features: SparseArray | None = None
@@ -117,6 +122,14 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
+
+    def check_one_graph(self, what: str) -> None:
+        """StoreError for a store of many graphs; ``what``: is done with the nodes of one."""
+        if self.num_graphs:
+            raise StoreError(
+                f"{self.path} holds {self.num_graphs:,} graphs, which have the labels, and {what} is for nodes of one "
+                "graph; ooc.GraphLoader is for many"
+            )
 
     def check_unreplaced(self) -> None:
         """StoreError where the path leads to another store than the one that was opened: what is read from now on, or
@@ -225,7 +238,7 @@ class Store:
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Nodes in each of ``train``, ``valid``, ``test``."""
+        """Nodes, or graphs, in each of ``train``, ``valid``, ``test``."""
         return {split: int(self.attributes["split_sizes"][split]) for split in SPLITS}
 
 
@@ -263,14 +276,16 @@ def edge_data_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
     nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
-    labels = (nodes,) if task_of(attributes) is Task.CLASSES else (nodes, int(attributes["num_classes"]))
+    graphs = int(attributes.get("num_graphs", 0))
+    labelled = graphs or nodes
+    labels = (labelled,) if task_of(attributes) is Task.CLASSES else (labelled, int(attributes["num_classes"]))
     shapes: dict[str, tuple[int, ...]] = {"y": labels}
     if "num_feature_entries" in attributes:
         entries = int(attributes["num_feature_entries"])
         shapes |= {f"x/{part}": (nodes + 1,) if part == "indptr" else (entries,) for part in PARTS}
     else:
         shapes["x"] = (nodes, int(attributes["num_features"]))
-    shapes |= {f"split/{split}": (nodes,) for split in SPLITS}
+    shapes |= {f"split/{split}": (labelled,) for split in SPLITS}
     shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
     if not attributes["undirected"]:
         shapes |= {"out/indptr": (nodes + 1,), "out/indices": (edges,)}
@@ -278,6 +293,8 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{direction}/{name}": shape for name, shape in edge_data_shapes(attributes).items()}
     if attributes["num_self_loops"]:
         shapes["in/self_loops"] = (nodes,)
+    if graphs:
+        shapes["graphs/indptr"] = (graphs + 1,)
     if attributes.get("has_ids", False):
         shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
     return shapes

@@ -66,15 +66,15 @@ def _chunks(store: Store, listener: Listener) -> list[str]:
 def _nodes(store: Store, listener: Listener) -> list[str]:
     found: dict[str, str] = {}
     sizes = dict.fromkeys(SPLITS, 0)
-    ids, wanted = _PairSums(), _PairSums()
-    with reported(listener, "checking nodes", store.num_nodes, "nodes") as advance:
+    called = "graphs" if store.num_graphs else "nodes"
+    with reported(listener, f"checking {called}", store.num_graphs or store.num_nodes, called) as advance:
         for start, y in store.array("y").blocks(max(1, _EDGES // store.array("y").columns)):
             stop = start + len(y)
             if not store.task.valid(y, store.num_classes).all():
                 meaning = store.task.meaning(store.num_classes)
                 found.setdefault("y", f"y: there are labels outside their task: {meaning}")
             elif not store.num_incomplete and store.task.incomplete(y).any():
-                found.setdefault("y", "y: nodes have some of their labels only, and the store does not say so")
+                found.setdefault("y", f"y: {called} have some of their labels only, and the store does not say so")
             unlabelled = ~store.task.labelled(y)
             member = np.zeros(len(y), dtype=np.int8)
             for split in SPLITS:
@@ -82,16 +82,19 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
                 member += mask
                 sizes[split] += int(np.count_nonzero(mask))
                 if (mask & unlabelled).any():
-                    found.setdefault(split, f"split/{split}: there are nodes without a label")
+                    found.setdefault(split, f"split/{split}: there are {called} without a label")
             if (member > 1).any():
                 found.setdefault("overlap", "split: train, valid and test overlap")
-            perm = store.array("perm").read(start, stop)
-            ids.add(perm, perm)
-            rows = np.arange(start, stop)
-            wanted.add(rows, rows)
             advance(stop)
     if sizes != store.split_sizes:
-        found["sizes"] = f"split: {sizes} nodes are in the splits, {store.split_sizes} are said to be"
+        found["sizes"] = f"split: {sizes} {called} are in the splits, {store.split_sizes} are said to be"
+    ids, wanted = _PairSums(), _PairSums()
+    for start, perm in store.array("perm").blocks(_EDGES):
+        ids.add(perm, perm)
+        rows = np.arange(start, start + len(perm))
+        wanted.add(rows, rows)
+    if store.num_graphs and (problem := _offsets_problem(store.array("graphs/indptr"), store.num_nodes)):
+        found["graphs"] = problem
     if ids != wanted:
         found["perm"] = f"perm: the original ids are not 0 to {store.num_nodes - 1}, each once"
     return list(found.values())
@@ -156,6 +159,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     last: tuple[int, int] = (-1, -1)
     counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
     loops_total = done = 0
+    graphs = store.array("graphs/indptr").read() if store.num_graphs and not of_features else None
     task = ("checking features", "entries") if of_features else (f"checking {side}-edges", "edges")
     with reported(listener, task[0], indices.shape[0], task[1]) as advance:
         for start in range(0, store.num_nodes, _ROWS):
@@ -164,6 +168,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
             for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
                 if ((columns < 0) | (columns >= columns_in_all)).any():
                     found.setdefault("range", f"{indices.name}: there are indices outside 0 to {columns_in_all - 1}")
+                if graphs is not None and (_graph_of(graphs, rows) != _graph_of(graphs, columns)).any():
+                    found.setdefault("graphs", f"{indices.name}: there are edges from one graph to another")
                 falls = (columns[1:] < columns[:-1] + of_features) & (rows[1:] == rows[:-1])
                 if falls.any() or (last[0] == rows[0] and columns[0] < last[1] + of_features):
                     found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
@@ -194,6 +200,11 @@ def _offsets_problem(indptr: Array, entries: int) -> str | None:
     if before != entries:
         return f"{indptr.name}: it ends at {before}, the store has {entries} of them"
     return None
+
+
+def _graph_of(graphs: AnyArray, rows: AnyArray) -> AnyArray:
+    """In which graph each of the ``rows`` [n] is."""
+    return np.searchsorted(graphs, rows, side="right")
 
 
 def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:

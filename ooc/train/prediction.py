@@ -88,6 +88,7 @@ class Prediction:
         nodes: npt.ArrayLike | None = None,
         ignore_edge_data: str = "none",
     ) -> None:
+        store.check_one_graph("prediction by the full graph")
         self._store = store
         self._what = _what(what, store.task)
         self._limits = resources.limits

@@ -109,6 +109,7 @@ def prepare(
     what trains is another's affair, and the program ``train`` scores. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
+    store.check_one_graph("training of the full graph")
     if not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)

@@ -13,8 +13,12 @@ its kind of split; that decides, as ``master.csv`` does, whether the file has ea
 every edge is followed by its reverse, as ``read_csv_graph_raw`` has it: nothing is dropped, a self-loop comes twice.
 ogbn-proteins has no node features. What stands in for them is the species of each protein, one-hot in ascending order
 of the species' ids. Its edges have features, which an edge's reverse has too.
+
+Many graphs, those of ogbg-molhiv and the others of molecules, and of ogbg-ppa: the same text with
+``graph-label.csv.gz``, a line a graph, ends of edges as numbers within their graph, each edge once for both directions.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +30,8 @@ from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.npy import NpyArray, unpacking
 from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.zip_members import Archive
-from ooc.sources.labels import IndexSplits, LabelForm, label_blocks
+from ooc.sources.formats.many_graphs import graph_labels, graphs_source
+from ooc.sources.labels import IndexSplits, LabelForm, label_blocks, only_answers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges, with_data
 from ooc.storage.array import AnyArray
@@ -39,12 +44,16 @@ _LABELS = "raw/node-label.csv.gz"
 _CSV_EDGE_FEATURES = "raw/edge-feat.csv.gz"
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
-_MOST_GRAPHS = 1 << 16
+_MOST_GRAPHS = 1 << 32
+_GRAPH_LABELS = "raw/graph-label.csv.gz"
+_EMPTY_CELL = re.compile(rb"(?<=,)(?=[,\r\n])|^(?=[,\r\n])", re.MULTILINE)
 _NPZ_EDGE_FEATURES = "edge_feat"
 
 
 def _open(path: Path, request: Request) -> Source:
     files = DatasetFiles(path, _MARKS)
+    if files.has(_GRAPH_LABELS):
+        return _csv_graphs(files, request)
     return _binary_source(files, request) if files.has("raw/data.npz") else _csv_source(files, request)
 
 
@@ -141,6 +150,59 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     )
 
 
+def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
+    """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
+    sizes, listed = (_numbers(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
+    width, kind = _columns(files, _GRAPH_LABELS), _only_split(files)
+    edge_features = 0
+    if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
+        edge_features = _columns(files, _CSV_EDGE_FEATURES)
+    first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
+
+    def labels() -> Iterator[AnyArray]:
+        return _read(files, _GRAPH_LABELS, Kind.CSV_REAL, width, len(sizes), fill=True)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        rows, done = max(1, size // 2), 0
+        pairs = _pieces(_read(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, total), rows)
+
+        def blocks() -> Iterator[EdgeBlock]:
+            nonlocal done
+            for ends in pairs:
+                graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends)), side="right") - 1
+                if ((ends < 0) | (ends >= sizes[graphs, None])).any():
+                    raise SourceError(f"{files.label('raw/edge.csv.gz')}: an edge leaves its graph")
+                yield EdgeBlock(*(ends + first[graphs, None]).T.copy())
+                done += len(ends)
+
+        found: Iterator[EdgeBlock] = blocks()
+        if edge_features:
+            carried = _read(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, total)
+            found = with_data(found, features=_pieces(carried, rows), name=files.label(_CSV_EDGE_FEATURES))
+        yield from map(_with_reverse, found)
+
+    features = _Features(files, int(sizes.sum()))
+    whole = all(bool((np.isnan(y) | (y == np.trunc(y))).all()) for y in labels())
+    label_type = np.dtype(np.int64 if whole and width == 1 else np.float64)
+    form = graph_labels(files.name, width, label_type, request, lambda: only_answers(labels()))
+    folder = f"split/{kind}"
+    return graphs_source(
+        name=files.name,
+        format="ogb",
+        sizes=sizes,
+        values=lambda size: _pieces(labels(), size),
+        form=form,
+        request=request,
+        splits={split: _numbers(files, f"{folder}/{split}.csv.gz", most=len(sizes)) for split in SPLITS},
+        num_edges=2 * total,
+        num_features=features.columns,
+        num_edge_features=edge_features,
+        features=features.blocks,
+        edges=edges,
+        fingerprint=files.fingerprint("raw", "split"),
+    )
+
+
 class _Features:
     """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
 
@@ -186,11 +248,15 @@ def _columns(files: DatasetFiles, name: str) -> int:
     raise SourceError(f"{files.label(name)} is empty")
 
 
-def _read(files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None) -> Iterator[AnyArray]:
+def _read(
+    files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None, *, fill: bool = False
+) -> Iterator[AnyArray]:
     """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
-    (None: any number)."""
+    (None: any number). ``fill``: empty cells are NaN."""
     label, done = files.label(name), 0
     lines = stream_lines(gunzipped(files.blob(name)), label)
+    if fill:
+        lines = (_EMPTY_CELL.sub(b"nan", text) for text in lines)
     for block in rows_of_numbers(lines, label, columns=(columns,), kind=kind):
         done += len(block)
         if rows is not None and done > rows:
@@ -245,14 +311,14 @@ def _numbers(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
 
 def _single(files: DatasetFiles, name: str) -> int:
     """The one number in a file that lists one for each graph."""
-    numbers = _numbers(files, name, most=_MOST_GRAPHS)
+    numbers = _numbers(files, name, most=1 << 16)
     if len(numbers) != 1:
         raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
     return int(numbers[0])
 
 
 READER = Reader(
-    needs="an ogbn dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
+    needs="an ogbn or ogbg dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
     folder=None,
     recognises=lambda path: holds_dataset(path, _MARKS),
     open=_open,

@@ -10,12 +10,14 @@ parameters alone. N nodes, E edges, F features, C classes.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from ooc.errors import SourceError
-from ooc.sources.reading import Reader
+from ooc.errors import OptionError, SourceError
+from ooc.sources.formats.synthetic_graphs import GraphParameters, synthetic_graphs
+from ooc.sources.reading import SPLIT, Reader, Request
 from ooc.sources.shuffle import Shuffle
 from ooc.sources.source import EdgeBlock, Ids, LabelBlock, Source, ranges
 from ooc.storage.array import AnyArray
@@ -47,23 +49,7 @@ class Parameters:
     @classmethod
     def parse(cls, text: str) -> "Parameters":
         """From ``"synthetic:nodes=1000,edges=5000,…"``; SourceError in one line for anything wrong."""
-        kinds = {field.name: float if field.name in ("labelled", "train") else int for field in fields(cls)}
-        values: dict[str, int | float] = {}
-        for item in filter(None, text.removeprefix(PREFIX).split(",")):
-            name, _, value = (part.strip() for part in item.partition("="))
-            if name not in kinds or name in values:
-                problem = "given twice" if name in values else f"unknown; known are {', '.join(kinds)}"
-                raise SourceError(f"{PREFIX} {name!r} is {problem}")
-            try:
-                number = float(value)
-                values[name] = int(number) if kinds[name] is int and number == int(number) else number
-            except (ValueError, OverflowError):
-                raise SourceError(f"{PREFIX} {name}={value!r} is no number") from None
-            if type(values[name]) is not kinds[name]:
-                raise SourceError(f"{PREFIX} {name}={value} is no whole number")
-        if missing := [name for name in ("nodes", "edges", "features", "classes") if name not in values]:
-            raise SourceError(f"{PREFIX} {', '.join(missing)} missing")
-        parameters = cls(**values)  # type: ignore[arg-type]
+        parameters = cls(**_values(text, cls))
         parameters._check()
         return parameters
 
@@ -81,6 +67,36 @@ class Parameters:
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 raise SourceError(f"{PREFIX} {name}={getattr(self, name)} is not between {least} and {most}")
+
+
+def _values(text: str, kind: type[Any]) -> dict[str, Any]:
+    """The fields of ``kind`` that ``text`` names."""
+    kinds = {field.name: float if field.name in ("labelled", "train") else int for field in fields(kind)}
+    values: dict[str, int | float] = {}
+    for item in filter(None, text.removeprefix(PREFIX).split(",")):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in kinds or name in values:
+            problem = "given twice" if name in values else f"unknown; known are {', '.join(kinds)}"
+            raise SourceError(f"{PREFIX} {name!r} is {problem}")
+        try:
+            number = float(value)
+            values[name] = int(number) if kinds[name] is int and number == int(number) else number
+        except (ValueError, OverflowError):
+            raise SourceError(f"{PREFIX} {name}={value!r} is no number") from None
+        if type(values[name]) is not kinds[name]:
+            raise SourceError(f"{PREFIX} {name}={value} is no whole number")
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise SourceError(f"{PREFIX} {', '.join(missing)} missing")
+    return values
+
+
+def _open(text: str, request: Request) -> Source:
+    if "graphs" in (item.partition("=")[0].strip() for item in text.removeprefix(PREFIX).split(",")):
+        return synthetic_graphs(GraphParameters(**_values(text, GraphParameters)), request)
+    if request.split is not None:
+        raise OptionError(f"synthetic has a split of its own; split={request.split} cannot be chosen")
+    return synthetic_source(text)
 
 
 def synthetic_source(text: str) -> Source:
@@ -169,8 +185,9 @@ class _Graph:
 
 
 READER = Reader(
-    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph",
+    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph; with graphs=... many",
     folder=None,
     recognises=lambda path: str(path).startswith(PREFIX),
-    open=lambda path, request: synthetic_source(str(path)),
+    open=lambda path, request: _open(str(path), request),
+    takes=frozenset((SPLIT,)),
 )

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mini-batches of whole graphs of a store of many, in the place of PyG's ``DataLoader``: read from the SSD ahead.
+
+The rows of a graph follow one another, so a batch is a few runs of rows of every array. What batches to come need is
+known from their graphs' numbers alone; the pages that arrays are read in are kept as those of sampled batches are. A
+thread reads one batch while the one before is in use. G graphs, N nodes and E edges of the store; of a batch g graphs,
+n nodes, e edges and P paths.
+"""
+
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ooc.errors import BudgetError, OptionError
+from ooc.memory import available_memory_bytes
+from ooc.model.graph import damaged
+from ooc.plan.program.capacity import budget_of
+from ooc.prefetch.engines.choice import choose_engine
+from ooc.sampling.budget import BATCHES_ALIVE, work_pages
+from ooc.sampling.loader import ahead, order_of, rows_of
+from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, frame_bytes, paged_bytes, pages_of
+from ooc.sampling.pages import resident_bytes as held_bytes
+from ooc.sampling.paths import check_paths, count_paths, find_paths, making_bytes, most_walks
+from ooc.sizes import format_size, parse_size
+from ooc.storage.array import AnyArray, Array
+from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task, open_store
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Batch
+
+Ints = npt.NDArray[np.int64]
+_DEFAULT_SHARE = 0.5
+_MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
+"""Batches that are in sight, and the part of what is left for pages that seeing them may take."""
+_COUNTED_EDGES = 1 << 16
+_GRAPH_BYTES = 80
+"""Of every graph: where its rows and edges begin, its paths, its place in the order, what is sorted to bound
+batches."""
+_ROW_BYTES = 112
+"""Of every row and edge of a batch that is made: which it is, where it lies, and what comes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a batch is, or can be at most."""
+
+    graphs: int
+    nodes: int
+    edges: int
+    paths: int
+
+    def __str__(self) -> str:
+        paths = f", {self.paths:,} paths" if self.paths else ""
+        return f"{self.graphs:,} graphs, {self.nodes:,} nodes, {self.edges:,} edges{paths}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """How memory is divided. A batch has ``most`` at most, and takes ``batch_bytes``; pages of so many arrays are kept,
+    ``cache_pages``, where they are not ``resident``; ``lookahead`` batches are in sight. All take ``nbytes`` together,
+    at the least ``least_bytes`` would do."""
+
+    most: Size
+    batch_bytes: int
+    lookahead: int
+    cache_pages: Mapping[str, int]
+    resident: frozenset[str]
+    nbytes: int
+    least_bytes: int
+
+
+class GraphSizes:
+    """What is known of every graph of a store: ``first`` row and first edge [G + 1], and ``paths`` of so many edges
+    [G]. StoreError where they make no sense."""
+
+    def __init__(self, store: Store, paths: int) -> None:
+        if not store.num_graphs:
+            raise OptionError(f"{store.path} is one graph; ooc.NeighborLoader makes batches of its nodes")
+        check_paths(paths)
+        self.path_edges, self.walks = paths, 0
+        self.nodes: Ints = store.array("graphs/indptr").read()
+        self.edges = np.zeros_like(self.nodes)
+        self.paths = np.zeros(store.num_graphs, dtype=np.int64)
+        indptr, _ = store.topology("in")
+        if self.nodes[0] or self.nodes[-1] != store.num_nodes or (np.diff(self.nodes) <= 0).any():
+            raise damaged(store, "graphs/indptr")
+        for start, ends in indptr.blocks(_COUNTED_EDGES):
+            low, high = np.searchsorted(self.nodes, (start, start + len(ends)))
+            self.edges[low:high] = ends[self.nodes[low:high] - start]
+        if self.edges[0] or self.edges[-1] != store.num_edges or (np.diff(self.edges) < 0).any():
+            raise damaged(store, "in/indptr")
+        first = 0
+        while paths and first < store.num_graphs:
+            until = self.edges[first] + _COUNTED_EDGES
+            stop = max(first + 1, int(np.searchsorted(self.edges, until, side="right")) - 1)
+            self._count(store, first, stop)
+            first = stop
+
+    def _count(self, store: Store, first: int, stop: int) -> None:
+        """Paths of the graphs ``first:stop``."""
+        indptr, indices = store.topology("in")
+        low, high = int(self.nodes[first]), int(self.nodes[stop])
+        degrees = np.diff(indptr.read(low, high + 1))
+        sources = indices.read(int(self.edges[first]), int(self.edges[stop])).astype(np.int64) - low
+        if (degrees < 0).any() or degrees.sum() != len(sources) or not _within(sources, 0, high - low):
+            raise damaged(store, "in/indices")
+        targets = np.repeat(np.arange(high - low), degrees)
+        counts = count_paths(sources, targets, high - low, self.path_edges)
+        ends = np.concatenate([[0], np.cumsum(counts)])[self.edges[first : stop + 1] - self.edges[first]]
+        self.paths[first:stop] = np.diff(ends)
+        self.walks = max(self.walks, most_walks(sources, degrees, self.path_edges))
+
+    def of(self, graphs: AnyArray) -> dict[str, Ints]:
+        """Of each of these graphs, by what is counted [g]."""
+        nodes, edges = (first[graphs + 1] - first[graphs] for first in (self.nodes, self.edges))
+        return {
+            "graphs": np.ones(len(graphs), dtype=np.int64),
+            "nodes": nodes,
+            "edges": edges,
+            "paths": self.paths[graphs],
+        }
+
+
+class Bounds:
+    """What batches may have at most: ``graphs``, ``nodes``, ``edges`` or ``paths``, some of them. OptionError for a
+    number that bounds nothing, and for a graph that is more by itself."""
+
+    def __init__(self, sizes: GraphSizes, graphs: Ints, most: Mapping[str, int | None]) -> None:
+        self._sizes, self.most = sizes, {name: bound for name, bound in most.items() if bound is not None}
+        for name, bound in self.most.items():
+            if bound < 1:
+                raise OptionError(f"batch_{name} must be positive, not {bound}")
+            if name == "paths" and not sizes.path_edges:
+                raise OptionError("batch_paths bounds paths, of which there are none; give paths=3 as well")
+            counts = sizes.of(graphs)[name]
+            if counts.max() > bound:
+                raise OptionError(
+                    f"graph {graphs[counts.argmax()]} alone has {counts.max():,} {name}, batches at most "
+                    f"batch_{name}={bound}"
+                )
+
+    def cut(self, graphs: Ints) -> list[Ints]:
+        """Batches of these graphs in their order, each of as many as the bounds allow."""
+        sizes = self._sizes.of(graphs)
+        totals = {name: np.cumsum(sizes[name]) for name in self.most}
+        batches, first = [], 0
+        while first < len(graphs):
+            stop = len(graphs)
+            for name, bound in self.most.items():
+                before = int(totals[name][first - 1]) if first else 0
+                stop = min(stop, int(np.searchsorted(totals[name], before + bound, side="right")))
+            batches.append(graphs[first:stop])
+            first = stop
+        return batches
+
+    def largest(self, graphs: Ints) -> Size:
+        """What no batch of some of these graphs can be more than, in whatever order they come."""
+        sizes = self._sizes.of(graphs)
+        found = {}
+        for counted, counts in sizes.items():
+            found[counted] = min(
+                [int(counts.sum()), *(_most(counts, sizes[by], bound) for by, bound in self.most.items())]
+            )
+        return Size(**found)
+
+
+class GraphLoader:
+    """Batches of whole graphs, as PyG's ``DataLoader`` makes them: its ``Batch`` with ``x`` [n, F], ``edge_index`` [2,
+    e] (by target), ``batch`` [n], ``ptr`` [g + 1], ``y`` [g] or [g, L] (answers and values as numbers with a fraction,
+    NaN where they are missing), ``graph_id`` [g], and ``edge_weight`` and ``edge_attr`` where the store's edges have
+    them.
+
+    A batch has at most ``batch_size`` graphs, ``batch_nodes`` nodes, ``batch_edges`` edges or ``batch_paths`` paths, as
+    many graphs in their order as all bounds allow; by nodes, edges or paths batches take alike much memory, however the
+    sizes of graphs differ. With ``paths`` of 2 or 3 edges, ``path_index`` [3 or 4, P] has all of them (see
+    ``ooc.sampling.paths``), made for the batch and stored nowhere.
+
+    ``input_graphs``: all (None), a split by name, a mask [G] or numbers; ``shuffle``: each graph anywhere, in another
+    order each epoch, by ``seed`` and epoch alone. ``memory`` bounds all that is held, three batches too, ``"64M"`` or
+    bytes; by default half of what is free. It changes no batch.
+
+    An iteration is an epoch; ``epoch`` is the number of the next one, and may be set. Pages stay in memory until
+    ``close``. One iteration at a time. BudgetError with the least memory that would do; StoreError for a store that is
+    damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        batch_size: int | None = None,
+        *,
+        batch_nodes: int | None = None,
+        batch_edges: int | None = None,
+        batch_paths: int | None = None,
+        paths: int = 0,
+        input_graphs: npt.ArrayLike | str | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        memory: str | int | None = None,
+        _others: npt.ArrayLike | None = None,
+        _beside: Callable[[Size, int], int] = lambda most, left: 0,
+        _is_own: Callable[[int], bool] = lambda number: True,
+        _processes: int = 1,
+    ) -> None:
+        """``_others``: graphs that batches are to be had of as well, by ``read``. ``_beside``: what else is to be had
+        within the memory, by the largest batch, and what is left for it. ``_is_own``: whether this process makes the
+        batch of that number; ``_processes`` have such a memory each."""
+        self.store = store if isinstance(store, Store) else open_store(store)
+        self.sizes = sizes = GraphSizes(self.store, paths)
+        self._graphs = rows_of(self.store, input_graphs, "input_graphs")
+        every = self._graphs if _others is None else np.union1d(self._graphs, np.asarray(_others))
+        if batch_size is batch_nodes is batch_edges is batch_paths is None:
+            batch_size = 1
+        bounds = {"graphs": batch_size, "nodes": batch_nodes, "edges": batch_edges, "paths": batch_paths}
+        self.bounds = Bounds(sizes, every, bounds)
+        self.seed, self.epoch, self._shuffle, self._is_own = seed, 0, shuffle, _is_own
+        usual = int(_DEFAULT_SHARE * available_memory_bytes())
+        memory_bytes = usual if memory is None else parse_size(memory, name="memory")
+        self.plan = _plan(self.store, sizes, self.bounds, every, memory_bytes, _beside, _processes)
+        self._held: _Held | None = None
+        self._running: weakref.ref[Generator[Batch]] | None = None
+
+    def __len__(self) -> int:
+        """Batches of the next epoch; by nodes, edges or paths others may have more or fewer."""
+        return len(self.batches_of(self.epoch))
+
+    def batches_of(self, epoch: int) -> list[Ints]:
+        """The graphs of every batch of an epoch."""
+        graphs = self._graphs
+        return self.bounds.cut(graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs)
+
+    def __iter__(self) -> Generator["Batch"]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        batches = self.batches_of(epoch)
+        return self.read([graphs for number, graphs in enumerate(batches) if self._is_own(number)])
+
+    def read(self, batches: Sequence[Ints]) -> Generator["Batch"]:
+        """Batches of these graphs, none larger than the bounds allow."""
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        self.store.check_unreplaced()
+        if self._held is None:
+            self._held = _Held(self.store, self.plan)
+        made = ahead(_batches(self, self._held, batches), name="ooc-graphs")
+        self._running = weakref.ref(made)
+        return made
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read so far."""
+        return 0 if self._held is None else self._held.engine.counters.read_bytes
+
+    @property
+    def retained_bytes(self) -> int:
+        """What is held after ``close``."""
+        return _GRAPH_BYTES * self.store.num_graphs
+
+    def close(self) -> None:
+        """End threads, and free pages. May be called twice, and the loader be used again."""
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class _Held:
+    """What is kept from epoch to epoch: the engine, and rows in memory or pages of them, by array."""
+
+    def __init__(self, store: Store, plan: GraphPlan) -> None:
+        self.engine, _ = choose_engine(store.path)
+        self.close = weakref.finalize(self, self.engine.close)
+        self.rows: dict[str, ResidentRows | PagedRows] = {}
+        for array in _arrays(store):
+            pages = Pages(array, self.engine)
+            if array.name in plan.resident:
+                self.rows[array.name] = ResidentRows(pages)
+            else:
+                cached = plan.cache_pages[array.name]
+                self.rows[array.name] = PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
+
+
+def _batches(loader: GraphLoader, held: _Held, batches: Sequence[Ints]) -> Generator["Batch"]:
+    """Batches one after the other; of so many as are in sight, which pages each needs is known before the first."""
+    sight = max(1, loader.plan.lookahead // 2)
+    groups = [batches[first : first + sight] for first in range(0, len(batches), sight)]
+    needed = _needs(loader, held, groups[0]) if groups else {}
+    for number, group in enumerate(groups):
+        later = _needs(loader, held, groups[number + 1]) if number + 1 < len(groups) else {}
+        uses: dict[str, list[Any]] = {}
+        for name, rows in held.rows.items():
+            foresight = rows.foresee(needed[name], later.get(name, ()))
+            if foresight is not None:
+                rows.begin(foresight)
+                uses[name] = foresight.uses
+        for place, graphs in enumerate(group):
+            yield _batch(loader, held, graphs, {name: found[place] for name, found in uses.items()})
+        needed = later
+
+
+def _needs(loader: GraphLoader, held: _Held, group: Iterable[Ints]) -> dict[str, list[Any]]:
+    """The pages of every array that each batch of a group needs."""
+    found: dict[str, list[Any]] = {name: [] for name in held.rows}
+    for graphs in group:
+        wanted = _wanted(loader, graphs)
+        for name, rows in held.rows.items():
+            found[name].append(rows.needs(wanted[_kind(name)]))
+    return found
+
+
+def _wanted(loader: GraphLoader, graphs: Ints) -> dict[str, Ints]:
+    """The rows of arrays of nodes, of edges and of graphs that a batch needs, and of offsets, one more a graph."""
+    sizes, counts = loader.sizes, loader.sizes.of(graphs)
+    first, first_edge = sizes.nodes[graphs], sizes.edges[graphs]
+    return {
+        "nodes": _runs(first, counts["nodes"]),
+        "offsets": _runs(first, counts["nodes"] + 1),
+        "edges": _runs(first_edge, counts["edges"]),
+        "graphs": graphs,
+    }
+
+
+def _kind(name: str) -> str:
+    return {"x": "nodes", "y": "graphs", "in/indptr": "offsets"}.get(name, "edges")
+
+
+def _batch(loader: GraphLoader, held: _Held, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
+    from torch_geometric.data import Batch
+
+    store, wanted, counts = loader.store, _wanted(loader, graphs), loader.sizes.of(graphs)
+
+    def take(name: str) -> AnyArray:
+        return held.rows[name].take(wanted[_kind(name)], uses.get(name))
+
+    nodes, edges = counts["nodes"], counts["edges"]
+    ptr = np.concatenate([[0], np.cumsum(nodes)])
+    last = ptr[1:] + np.arange(len(graphs))  # of each graph among the offsets, of which it has one more than nodes
+    degrees = np.delete(np.diff(take("in/indptr"), append=0), last)
+    moved = np.repeat(ptr[:-1] - loader.sizes.nodes[graphs], edges)
+    sources = take("in/indices").astype(np.int64) + moved
+    if (degrees < 0).any() or not np.array_equal(np.add.reduceat(degrees, ptr[:-1]), edges):
+        raise damaged(store, "in/indptr")
+    if not _within(sources, np.repeat(ptr[:-1], edges), np.repeat(ptr[1:], edges)):
+        raise damaged(store, "in/indices")
+    edge_index = np.empty((2, len(sources)), dtype=np.int64)
+    edge_index[0], edge_index[1] = sources, np.repeat(np.arange(len(degrees)), degrees)
+    y = take("y")
+    if store.task is Task.MULTILABEL:
+        y = np.where(y < 0, np.float32(np.nan), y.astype(np.float32))
+    made = {
+        "x": take("x"),
+        "edge_index": edge_index,
+        "y": y,
+        "batch": np.repeat(np.arange(len(graphs)), nodes),
+        "ptr": ptr,
+        "graph_id": graphs,
+    }
+    for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
+        if f"in/{name}" in held.rows:
+            made[called] = take(f"in/{name}")
+    if loader.sizes.path_edges:
+        made["path_index"] = find_paths(sources, degrees, loader.sizes.path_edges, int(counts["paths"].sum()))
+    batch = Batch(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()})
+    batch._num_graphs = len(graphs)
+    return batch
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
+    """What a batch of that size takes."""
+    node = store.array("x").row_bytes + 8
+    edge = 16 + sum(array.row_bytes for array in store.edge_data("in"))
+    graph = 24 + max(4, store.array("y").itemsize) * store.array("y").columns
+    return most.nodes * node + most.edges * edge + most.graphs * graph + most.paths * 8 * (path_edges + 1)
+
+
+def _plan(
+    store: Store,
+    sizes: GraphSizes,
+    bounds: Bounds,
+    graphs: Ints,
+    memory_bytes: int,
+    beside: Callable[[Size, int], int],
+    processes: int,
+) -> GraphPlan:
+    """What no batch can do without comes first; then arrays as a whole, the smallest first, as long as they fit; the
+    rest is for pages, by the sizes of those that do not."""
+    most, arrays = bounds.largest(graphs), _arrays(store)
+    batch_bytes = batch_nbytes(store, most, sizes.path_edges)
+    rows = 2 * most.nodes + most.edges + 2 * most.graphs
+    fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows
+    fixed += making_bytes(sizes.walks) if sizes.path_edges else 0
+    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in arrays}
+    whole = {array.name: held_bytes(array) for array in arrays}
+    seen = {array.name: min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays}
+    one_ahead = 12 * sum(seen.values())  # pages of a batch and their next uses, and while these are found
+    least = fixed + 2 * one_ahead + sum(min(whole[name], paged[name]) for name in paged)
+    beside_bytes = beside(most, max(0, memory_bytes - least))
+    least += beside_bytes
+    if least > memory_bytes:
+        model = f", and {format_size(beside_bytes)} for the model" if beside_bytes else ""
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        raise BudgetError(
+            f"batches come to {most} at most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of "
+            f"memory{each}; it may take {format_size(memory_bytes)}; give memory='{budget_of(processes * least)}', or "
+            "smaller batches, of which those by nodes, edges or paths are all alike"
+        )
+    left, resident = memory_bytes - least, {name for name in paged if whole[name] <= paged[name]}
+    for name in sorted(paged, key=whole.__getitem__):
+        more = whole[name] - paged[name]
+        if name not in resident and more <= left:
+            resident.add(name)
+            left -= more
+    outside = [array for array in arrays if array.name not in resident]
+    lookahead, cache_pages = 2, dict[str, int]()
+    if outside:
+        lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, 2 + 2 * (left // _LOOKAHEAD_SHARE // max(1, 2 * one_ahead)))
+        left -= (lookahead - 2) * one_ahead
+        pages = sum(map(pages_of, outside))
+        cache_pages = {array.name: left * pages_of(array) // pages // frame_bytes() for array in outside}
+        left -= sum(cache_pages.values()) * frame_bytes()
+    return GraphPlan(
+        most=most,
+        batch_bytes=batch_bytes,
+        lookahead=lookahead,
+        cache_pages=cache_pages,
+        resident=frozenset(resident),
+        nbytes=memory_bytes - left,
+        least_bytes=least,
+    )
+
+
+def _arrays(store: Store) -> list[Array]:
+    return [store.array("x"), *store.topology("in"), store.array("y"), *store.edge_data("in")]
+
+
+def _most(counts: Ints, costs: Ints, bound: int) -> int:
+    """The most that ``counts`` [G] of some graphs can come to whose ``costs`` [G] come to ``bound`` at most; parts of a
+    graph may count, so that it is an upper bound that is found by sorting (G. Dantzig's, of the knapsack problem)."""
+    free = costs == 0
+    order = np.argsort(-(counts[~free] / costs[~free]), kind="stable")
+    counts_in, costs_in = counts[~free][order], costs[~free][order]
+    whole = int(np.searchsorted(np.cumsum(costs_in), bound, side="right"))
+    total = int(counts[free].sum() + counts_in[:whole].sum())
+    if whole < len(costs_in):
+        rest = bound - int(costs_in[:whole].sum())
+        total += int(-(-rest * int(counts_in[whole]) // int(costs_in[whole])))
+    return total
+
+
+def _runs(first: Ints, counts: Ints) -> Ints:
+    """The rows of runs that begin with ``first`` [g] and have so many each [g]."""
+    found: Ints = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    return found
+
+
+def _within(values: Ints, low: Ints | int, high: Ints | int) -> bool:
+    return bool(((values >= low) & (values < high)).all())

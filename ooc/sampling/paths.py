@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of two or three edges through graphs, made from their edges when they are wanted.
+
+A path of k edges is v0 → v1 → … → vk along edges of which any three nodes in a row are different: no edge is a
+self-loop, and none leads straight back. So the two ends of three edges may be one node, as in a triangle. Of repeated
+edges each makes paths of its own. n nodes and e edges, by target and then by source; P paths.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import OptionError
+
+Ints = npt.NDArray[np.int64]
+_WALKS = 1 << 16
+"""That are extended at a time."""
+_WALK_BYTES = 128
+"""Of each of them: its nodes before and after, where its edges lie, whether it stays."""
+
+
+def check_paths(edges: int) -> None:
+    """OptionError unless paths of so many edges can be made."""
+    if edges not in (0, 2, 3):
+        raise OptionError(f"paths={edges} is neither 2 nor 3 edges (0: none)")
+
+
+def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
+    """How many paths of two or three ``edges`` have each edge [e] as their last but one, which is where the paths of
+    two edges end, or as their middle one; of ``sources`` and ``targets`` [e]."""
+    plain = sources != targets
+    keys = targets * nodes + sources
+    back = sources * nodes + targets
+    there_and_back = np.searchsorted(keys, back, side="right") - np.searchsorted(keys, back)
+    counts = np.bincount(targets[plain], minlength=nodes)[sources] - there_and_back
+    if edges == 3:
+        counts = counts * (np.bincount(sources[plain], minlength=nodes)[targets] - there_and_back)
+    counts[~plain] = 0
+    return counts.astype(np.int64, copy=False)
+
+
+def most_walks(sources: Ints, degrees: Ints, edges: int) -> int:
+    """The most that are held at once of what may become paths, where ``degrees`` [n] are nodes' in-edges."""
+    walks = _walks(sources, degrees, edges)
+    return max(_WALKS, int(walks.max(initial=0)))
+
+
+def making_bytes(walks: int) -> int:
+    """What making paths takes beside them, where so many walks are held at once."""
+    return _WALK_BYTES * walks
+
+
+def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
+    """All ``count`` paths of two or three ``edges`` as a matrix [edges + 1, P]: first node, …, last node; by their last
+    node, then by the last but one, and so on. ``sources`` [e] by target, ``degrees`` [n] of these."""
+    out = np.empty((edges + 1, count), dtype=np.int64)
+    done = 0
+    for walks in _found(sources, degrees, edges):
+        found = len(walks[0])
+        for place, nodes in enumerate(walks):
+            out[place, done : done + found] = nodes
+        done += found
+    assert done == count, "paths are counted as they are made"
+    return out
+
+
+def _walks(sources: Ints, degrees: Ints, edges: int) -> Ints:
+    """How many walks of so many edges end with each edge [e]."""
+    ways = degrees
+    for _ in range(edges - 2):
+        ends = np.cumsum(degrees)
+        total = np.concatenate([[0], np.cumsum(ways[sources])])
+        ways = total[ends] - total[ends - degrees]
+    return ways[sources]
+
+
+def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
+    """Paths as lists of their first nodes, …, last nodes, a few at a time."""
+    starts = np.cumsum(degrees) - degrees
+    targets = np.repeat(np.arange(len(degrees)), degrees)
+    walks = np.cumsum(_walks(sources, degrees, edges))
+    first = 0
+    while first < len(sources):
+        before = int(walks[first - 1]) if first else 0
+        stop = max(first + 1, int(np.searchsorted(walks, before + _WALKS, side="right")))
+        nodes = [sources[first:stop], targets[first:stop]]
+        plain = nodes[0] != nodes[1]
+        nodes = [column[plain] for column in nodes]
+        for _ in range(edges - 1):
+            counts = degrees[nodes[0]]
+            of_walk = np.repeat(np.arange(len(counts)), counts)
+            places = np.arange(len(of_walk)) + np.repeat(starts[nodes[0]] - (np.cumsum(counts) - counts), counts)
+            came_from = sources[places]
+            kept = (came_from != nodes[0][of_walk]) & (came_from != nodes[1][of_walk])
+            of_walk = of_walk[kept]
+            nodes = [came_from[kept], *(column[of_walk] for column in nodes)]
+        yield nodes
+        first = stop

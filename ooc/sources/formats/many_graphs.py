@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many graphs as one source: their rows one graph after the other, their edges within them, a label or several each.
+
+G graphs, N nodes and E edges of all of them together.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.formats.arrays import is_pyg_data
+from ooc.sources.labels import (
+    TASK_OPTION,
+    USUAL_SPLIT,
+    IndexSplits,
+    LabelForm,
+    label_blocks,
+    label_form,
+    random_split,
+    unsaid_split_note,
+)
+from ooc.sources.reading import SPLIT, Reader, Request
+from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Source
+from ooc.storage.array import AnyArray
+from ooc.storage.store import SPLITS, Task
+
+OPTIONS = frozenset((SPLIT, TASK_OPTION))
+_OF_EDGES = ("edge_weight", "edge_attr")
+
+
+def graphs_source(
+    *,
+    name: str,
+    format: str,
+    sizes: Ids,
+    values: Callable[[int], Iterator[AnyArray]],
+    form: LabelForm,
+    request: Request,
+    splits: Mapping[str, AnyArray] | None = None,
+    classes: int | None = None,
+    **others: Any,
+) -> Source:
+    """The source of graphs of these ``sizes`` [G], in nodes, whose labels are ``values`` [n] or [n, L].
+
+    ``splits``: the numbers of the graphs of each, where the source says so; ``classes``: how many there are, if it is
+    known; ``others``: what else a ``Source`` has. SourceError for a graph without nodes.
+    """
+    if not len(sizes) or not sizes.all():
+        raise SourceError(
+            f"{name}: graph {int(sizes.argmin())} has no nodes" if len(sizes) else f"{name} has no graphs"
+        )
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    notes, asked = [form.note] if form.note else [], request.split
+    listed = None
+    if asked is None and splits is not None:
+        listed = IndexSplits(splits, nodes=len(sizes), name=f"{name}: splits of graphs")
+    split, said = (None, "of the source") if listed is not None else random_split(len(sizes), str(asked or USUAL_SPLIT))
+    if listed is None:
+        notes.append(unsaid_split_note(name) if asked is None else f"{name}: split is {said}")
+
+    def labels(size: int) -> Iterator[LabelBlock]:
+        found = ((y, None) for y in values(size)) if listed is None else listed.joined(values(size))
+        return label_blocks(form, found, split)
+
+    made = Source(
+        name=name,
+        format=format,
+        num_nodes=int(offsets[-1]),
+        num_classes=form.width or classes,
+        labels=labels,
+        task=form.task,
+        graph_offsets=offsets,
+        resident_bytes=offsets.nbytes + (0 if listed is None else listed.nbytes),
+        notes=tuple(notes),
+        **others,
+    )
+    return replace(made, description={"split": said, **made.description})
+
+
+def graph_labels(
+    name: str, width: int, dtype: np.dtype[np.generic], request: Request, only_answers: Callable[[], bool]
+) -> LabelForm:
+    """The form of ``width`` labels a graph: as of nodes, but that one number with a fraction is a value, no class."""
+    asked = request.option(TASK_OPTION)
+    if asked is None and width == 1 and dtype.kind == "f" and not only_answers():
+        return LabelForm(name=name, task=Task.VALUES, width=1, note=f"{name}: labels are taken as values")
+    return label_form(name, (1, width), dtype, asked=asked, scan=only_answers)
+
+
+# ---- PyG's objects --------------------------------------------------------------------------------------------------
+
+_READER = Reader(
+    needs="a list or dataset of PyG's Data: many graphs",
+    folder=None,
+    recognises=lambda path: False,
+    open=lambda path, request: many_graphs_source(path, request),
+    takes=OPTIONS,
+)
+
+
+def is_many_graphs(source: object) -> bool:
+    """Whether ``source`` is a list or dataset of PyG's ``Data``, or another thing that gives such again and again.
+    SourceError for one that gives them once."""
+    if isinstance(source, str | Mapping) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+        return False
+    if is_pyg_data(source):
+        dataset = any(base.__name__ == "Dataset" for base in type(source).__mro__)
+        return dataset and len(source) != 1  # type: ignore[arg-type]
+    if not type(source).__module__.startswith(("pandas", "polars", "networkx", "scipy")):
+        once = isinstance(source, Iterator)
+        first = next(iter(source), None)  # type: ignore[call-overload]
+        if first is not None and is_pyg_data(first):
+            if once:
+                raise SourceError(f"a {type(source).__name__} gives its graphs once, and they are read several times")
+            return True
+    return False
+
+
+def many_graphs_source(graphs: Any, request: Request) -> Source:
+    """The graphs of a list or dataset of PyG's ``Data``: gone through once to count, and once for each of edges,
+    features and labels; one at a time is held. A dataset's ``get_idx_split`` is its split."""
+    _READER.check("a list of graphs", request)
+    name = getattr(graphs, "name", None) or (
+        "the graphs" if isinstance(graphs, list | tuple) else type(graphs).__name__
+    )
+    found = _Graphs(graphs, str(name), request)
+    splits = None
+    if hasattr(graphs, "get_idx_split"):
+        told = graphs.get_idx_split()
+        splits = {split: np.asarray(told[split]) for split in SPLITS}
+    form = graph_labels(found.name, found.labels, found.label_type, request, lambda: found.only_answers)
+    return graphs_source(
+        name=found.name,
+        format="pyg",
+        sizes=np.array(found.sizes, dtype=np.int64),
+        values=lambda size: _joined((found.y(data, at) for at, data in enumerate(graphs)), size),
+        form=form,
+        request=request,
+        splits=splits,
+        num_edges=found.edges,
+        num_features=found.features or 1,
+        features=lambda size: _joined(map(found.x, graphs), size),
+        edges=found.edge_blocks,
+        has_edge_weight=bool(found.columns["edge_weight"]),
+        num_edge_features=found.columns["edge_attr"],
+    )
+
+
+class _Graphs:
+    """What one pass over PyG's graphs tells; SourceError where one is not as the first."""
+
+    def __init__(self, graphs: Iterable[Any], name: str, request: Request) -> None:
+        self.name, self._graphs = name, graphs
+        self.sizes: list[int] = []
+        self.edges, self.only_answers = 0, True
+        self.columns: dict[str, int] = {}
+        for at, data in enumerate(graphs):
+            if type(data).__name__ != "Data" or data.edge_index is None:
+                raise SourceError(f"{name}: graph {at} is no homogeneous PyG Data with an edge_index")
+            x, y = data.x, self.y(data, at)
+            carried = {one: self._carried(data, one) for one in _OF_EDGES}
+            columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
+            shape = (0 if x is None else x.shape[1], y.shape[1], columns)
+            if not at:
+                self.features, self.labels, self.columns = shape
+                self.label_type = y.dtype
+            elif shape != (self.features, self.labels, self.columns):
+                wanted = (self.features, self.labels, *self.columns.values())
+                given = (*shape[:2], *columns.values())
+                raise SourceError(
+                    f"{name}: graph {at} has features, labels, weights and features of edges in {given} columns, the "
+                    f"first has {wanted}"
+                )
+            self.sizes.append(int(data.num_nodes))
+            self.edges += int(data.edge_index.shape[1])
+            self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
+
+    def y(self, data: Any, at: int) -> AnyArray:
+        """[1, L]."""
+        if data.y is None:
+            raise SourceError(f"{self.name}: graph {at} has no label y")
+        y = np.asarray(data.y).reshape(1, -1)
+        return y.astype(np.float64) if y.dtype.kind == "f" else y
+
+    def x(self, data: Any) -> AnyArray:
+        """[n, F]; ones where graphs have no features."""
+        return np.asarray(data.x) if self.features else np.ones((int(data.num_nodes), 1), dtype=np.float32)
+
+    def _carried(self, data: Any, name: str) -> AnyArray | None:
+        """[e, columns]."""
+        found = getattr(data, name, None)
+        if found is None:
+            return None
+        array = np.asarray(found)
+        if len(array) != data.edge_index.shape[1]:
+            raise SourceError(f"{self.name}: {name} has the shape {array.shape} for {data.edge_index.shape[1]} edges")
+        return array[:, None] if array.ndim == 1 else array
+
+    def edge_blocks(self, size: int) -> Iterator[EdgeBlock]:
+        """The edges of whole graphs, about ``size`` of them at a time."""
+        row, held, parts = 0, 0, list[tuple[AnyArray, ...]]()
+        taken = [name for name in _OF_EDGES if self.columns[name]]
+        for data in self._graphs:
+            ends = np.asarray(data.edge_index).astype(np.int64)
+            if ends.size and not 0 <= ends.min() <= ends.max() < data.num_nodes:
+                raise SourceError(f"{self.name}: an edge leaves its graph, which has {data.num_nodes} nodes")
+            carried = [self._carried(data, name) for name in taken]
+            parts.append((ends[0] + row, ends[1] + row, *(array for array in carried if array is not None)))
+            row, held = row + int(data.num_nodes), held + ends.shape[1]
+            if held >= size:
+                yield self._block(parts, taken)
+                held, parts = 0, []
+        if parts:
+            yield self._block(parts, taken)
+
+    def _block(self, parts: list[tuple[AnyArray, ...]], taken: list[str]) -> EdgeBlock:
+        sources, targets, *carried = map(np.concatenate, zip(*parts, strict=True))
+        named = dict(zip(taken, carried, strict=True))
+        weight = named.get("edge_weight")
+        return EdgeBlock(
+            sources, targets, EdgeData(None if weight is None else weight.reshape(-1), named.get("edge_attr"))
+        )
+
+
+def _joined(rows: Iterable[AnyArray], size: int) -> Iterator[AnyArray]:
+    """Rows of single graphs in blocks of about ``size``."""
+    held, parts = 0, list[AnyArray]()
+    for part in chain(rows, [None]):
+        if part is not None:
+            parts.append(part)
+            held += len(part)
+        if parts and (part is None or held >= size):
+            yield np.concatenate(parts)
+            held, parts = 0, []

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs as TUDataset publishes them (C. Morris et al., https://chrsmrrs.github.io/datasets/docs/format/): a folder of
+texts ``DS_A.txt``, ``DS_graph_indicator.txt``, ``DS_graph_labels.txt`` and others, numbers from 1.
+
+Features are those of PyG's reader: of a node, and of an edge, its attributes, then its labels one-hot from the least
+on. Self-loops are left out, and of repeated edges one is kept. Values of graphs go before classes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.files.lines import Kind, line_blocks, rows_of_numbers, text_block_bytes
+from ooc.sources.formats.many_graphs import OPTIONS, graph_labels, graphs_source
+from ooc.sources.labels import LabelForm, only_answers
+from ooc.sources.reading import Reader, Request
+from ooc.sources.source import EdgeBlock, Source, fingerprint_of, ranges, with_data
+from ooc.storage.array import AnyArray
+from ooc.storage.store import Task
+
+_MARK = "_graph_indicator.txt"
+
+
+def _open(path: Path, request: Request) -> Source:
+    mark = next(iter(path.glob(f"*{_MARK}")))
+    files = _Files(path, mark.name.removesuffix(_MARK), text_block_bytes(request.budget_bytes))
+    sizes = _sizes(files)
+    nodes, edges = _Columns(files, "node"), _Columns(files, "edge")
+    values = files.has("graph_attributes")
+    labels = "graph_attributes" if values else "graph_labels"
+    names, width = np.empty(0, dtype=np.int64), files.columns(labels)
+    if not values:
+        names = np.unique(np.concatenate([np.unique(block) for block in files.read(labels, Kind.CSV_WHOLE)]))
+    form = LabelForm(name=files.name, task=Task.CLASSES, width=None)
+    if values:
+        scan = lambda: only_answers(files.read(labels, Kind.CSV_REAL))  # noqa: E731
+        form = graph_labels(files.name, width, np.dtype(np.float64), request, scan)
+
+    def found(size: int) -> Iterator[AnyArray]:
+        for block in files.read(labels, Kind.CSV_REAL if values else Kind.CSV_WHOLE):
+            for start, stop in ranges(len(block), size):
+                rows = block[start:stop]
+                yield rows if values else np.searchsorted(names, rows[:, 0])
+
+    def edge_blocks(size: int) -> Iterator[EdgeBlock]:
+        ends = (block - 1 for block in files.read("A", Kind.CSV_WHOLE))
+        blocks = (EdgeBlock(e[a:b, 0].copy(), e[a:b, 1].copy()) for e in ends for a, b in ranges(len(e), size))
+        if not edges.columns:
+            return blocks
+        return with_data(blocks, features=edges.blocks(size), name=f"what edges of {files.name} carry")
+
+    def features(size: int) -> Iterator[AnyArray]:
+        if nodes.columns:
+            return nodes.blocks(size)
+        return (np.ones((stop - start, 1), dtype=np.float32) for start, stop in ranges(int(sizes.sum()), size))
+
+    if request.drop_edge_data:
+        edges.columns = 0
+    return graphs_source(
+        name=files.name,
+        format="tudataset",
+        sizes=sizes,
+        values=found,
+        form=form,
+        request=request,
+        classes=None if values else len(names),
+        num_edges=sum(len(block) for block in files.read("A", Kind.CSV_WHOLE)),
+        num_features=nodes.columns or 1,
+        num_edge_features=edges.columns,
+        features=features,
+        edges=edge_blocks,
+        drop_self_loops=True,
+        drop_duplicates=True,
+        class_names=tuple(map(str, names.tolist())),
+        fingerprint=fingerprint_of(*sorted(path.glob(f"{files.name}_*.txt"))),
+    )
+
+
+def _sizes(files: "_Files") -> AnyArray:
+    """Nodes of each graph [G]. SourceError where the nodes of one do not follow one another."""
+    counts, last = np.zeros(0, dtype=np.int64), 1
+    for block in files.read("graph_indicator", Kind.CSV_WHOLE):
+        graphs = block[:, 0]
+        if graphs[0] < last or (np.diff(graphs) < 0).any():
+            raise SourceError(f"{files.path('graph_indicator')}: the nodes of a graph do not follow one another")
+        more = np.bincount(graphs - 1, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts, last = more, int(graphs[-1])
+    return counts
+
+
+class _Files:
+    """The texts of the data set ``name`` in ``folder``."""
+
+    def __init__(self, folder: Path, name: str, block_bytes: int) -> None:
+        self._folder, self.name, self._block_bytes = folder, name, block_bytes
+
+    def path(self, what: str) -> Path:
+        return self._folder / f"{self.name}_{what}.txt"
+
+    def has(self, what: str) -> bool:
+        return self.path(what).is_file()
+
+    def columns(self, what: str) -> int:
+        """Of the first line; SourceError where there is none."""
+        if not self.has(what):
+            raise SourceError(f"{self.path(what)} is missing")
+        for text in line_blocks(self.path(what), self._block_bytes):
+            return text[: text.index(b"\n")].count(b",") + 1
+        raise SourceError(f"{self.path(what)} is empty")
+
+    def read(self, what: str, kind: Kind) -> Iterator[AnyArray]:
+        """Rows of numbers [n, columns]."""
+        path, columns = self.path(what), self.columns(what)
+        yield from rows_of_numbers(line_blocks(path, self._block_bytes), str(path), columns=(columns,), kind=kind)
+
+
+class _Columns:
+    """Attributes and labels of nodes or of edges as one matrix of ``columns``; none where there are neither."""
+
+    def __init__(self, files: _Files, of: str) -> None:
+        self._files, self._names = files, [f"{of}_{what}" for what in ("attributes", "labels")]
+        self._least = np.zeros(0, dtype=np.int64)
+        self._widths: list[int] = []
+        attributes, labels = (files.has(name) for name in self._names)
+        self.columns = files.columns(self._names[0]) if attributes else 0
+        self._has = attributes, labels
+        if labels:
+            ends = [(block.min(axis=0), block.max(axis=0)) for block in files.read(self._names[1], Kind.CSV_WHOLE)]
+            self._least = np.min([low for low, _ in ends], axis=0)
+            self._widths = (np.max([high for _, high in ends], axis=0) - self._least + 1).tolist()
+            self.columns += sum(self._widths)
+
+    def blocks(self, size: int) -> Iterator[AnyArray]:
+        """float32 [n, columns]."""
+        attributes, labels = self._has
+        names = [name for name, there in zip(self._names, self._has, strict=True) if there]
+        kinds = [Kind.CSV_REAL] * attributes + [Kind.CSV_WHOLE] * labels
+        read = [_rows_of(self._files.read(name, kind), size) for name, kind in zip(names, kinds, strict=True)]
+        for parts in zip(*read, strict=True):
+            if len({len(part) for part in parts}) > 1:
+                raise SourceError(f"{' and '.join(str(self._files.path(name)) for name in names)} differ in length")
+            found = [parts[0].astype(np.float32)] if attributes else []
+            if labels:
+                from_least = parts[-1] - self._least
+                found += [
+                    (from_least[:, k, None] == np.arange(width)).astype(np.float32)
+                    for k, width in enumerate(self._widths)
+                ]
+            yield np.concatenate(found, axis=1)
+
+
+def _rows_of(blocks: Iterator[AnyArray], size: int) -> Iterator[AnyArray]:
+    """The same rows, exactly ``size`` at a time but for the last."""
+    held: AnyArray | None = None
+    for block in blocks:
+        held = block if held is None else np.concatenate([held, block])
+        while len(held) >= size:
+            yield held[:size]
+            held = held[size:]
+    if held is not None and len(held):
+        yield held
+
+
+READER = Reader(
+    needs="a folder of TUDataset's texts (DS_A.txt, DS_graph_indicator.txt, DS_graph_labels.txt, ...): many graphs",
+    folder=True,
+    recognises=lambda path: any(path.glob(f"*{_MARK}")),
+    open=_open,
+    takes=OPTIONS,
+)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources of many graphs: PyG's lists and datasets, TUDataset's texts, ogbg's, made-up ones."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.io import read_tu_data
+
+import ooc
+from ooc.cli import main
+from ooc.conversion.reorder import reorder
+from ooc.storage.store import Store, Task
+from ooc.storage.verification import verify
+from tests.conversion.arrays import edges_of, files_of, in_order
+from tests.graphs import many_graphs
+
+
+class _Counted:
+    """Graphs that are made when they are asked for, and how often that is."""
+
+    def __init__(self, graphs: list[Data]) -> None:
+        self.graphs, self.passes = graphs, 0
+
+    def __iter__(self) -> Iterator[Data]:
+        self.passes += 1
+        yield from self.graphs
+
+
+@pytest.mark.parametrize(("labels", "task"), [("values", "values"), ("classes", "classes"), ("answers", "multilabel")])
+def test_a_list_of_graphs_is_one_store(tmp_path: Path, labels: str, task: str) -> None:
+    graphs = many_graphs(60, labels=labels)
+    counted = _Counted(graphs)
+    store = ooc.convert(counted, tmp_path / "g.ooc", dtype="float64", split="random:3")
+    whole = Batch.from_data_list(graphs)
+    assert store.num_graphs == 60 and store.task is Task(task) and counted.passes < 8
+    assert verify(store) == [] and sum(store.split_sizes.values()) == 60
+    assert store.array("graphs/indptr").read().tolist() == whole.ptr.tolist()
+    np.testing.assert_array_equal(store.array("x").read(), whole.x.numpy())
+    np.testing.assert_array_equal(edges_of(store), in_order(whole.edge_index.numpy()))
+    y, asked = store.array("y").read(), whole.y.numpy()
+    np.testing.assert_array_equal(
+        y, np.where(np.isnan(asked), -1, asked) if labels == "answers" else asked.astype(y.dtype)
+    )
+    assert store.num_incomplete == (int(whole.y.isnan().any(1).sum()) if labels == "answers" else 0)
+
+
+def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
+    graphs = many_graphs(4)
+    wrong = {
+        "gives its graphs once": iter(graphs),
+        r"graph 4 has features, .* \(3, 2, 0, 0\)": [*graphs, *many_graphs(1, edge_features=0)],
+        "graph 1 has no label y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],
+        "an edge leaves its graph": [Data(x=torch.ones(2, 1), edge_index=torch.full((2, 1), 5), y=torch.ones(1))] * 2,
+        "graph 1 has no nodes": [graphs[0], Data(x=graphs[0].x[:0], edge_index=graphs[0].edge_index[:, :0],
+                                 edge_attr=graphs[0].edge_attr[:0], y=graphs[0].y)],
+    }  # fmt: skip
+    for said, source in wrong.items():
+        with pytest.raises(ooc.SourceError, match=said):
+            ooc.convert(source, tmp_path / "g.ooc")
+    with pytest.raises(ooc.OptionError, match="stay together"):
+        ooc.convert(graphs, tmp_path / "g.ooc", order="hop")
+    with pytest.raises(ooc.OptionError, match="dense"):
+        ooc.convert(graphs, tmp_path / "g.ooc", feature_form="sparse")
+    store = ooc.convert(graphs, tmp_path / "g.ooc")
+    with pytest.raises(ooc.StoreError, match="an order by hops"):
+        reorder(store)
+
+
+def _tu(folder: Path, *, values: bool) -> Path:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 7, 30)
+    graph = np.repeat(np.arange(30), sizes)
+    first = np.cumsum(sizes) - sizes
+    of_edge = np.sort(rng.integers(0, 30, 150))
+    ends = first[of_edge, None] + (rng.random((150, 2)) * sizes[of_edge, None]).astype(int)
+    ends = np.unique(ends, axis=0)
+    texts = {
+        "A": ends + 1,
+        "graph_indicator": graph + 1,
+        "node_labels": rng.integers(2, 5, len(graph)),
+        "node_attributes": rng.random((len(graph), 2)).round(4),
+        "edge_labels": rng.integers(0, 3, len(ends)),
+        "graph_labels": rng.choice([-1, 1], 30),
+    }
+    if values:
+        texts["graph_attributes"] = rng.random(30).round(4)
+    folder.mkdir()
+    for name, rows in texts.items():
+        lines = [", ".join(map(str, np.atleast_1d(row).tolist())) for row in rows]
+        (folder / f"DS_{name}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_tudatasets_are_pygs(tmp_path: Path, values: bool) -> None:
+    folder = _tu(tmp_path / "DS", values=values)
+    data, slices, _ = read_tu_data(str(folder), "DS")
+    store, other = (ooc.convert(folder, tmp_path / f"{budget}.ooc", host_budget=budget) for budget in ("1G", "40M"))
+    names = set(files_of(store.path)) - {"zarr.json"}
+    assert all(files_of(store.path)[name] == files_of(other.path)[name] for name in names)
+    assert store.array("graphs/indptr").read().tolist() == slices["x"].tolist() and verify(store) == []
+    np.testing.assert_array_equal(store.array("x").read(), data.x.numpy())
+    np.testing.assert_array_equal(edges_of(store), in_order(_global(data, slices)))
+    np.testing.assert_array_equal(store.array("y").read().reshape(-1), data.y.numpy())
+    assert store.task is (Task.VALUES if values else Task.CLASSES)
+    order = np.lexsort(_global(data, slices))
+    np.testing.assert_array_equal(store.edge_features("in").read(), data.edge_attr.numpy()[order])
+
+
+def _global(data: Data, slices: dict[str, torch.Tensor]) -> np.ndarray:
+    counts = slices["edge_index"].diff()
+    return (data.edge_index + slices["x"][:-1].repeat_interleave(counts)).numpy()
+
+
+def test_ogbg_texts_with_missing_answers(tmp_path: Path) -> None:
+    graphs = many_graphs(25, labels="answers")
+    folder = tmp_path / "mol"
+
+    def write(name: str, lines: list[str]) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+
+    def rows(parts: list[torch.Tensor]) -> list[str]:
+        return [",".join("" if value != value else repr(value) for value in row) for row in torch.cat(parts).tolist()]
+
+    write("raw/edge.csv.gz", rows([one.edge_index.T for one in graphs]))
+    write("raw/num-node-list.csv.gz", [str(one.num_nodes) for one in graphs])
+    write("raw/num-edge-list.csv.gz", [str(one.num_edges) for one in graphs])
+    write("raw/node-feat.csv.gz", rows([one.x for one in graphs]))
+    write("raw/edge-feat.csv.gz", rows([one.edge_attr for one in graphs]))
+    write("raw/graph-label.csv.gz", rows([one.y for one in graphs]))
+    for number, split in enumerate(("train", "valid", "test")):
+        write(f"split/scaffold/{split}.csv.gz", [str(at) for at in range(number, 25, 3)])
+    store = ooc.convert(folder, tmp_path / "g.ooc", dtype="float64")
+    for one in graphs:
+        one.edge_index = torch.cat([one.edge_index, one.edge_index.flip(0)], dim=1)
+    whole = Batch.from_data_list(graphs)
+    assert verify(store) == [] and store.task is Task.MULTILABEL and store.undirected
+    np.testing.assert_array_equal(edges_of(store), in_order(whole.edge_index.numpy()))
+    np.testing.assert_allclose(store.array("x").read(), whole.x.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(store.array("y").read(), whole.y.nan_to_num(nan=-1).numpy())
+    assert np.flatnonzero(store.array("split/valid").read()).tolist() == list(range(1, 25, 3))
+
+
+def test_made_up_graphs_are_as_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "synthetic:graphs=5000,nodes=12,edges=14,features=3,seed=4"
+    store = ooc.convert(text, tmp_path / "a.ooc")
+    other = ooc.convert(text, tmp_path / "b.ooc", host_budget="40M")
+    assert all(np.array_equal(store.array(name).read(), other.array(name).read()) for name in store.arrays())
+    sizes = np.diff(store.array("graphs/indptr").read())
+    assert sizes.min() == 6 and sizes.max() == 18 and sizes.mean() == pytest.approx(12, rel=0.02)
+    assert store.num_edges / 2 / 5000 == pytest.approx(14, rel=0.05) and verify(store) == []
+    assert ooc.convert(f"{text},classes=3", tmp_path / "c.ooc").num_classes == 3
+    assert main(["info", str(store.path)]) == 0 and main(["verify", str(store.path)]) == 0
+    assert "num_graphs       5,000" in capsys.readouterr().out
+    with pytest.raises(ooc.SourceError, match="features missing"):
+        ooc.convert("synthetic:graphs=10,nodes=3,edges=3", tmp_path / "d.ooc")
+    with pytest.raises(ooc.SourceError, match="edges=1 is not between 2"):
+        ooc.convert("synthetic:graphs=10,nodes=3,edges=1,features=1", tmp_path / "d.ooc")
+
+
+def test_verification_finds_edges_between_graphs(tmp_path: Path) -> None:
+    store: Store = ooc.convert(many_graphs(10), tmp_path / "g.ooc")
+    path = store.array("graphs/indptr").chunk_path(0)
+    offsets = np.fromfile(path, dtype=np.int64)
+    offsets[1:10] -= 1
+    path.write_bytes(offsets.tobytes())
+    assert "checksum" in verify(store)[0]
+    import google_crc32c
+
+    sums = store.array("graphs/indptr").path / "checksums.bin"
+    sums.write_bytes(np.array([google_crc32c.value(path.read_bytes())], dtype="<u4").tobytes())
+    assert any("from one graph to another" in problem for problem in verify(store))
