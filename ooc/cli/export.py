@@ -43,4 +43,7 @@ def command(
         facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
         click.echo(json.dumps(facts, indent=2))
     elif verbosity > Verbosity.ERROR:
+        if settings.embedding:
+            rows = f"ooc predict {run} --what embeddings --layer 0 --weights {weights} --out embedding.npy"
+            click.echo(f"the embedding of the nodes is not among them; {rows} writes it", err=True)
         click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {model_name(settings.model)}")

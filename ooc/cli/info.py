@@ -67,7 +67,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "undirected": store.undirected,
         "num_self_loops": store.num_self_loops,
         **({} if store.sparse_features is None else {"feature_entries": store.sparse_features.entries}),
-        "dtype": str(store.array("x").dtype),
+        "dtype": str(store.array("x").dtype) if store.num_features else None,
         **_edge_data(store),
         "split_sizes": dict(store.split_sizes),
         "bytes": store.nbytes,
@@ -101,7 +101,7 @@ def _edge_data(store: "Store") -> dict[str, Any]:
 def active_layers(store: "Store", depth: int, hidden: int) -> list[dict[str, Any]]:
     """For each of ``depth`` layers and ``train`` and ``evaluate``: nodes, edges, and bytes of edges and inputs."""
     indptr, indices = store.topology("in")
-    itemsize = store.array("x").itemsize
+    itemsize = store.array("x").itemsize if store.num_features else 4
     ordered = store.attributes["order"] == "hop"
     layers: list[dict[str, Any]] = []
     for layer in range(1, depth + 1):

@@ -346,7 +346,9 @@ def parse_graph(text: str) -> GraphStatistics:
     missing = [name for name in _COUNTS if name not in given and known is None]
     if missing:
         raise OptionError(f"--graph: {', '.join(missing)} missing")
-    changes: dict[str, Any] = {name: _count(name, given[name]) for name in _COUNTS if name in given}
+    changes: dict[str, Any] = {
+        name: _count(name, given[name], least=name != "features") for name in _COUNTS if name in given
+    }
     if "dtype" in given:
         changes["feature_dtype"] = given["dtype"]
         if given["dtype"] not in _DTYPES:
@@ -367,9 +369,9 @@ def parse_graph(text: str) -> GraphStatistics:
     return replace(known, **changes)
 
 
-def _count(name: str, text: str) -> int:
+def _count(name: str, text: str, *, least: int) -> int:
     number = _number(text)
-    if number is None or number != int(number) or not 1 <= number <= _MOST:
+    if number is None or number != int(number) or not least <= number <= _MOST:
         raise OptionError(f"--graph: {name}={text} is no count")
     return int(number)
 

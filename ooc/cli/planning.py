@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from ooc.cli.arguments.optimization import optimizer_options
+from ooc.cli.arguments.optimization import build_embedding, optimizer_options
 from ooc.cli.arguments.recipe import admit_parameters, build_average, build_loss, planned_model
 from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
 from ooc.events import ignore
@@ -23,6 +23,7 @@ from ooc.report.plan_report import PlanReport
 from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
+from ooc.train.embedding import LearntRows
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
@@ -149,9 +150,10 @@ class Planning:
         store = self._store
         name = store.name if isinstance(self.graph, GraphStatistics) else str(store.path)
         kind = "undirected, both directions counted" if store.undirected else "directed"
+        features = f"{store.num_features} features ({store.array('x').dtype})" if store.num_features else "no features"
         return (
-            f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {store.num_features} features "
-            f"({store.array('x').dtype}), {store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
+            f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {features}, "
+            f"{store.num_classes} {'classes' if label_columns(store) == 1 else 'labels'}"
         )
 
     def describe_training(self) -> str:
@@ -191,6 +193,7 @@ class Planning:
             )
             # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
+            embedding = build_embedding(settings)
             self._jobs[spill_dtype] = prepare(
                 model,
                 self.graph,
@@ -203,6 +206,7 @@ class Planning:
                 ignore_edge_data=settings.edge_data_left_out,
                 compute_dtype=settings.dtype,
                 optimizer_options=[optimizer_options(settings)],
+                learnt=None if embedding is None else LearntRows(embedding, store.num_nodes, torch.float32),
             )
         return self._jobs[spill_dtype]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import COUNT, FORCE, JSON, SIZE, ChoiceType, with_verbosity
+from ooc.cli.arguments.options import COUNT, COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("store", required=False, type=click.Path(path_type=Path))
 @click.option("--what", type=ChoiceType("logits", "labels", "embeddings"), default="labels", help="What to predict.")
-@click.option("--layer", type=COUNT, help="For embeddings: which hidden layer's. [default: the last]")
+@click.option(
+    "--layer",
+    type=COUNT_OR_ZERO,
+    help="For embeddings: which hidden layer's; 0: the embedding of the nodes that was trained. [default: the last]",
+)
 @click.option(
     "--nodes",
     type=click.Path(path_type=Path),
@@ -76,12 +80,13 @@ def command(
     these depend on are computed, as far as the store's order lets them be told apart. OUT is written whole or not at
     all.
     """
+    from ooc.cli.arguments.optimization import build_embedding
     from ooc.cli.arguments.recipe import rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
-    from ooc.train.weights import load_weights
+    from ooc.train.weights import learnt_rows, load_weights
 
     out = out if out is not None else RunFolder.open(run).path / f"{what}.csv"
     check_target(out, force=force)
@@ -89,6 +94,10 @@ def command(
     settings = _settings(folder, sizes)
     opened = open_store(store if store is not None else settings.store)
     rebuilt = rebuild_model(settings, load_weights(folder, weights), folder, own=model)
+    embedding, learnt = build_embedding(settings), None
+    if embedding is not None:
+        folder.check_store(opened)  # whose rows are others elsewhere
+        learnt = learnt_rows(folder, weights, embedding, opened.num_nodes)
     with (
         Reporter(verbosity=verbosity) as reporter,
         closing(
@@ -100,6 +109,7 @@ def command(
                 layer=layer,
                 nodes=None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S"),
                 ignore_edge_data=settings.edge_data_left_out,
+                learnt=learnt,
             )
         ) as prediction,
     ):

@@ -180,7 +180,7 @@ def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares
         sort_workers=workers,
         edges=min(1 << 20, free // 4 // (_EDGE_BYTES + sizes.edge_numbers * _EDGE_NUMBER_BYTES)),
         # A block of features takes no more than a quarter of all.
-        feature_rows=min(1 << 16, free // 4 // (sizes.num_features * _FEATURE_BYTES)),
+        feature_rows=min(1 << 16, free // 4 // (max(1, sizes.num_features) * _FEATURE_BYTES)),
     )
 
 
@@ -194,7 +194,8 @@ def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
     carried = _stored(entries, edge_row_bytes) if edge_row_bytes else 0
     topology = sides * (_stored(nodes + 1, 8) + _stored(nodes, 4) + _stored(entries, sizes.index_bytes) + carried)
     labels = _stored(nodes, 8) + _stored(nodes, sizes.label_row_bytes) + 3 * _stored(nodes, 1)
-    features = _stored(nodes, -(-sizes.stored_feature_bytes(options) // nodes))
+    row_bytes = -(-sizes.stored_feature_bytes(options) // nodes)
+    features = _stored(nodes, row_bytes) if row_bytes else 0
     features += options.sparse_features * len(PARTS) * CHUNK_BYTES
     need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
     if ordered:

@@ -166,7 +166,10 @@ def chosen_options(
             )
         feature_form = "dense"
     normal = others["row_normalize"]
-    sparse = feature_form == "sparse" or (feature_form == "auto" and mostly_zeros(graph, dtype, row_normalize=normal))
+    if not graph.num_features and (normal or feature_form != "auto"):
+        raise OptionError(f"{graph.name} has no features to be normalised or kept without their zeros")
+    form = feature_form if graph.num_features else "dense"
+    sparse = form == "sparse" or (form == "auto" and mostly_zeros(graph, dtype, row_normalize=normal))
     return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
 
 
@@ -197,7 +200,9 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     labels = write_labels(graph, store, block_rows=shares.label_rows, journal=work.journal)
     values = ValueForm.of_source(graph, options.dtype)
     topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
-    features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
+    features: dict[str, Any] = {}
+    if graph.num_features:
+        features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
     write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
     if options.sparse_features:
         share = features["entries"] / (graph.num_nodes * graph.num_features)
@@ -209,7 +214,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
             VERSION_WITH_EDGE_DATA * bool(edge_data),
             VERSION_WITH_TEXTS * bool(graph.id_bytes),
             VERSION_WITH_SPARSE_FEATURES * options.sparse_features,
-            FORMAT_VERSION * (graph.graph_offsets is not None),
+            FORMAT_VERSION * (graph.graph_offsets is not None or graph.num_features == 0),
         ),
         "name": name,
         "num_nodes": graph.num_nodes,

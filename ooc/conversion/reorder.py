@@ -139,7 +139,7 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
         _write_edges(store, direction, order.places, work, shares)
     ids = ("ids",) if store.has("ids") else ()
     x = store.sparse_features
-    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *(["x"] if x is None else [])):
+    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *(["x"] if store.has("x") else [])):
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))

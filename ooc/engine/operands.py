@@ -5,8 +5,10 @@ Blocks lie in frames, or a matrix whole in a region; either way a tile's rows ar
 is called when a step begins, on the one thread that moves blocks; ``tile``, ``put`` and ``take`` on any.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor
 from ooc.engine.exchange import Exchange
 from ooc.kernels.tensors import first_rows, typed
 from ooc.plan.layout.grid import Grid
-from ooc.prefetch.engine import ChunkFile, OpenFile, Span
+from ooc.prefetch.engine import ChunkFile, OpenFile, Span, open_file
 from ooc.prefetch.frames import Workspace
 from ooc.storage.array import Array
+from ooc.storage.versioned_array import VersionedArray
 
 T = TypeVar("T")
 
@@ -31,7 +34,8 @@ def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Te
 class BlockedMatrix:
     """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
 
-    ``file`` is its spill file; a matrix of the store has ``array`` instead.
+    ``file`` is its spill file; a matrix of the store has ``array`` instead. One that is learnt has an array of several
+    versions, and a file of each that has been written to, by its path.
     """
 
     name: str
@@ -41,6 +45,7 @@ class BlockedMatrix:
     base: int
     array: Array | None = None
     file: OpenFile | None = None
+    versions: dict[Path, OpenFile] = field(default_factory=dict)
 
     def number(self, slab: int, block: int) -> int:
         """The number of a block throughout the plan."""
@@ -56,15 +61,27 @@ class BlockedMatrix:
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
 
+    def targets(self, slab: int, block: int) -> Sequence[Span]:
+        """Where a block is to be written."""
+        if not isinstance(self.array, VersionedArray):
+            return self.spans(slab, block)
+        path = self.array.next_path
+        if path not in self.versions:
+            self.versions[path] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
+        place = self.array.extent(path, block * self.grid.block_rows, self.grid.height(block))
+        return [Span(self.versions[path], place.offset, place.nbytes, self.name)]
+
     def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:
         """The block where ``workspace`` has it, [height, width]."""
         grid = self.grid
         return workspace.matrix(self.number(slab, block), self.dtype, grid.height(block), grid.width(slab))
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        for file in (self.file, *self.versions.values()):
+            if file is not None:
+                file.close()
+        self.file = None
+        self.versions.clear()
 
 
 class _Operand:

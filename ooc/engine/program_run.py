@@ -20,7 +20,7 @@ from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.program.program import Program
-from ooc.plan.program.sequence import Step, Use
+from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Kind, Pull
 
 
@@ -49,9 +49,9 @@ class ProgramRun:
         self._arrivals: list[list[int]] = [[] for _ in self.program.steps]
         self._filled: list[list[int]] = [[] for _ in self.program.steps]
         for span in self.program.uses.spans:
-            if span.use is Use.READ:
+            if span.use.reads:
                 self._arrivals[span.first].append(span.block)
-            elif span.use is Use.WRITE:
+            if span.use.writes:
                 self._filled[span.first].append(span.block)
 
     def warm_up(self) -> None:

@@ -115,7 +115,8 @@ class Runtime:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            return HostWorkspace(arena, plan.frame_bytes, self.engine, self._locate, plan.blocks.nbytes)
+            places = self._locate, plan.blocks.nbytes, self._target
+            return HostWorkspace(arena, plan.frame_bytes, self.engine, *places)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
         sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
@@ -135,6 +136,12 @@ class Runtime:
         matrix = self.matrices[name]
         return matrix.spans(slab, number), matrix.grid.block_nbytes(slab, number)
 
+    def _target(self, block: int) -> tuple[Sequence[Span], int]:
+        """The same of where it is to be written."""
+        name, slab, number = self.plan.blocks.where(block)
+        matrix = self.matrices[name]
+        return matrix.targets(slab, number), matrix.grid.block_nbytes(slab, number)
+
     def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
         """The store's array behind a matrix or an index array; None for what is the run's own."""
         for direction, topology in self.plan.topologies.items():
@@ -143,7 +150,7 @@ class Runtime:
             for data in topology.data:
                 if name == edges_name(direction, data):
                     return edge_array(self.store, direction, data)
-        return arrays[name] if self.plan.matrices[name].matrix.kind is Kind.STORE else None
+        return arrays[name] if self.plan.matrices[name].matrix.kind in (Kind.STORE, Kind.LEARNT) else None
 
     def _dtype(self, name: str, array: Array | None) -> torch.dtype:
         if array is not None:

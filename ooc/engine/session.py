@@ -177,6 +177,11 @@ class Session:
             torch.set_num_threads(intra_op_threads)
         self._store.check_unreplaced()
 
+    def forget(self) -> None:
+        """Find nothing in memory that the last program has left there: what it has learnt is not to be kept."""
+        if self._runtime is not None:
+            self._runtime.settle()
+
     def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""
         runtime, now = self._running(), self.io()

@@ -10,7 +10,7 @@ from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
 from ooc.model.graph import GraphRows
 from ooc.model.lowering.network import Network
-from ooc.model.stages import StageBuilder, Step
+from ooc.model.stages import EMBEDDING, StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import Bucketing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
@@ -83,7 +83,8 @@ def describe_workload(
     matrices = {}
     for name in sorted(used, key=lambda name: (name not in STORE_MATRICES, name)):
         if name in arrays:
-            matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, Kind.STORE)
+            kind = Kind.LEARNT if name.partition(".")[0] == EMBEDDING else Kind.STORE
+            matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, kind)
         elif name in builder.packed:
             matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)
         else:

@@ -83,11 +83,10 @@ def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
     kept = belady(uses)
     to_write = blocks_to_write(uses, kept)
     for span, found in zip(uses.spans, found_in_memory(uses, kept), strict=True):
-        if span.use is Use.WRITE:
-            if span.block in to_write:
-                yield span.last, span.block, span.use
-        elif not found:
-            yield span.first, span.block, span.use
+        if span.use is not Use.WRITE and not found:
+            yield span.first, span.block, Use.READ
+        if span.use.writes and span.block in to_write:
+            yield span.last, span.block, Use.WRITE
 
 
 def _by_pass(

@@ -63,11 +63,11 @@ class Span:
         return contextlib.nullcontext(self.file)
 
 
-def open_file(path: Path) -> OpenFile:
-    """Open ``path`` for reading with and, where the filesystem takes it, without the page cache."""
-    buffered = os.open(path, READ_ONLY)
+def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
+    """Open ``path`` with and, where the filesystem takes it, without the page cache; by default for reading."""
+    buffered = os.open(path, flags)
     try:
-        direct = open_direct(path, READ_ONLY)
+        direct = open_direct(path, flags)
     except OSError:
         os.close(buffered)
         raise

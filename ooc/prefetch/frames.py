@@ -164,8 +164,18 @@ class HostWorkspace(Workspace[Ticket]):
 
     place = torch.device("cpu")
 
-    def __init__(self, arena: Arena, frame_bytes: int, engine: Engine, locate: Locate, nbytes: Nbytes) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        frame_bytes: int,
+        engine: Engine,
+        locate: Locate,
+        nbytes: Nbytes,
+        target: Locate | None = None,
+    ) -> None:
+        """``target``: where a block is written to, if that is not where it is read from."""
         super().__init__(nbytes)
+        self._target = target or locate
         self._arena = arena
         self._frame_bytes = frame_bytes
         self._engine = engine
@@ -216,7 +226,7 @@ class HostWorkspace(Workspace[Ticket]):
 
     def write(self, block: int, step: int) -> None:
         self.await_written(block)  # two writes of one block never overtake one another
-        spans, nbytes = self._locate(block)
+        spans, nbytes = self._target(block)
         frame = self._where[block]
         ticket = self._engine.write(spans, self._arena.view(frame * self._frame_bytes, nbytes))
         self._leaving[frame] = self._on_their_way[block] = ticket

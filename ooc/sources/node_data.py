@@ -35,7 +35,7 @@ from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
 
-RANDOM = "random:"
+RANDOM, NONE = "random:", "none"
 _FEATURE_STREAM, _LABEL_STREAM = 0x0F, 0x1A
 _BLOCK_VALUES = 1 << 19
 _BLOCK_ROWS = 1 << 16
@@ -61,9 +61,11 @@ class NodeFeatures:
 
 
 def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatures:
-    """What ``--features`` asks for: ``random:F[:SEED]`` or a file; or an array that is held."""
+    """What ``--features`` asks for: ``random:F[:SEED]``, ``none`` or a file; or an array that is held."""
     if "features" in request.arrays:
         return _array_features(HeldArray(request.arrays["features"], "features"))
+    if text == NONE:
+        return NodeFeatures(columns=0, blocks=lambda nodes, size, row: iter(()), rows=None, seeks=True)
     if text.startswith(RANDOM):
         return _made_up_features(text)
     path = Path(text)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
 FORMAT_VERSION = 5
-"""Knows many graphs in one store."""
+"""Knows many graphs in one store, and nodes without features."""
 VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 4, 3, 2, 1
 """Those before know features without their zeros, ids that are texts, and edge data. Stores without stay as they were,
 so that every ooc reads those it understands."""
@@ -85,8 +85,8 @@ class Task(Enum):
 class Store:
     """A store opened for reading. Holds metadata only, no open file; made by :func:`open_store`.
 
-    Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``), ``num_features``,
-    ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``, ``has_edge_weight``,
+    Attributes: ``path``, ``name``, ``num_nodes``, ``num_edges`` (entries of ``in/indices``), ``num_features`` (0:
+    none), ``num_classes``, ``task`` (what its labels are), ``undirected``, ``num_self_loops``, ``has_edge_weight``,
     ``num_edge_features`` (0: none), ``source`` (what was converted and how), ``attributes`` (everything in the group's
     metadata), ``ids`` and ``class_names`` (what the source calls nodes and classes). ``num_incomplete``: nodes that
     have some of their labels only. ``sparse_features``: the features, where they are kept without their zeros; None
@@ -128,7 +128,7 @@ class Store:
         if self.num_graphs:
             raise StoreError(
                 f"{self.path} holds {self.num_graphs:,} graphs, which have the labels, and {what} is for nodes of one "
-                "graph; ooc.GraphTrainer and ooc.GraphLoader are for many"
+                "graph; ooc.GraphLoader is for many"
             )
 
     def check_unreplaced(self) -> None:
@@ -283,7 +283,7 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if "num_feature_entries" in attributes:
         entries = int(attributes["num_feature_entries"])
         shapes |= {f"x/{part}": (nodes + 1,) if part == "indptr" else (entries,) for part in PARTS}
-    else:
+    elif attributes["num_features"]:
         shapes["x"] = (nodes, int(attributes["num_features"]))
     shapes |= {f"split/{split}": (labelled,) for split in SPLITS}
     shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}

@@ -103,6 +103,8 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
 def _features(store: Store, listener: Listener) -> list[str]:
     if store.sparse_features is not None:
         return _direction(store, "x", listener).problems
+    if not store.num_features:
+        return []
     x = store.array("x")
     with reported(listener, "checking features", store.num_nodes, "nodes") as advance:
         for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):

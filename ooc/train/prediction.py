@@ -28,6 +28,7 @@ from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
+from ooc.train.embedding import LearntRows
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
@@ -54,14 +55,6 @@ class What(Enum):
     EMBEDDINGS = "embeddings"
     """What a hidden layer gives after its norm and activation, [N, H]."""
 
-    def of_outputs(self, outputs_RC: Tensor, task: Task) -> AnyArray:
-        """Rows of the table, on the host."""
-        if self is not What.LABELS:
-            return outputs_RC.cpu().numpy()
-        if task is Task.CLASSES:
-            return outputs_RC.argmax(dim=1).cpu().numpy()
-        return (outputs_RC > 0).to(torch.int8).cpu().numpy()
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -80,7 +73,8 @@ class Wanted:
 class Prediction:
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
-    ``layer`` counts the hidden layers from 1 (default: the last); ``nodes`` are ids of the source, without any all
+    ``layer`` counts the hidden layers from 1 (default: the last), 0 being the embedding of the nodes where one was
+    trained, ``learnt``; ``nodes`` are ids of the source, without any all
     nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: what was left out in training (see
     ``Trainer``). Raises BudgetError with the least budgets that would do.
     """
@@ -95,14 +89,16 @@ class Prediction:
         layer: int | None = None,
         nodes: npt.ArrayLike | None = None,
         ignore_edge_data: str = "none",
+        learnt: LearntRows | None = None,
     ) -> None:
         store.check_one_graph("prediction by the full graph")
         self._store = store
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        resources, network = _lowered(model, store, resources, ignore_edge_data, whole=self._wanted is None)
-        self._layer = _layer(self._what, layer, network)
+        columns = 0 if learnt is None else learnt.embedding.columns
+        resources, network = _lowered(model, store, resources, ignore_edge_data, columns, whole=self._wanted is None)
+        self._layer = _layer(self._what, layer, network, least=1 if learnt is None else 0)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
         job = Job(
@@ -114,6 +110,7 @@ class Prediction:
             _no_objective(store, network),
             self._programs,
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
+            learnt=learnt,
         )
         self._network = network
         prepared = job.ready()
@@ -141,12 +138,17 @@ class Prediction:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """Of the table of predictions."""
-        return table_dtype(self._what, self._store, self._network.dtype)
+        if self._what is What.LABELS:
+            return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
+        return np.dtype(str(self._network.dtype).removeprefix("torch."))
 
     @property
     def columns(self) -> list[str]:
         """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
-        return table_columns(self._what, self._store, self.shape)
+        name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
+        if self._what is What.LOGITS and self._store.class_names is not None:
+            return [f"{name}_{of_class}" for of_class in self._store.class_names]
+        return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
 
     def read(self) -> Tensor:
         """The predictions in memory, which is not counted: it is the caller's."""
@@ -172,7 +174,7 @@ class Prediction:
         perm = self._store.array("perm")
 
         def take(start: int, outputs_RC: Tensor) -> None:
-            rows = self._what.of_outputs(outputs_RC, self._store.task)
+            rows = self._finished(outputs_RC)
             if self._wanted is None:
                 stop = start + len(rows)
                 put(perm.read(start, stop), rows, self._store.read_ids(start, stop))
@@ -191,24 +193,17 @@ class Prediction:
         finally:
             self._sink = None
 
+    def _finished(self, outputs_RC: Tensor) -> AnyArray:
+        """Rows of the table from rows of what the layer gives, on the host."""
+        if self._what is not What.LABELS:
+            return outputs_RC.cpu().numpy()
+        if self._store.task is Task.CLASSES:
+            return outputs_RC.argmax(dim=1).cpu().numpy()
+        return (outputs_RC > 0).to(torch.int8).cpu().numpy()
+
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice."""
         self._session.close()
-
-
-def table_dtype(what: What, store: Store, dtype: torch.dtype) -> np.dtype[np.generic]:
-    """Of a table of predictions by a model of that ``dtype``."""
-    if what is What.LABELS:
-        return np.dtype(np.int64 if store.task is Task.CLASSES else np.int8)
-    return np.dtype(str(dtype).removeprefix("torch."))
-
-
-def table_columns(what: What, store: Store, shape: tuple[int, ...]) -> list[str]:
-    """Names of a table's columns; those of logits by the classes' names."""
-    name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[what]
-    if what is What.LOGITS and store.class_names is not None:
-        return [f"{name}_{of_class}" for of_class in store.class_names]
-    return [name] if len(shape) == 1 else [f"{name}_{k}" for k in range(shape[1])]
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------
@@ -298,27 +293,28 @@ def _what(name: str, task: Task) -> What:
     return What(name)
 
 
-def _layer(what: What, layer: int | None, network: Network) -> int:
+def _layer(what: What, layer: int | None, network: Network, *, least: int) -> int:
     if what is not What.EMBEDDINGS:
         if layer is not None:
             raise OptionError(f"a layer is chosen for embeddings only, not for {what.value}")
         return network.depth
-    if network.depth == 1:
+    if network.depth == 1 and (least or layer):
         raise ModelError("a model of one layer has no hidden layer to take embeddings from; predict logits")
     chosen = network.depth - 1 if layer is None else layer
-    if not 1 <= chosen < network.depth:
-        raise OptionError(f"layer {chosen} is no hidden layer; the model has 1 to {network.depth - 1}")
+    if not least <= chosen < network.depth:
+        raise OptionError(f"layer {chosen} is no hidden layer; the model has {least} to {network.depth - 1}")
     return chosen
 
 
 def _lowered(
-    model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, *, whole: bool
+    model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, embedding_columns: int, *, whole: bool
 ) -> tuple[Resources, Network]:
     """Resources that suit the model, and its layers. Of some nodes' sake the features of all are not aggregated, but a
     kept aggregation used."""
 
     def lowered(*savings: Saving) -> tuple[Resources, Network]:
         options: dict[str, Any] = {"input_dropout": 0.0, "savings": savings, "ignore_edge_data": ignore_edge_data}
+        options["embedding_columns"] = embedding_columns
         return lower_model(model, store, resources, **options)[:2]
 
     sized, network = lowered(Saving.FIRST_AGGREGATION)

@@ -10,8 +10,9 @@
     RUN/metrics.jsonl    one object an epoch (`EpochRecord`)
     RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
     RUN/best.pt          weights of the epoch with the best validation score
+    RUN/embedding/       versions of an embedding that is trained along; the two states name theirs
 
-Every file but the metrics is replaced whole (temporary + fsync + rename), so that a process killed
+Every file but the metrics and the embedding's is replaced whole (temporary + fsync + rename), so that a process killed
 at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
 or lack lines or have some more than the checkpoint knows; `RunFolder.load` mends that, by the
 checkpoint's copy, which has all of a line but its passes. The states are zip files, whose checksums
@@ -25,6 +26,7 @@ import copy
 import io
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -48,6 +50,7 @@ FORECAST = "plan.json"
 PLANNED = "planned.json"
 TIMELINE = "timeline.json"
 STARTS = "starts.jsonl"
+EMBEDDING = "embedding"
 SEEDS = "seeds.json"
 """In the folder around the runs of several seeds (``ooc.train.seeds``)."""
 _MOST_STARTS = 50
@@ -154,8 +157,8 @@ class RunFolder:
         """Note what store the run is on; RunError where it was begun on another one."""
         names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
         identity = {name: store.attributes[name] for name in names}
-        others = {"num_edge_features": store.num_edge_features, "num_graphs": store.num_graphs}
-        identity |= {name: number for name, number in others.items() if number}
+        if store.num_edge_features:
+            identity["num_edge_features"] = store.num_edge_features
         if self.config.setdefault("store_facts", identity) != identity:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 
@@ -166,6 +169,7 @@ class RunFolder:
         if self.started:
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / EMBEDDING, ignore_errors=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there
                 folder.rmdir()

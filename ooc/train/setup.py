@@ -44,6 +44,7 @@ from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.averaging import Averaging
+from ooc.train.embedding import LearntRows
 from ooc.train.loss import RowsLoss, resolve_loss
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
@@ -102,17 +103,21 @@ def prepare(
     savings: Collection[Saving] = tuple(Saving),
     optimizer_options: Sequence[Mapping[str, Any]] = (),
     scoring_only: bool = False,
+    learnt: LearntRows | None = None,
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
     Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``scoring_only``:
-    what trains is another's affair, and the program ``train`` scores. Raises ModelError for what cannot be run exactly.
+    what trains is another's affair, and the program ``train`` scores. ``learnt``: the embedding that is trained along,
+    where there is one. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     store.check_one_graph("training of the full graph")
     if not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split")
     averaging = averaging or Averaging(model, None, 1)
+    if learnt is not None:
+        _check_embedding(resources, averaging)
     resources, network, active = lower_model(
         model,
         store,
@@ -121,6 +126,7 @@ def prepare(
         savings=savings,
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
+        embedding_columns=0 if learnt is None else learnt.embedding.columns,
     )
     outputs, dtype, tile_rows = network.outputs, network.dtype, resources.tile_rows
     objective = Objective(
@@ -152,13 +158,15 @@ def prepare(
         seed=seed,
         extra_host_bytes=host_bytes,
         extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
+        learnt=learnt,
     )
 
 
 class Job:
     """A network on a graph, its programs, and plans of them for any machine and budgets.
 
-    ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for.
+    ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
+    embedding that the network reads.
     """
 
     def __init__(
@@ -174,8 +182,10 @@ class Job:
         seed: int = 0,
         extra_host_bytes: int = 0,
         extra_device_bytes: int = 0,
+        learnt: LearntRows | None = None,
     ) -> None:
         self.resources = resources
+        self._learnt = learnt
         self.objective = objective
         self._network = network
         self._store = store
@@ -183,7 +193,7 @@ class Job:
         self._active = active
         self._programs = programs
         self._seed = seed
-        self._arrays = _arrays(network, store)
+        self._arrays = _arrays(network, store) | ({} if learnt is None else learnt.arrays)
         self._rows = GraphRows()
         self._spill_dtype = spill_dtype(resources, network)
         if self._spill_dtype != network.dtype and Scaling.LAPLACIAN in network.scalings and store.num_self_loops:
@@ -373,13 +383,14 @@ class Job:
         """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
         if recomputed in self._candidates:
             return self._candidates[recomputed]
-        resources, network, store = self.resources, self._network, self._store
+        resources, network, store, learnt = self.resources, self._network, self._store, self._learnt
+        learnt_arrays = {} if learnt is None else learnt.arrays
         builder = StageBuilder(
             network=network,
             rows=self._rows,
             backward_direction=Direction.IN if store.undirected else Direction.OUT,
             objective=self.objective,
-            columns=matrix_columns(network, store),
+            columns=matrix_columns(network, store) | {name: array.columns for name, array in learnt_arrays.items()},
             aggregated=frozenset(self._arrays),
             recomputed_stages=recomputed,
             active=self._active,
@@ -387,6 +398,7 @@ class Job:
             place=resources.place,
             on_device=resources.on_device,
             sparse="x" if store.sparse_features is not None else None,
+            embedding=None if learnt is None else learnt.stepping,
         )
         if self._shares:
             height = panel_rows(store.num_nodes, resources.tile_rows)
@@ -426,7 +438,8 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
 
 def _arrays(network: Network, store: Store) -> dict[str, Array]:
     """The store's matrices, with the first aggregations that were kept and are of use."""
-    arrays = {name: store.array(name) for name in STORE_MATRICES if name != "x" or store.sparse_features is None}
+    without_zeros = {"x"} if store.sparse_features is not None else set()
+    arrays = {name: store.array(name) for name in STORE_MATRICES if store.has(name) and name not in without_zeros}
     for scaling in network.aggregated_once:
         kept = find_aggregation(store, scaling, network.dtype)
         if kept is not None:
@@ -443,13 +456,17 @@ def lower_model(
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
+    embedding_columns: int = 0,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
 
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
-    the factors of dense products are rounded to, if it is narrower than the model's own type.
+    the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: of
+    an embedding that is trained along (0: none).
     """
+    if not store.num_features and not embedding_columns:
+        raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:
@@ -468,6 +485,7 @@ def lower_model(
             edge_data=edge_data_used(store, ignore_edge_data),
             product=_products(compute_dtype),
             num_edge_features=store.num_edge_features,
+            embedding_columns=embedding_columns,
             feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
             sparse_products=not given.on_device,
             most_edges=of_a_row,
@@ -567,6 +585,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ModelError(f"optimizer {type(optimizer).__name__} holds parameters that are not the model's")
+
+
+def _check_embedding(resources: Resources, averaging: Averaging) -> None:
+    """OptionError for what no embedding is trained with."""
+    narrower = resources.spill_dtype not in (None, torch.float32, torch.float64)
+    refused = {
+        "by several processes": resources.ranks.count > 1,
+        "on a GPU": resources.on_device,
+        "with averaged weights": averaging.active,
+        "with a narrower spill_dtype": narrower,
+    }
+    for how, asked in refused.items():
+        if asked:
+            raise OptionError(f"an embedding is not trained {how}; leave out one of the two")
 
 
 def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
 from ooc.train.averaging import Averaging
+from ooc.train.embedding import LearntRows
 from ooc.train.metrics import Metric
 from ooc.train.run import RunFolder
 from ooc.train.schedule import Schedules
@@ -30,6 +31,7 @@ class TrainingState:
         metric: Metric,
         run: RunFolder | None,
         seed: int,
+        learnt: LearntRows | None = None,
     ) -> None:
         self.epoch = 0
         self.best: dict[str, Any] | None = None
@@ -42,6 +44,7 @@ class TrainingState:
         self._metric = metric
         self._run = run
         self._seed = seed
+        self._learnt = learnt
 
     def conclude(self, record: EpochRecord) -> None:
         """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics."""
@@ -50,6 +53,8 @@ class TrainingState:
             self._compare(record, record.valid_acc)
         if self._run is not None:
             self._run.save(self._state(record))
+            if self._learnt is not None:
+                self._learnt.saved()
             self._run.append(record)
             self._saved = record.epoch
 
@@ -68,6 +73,8 @@ class TrainingState:
         if not bool(finite.all()):
             name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
             raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
+        if self._learnt is not None and self._learnt.stepping.diverged:
+            raise self._diverged(f"the step of epoch {self.epoch + 1} made the embedding infinite or no number")
 
     def _diverged(self, what: str) -> TrainingError:
         kept = ""
@@ -86,7 +93,14 @@ class TrainingState:
         self.stale = 0
         if self._run is not None:
             with self._averaging.in_place():
-                self._run.save_best({**self.best, "model": self._model.state_dict(), "record": record.as_dict()})
+                best = {**self.best, "model": self._model.state_dict(), "record": record.as_dict()}
+                self._run.save_best({**best, **self._embedding()})
+            if self._learnt is not None:
+                self._learnt.kept_as_best()
+
+    def _embedding(self) -> dict[str, Any]:
+        """What states have of an embedding."""
+        return {} if self._learnt is None else {"embedding": self._learnt.state()}
 
     def _state(self, record: EpochRecord) -> dict[str, Any]:
         return {
@@ -99,6 +113,7 @@ class TrainingState:
             "best": self.best,
             "stale_epochs": self.stale,
             "seed": self._seed,
+            **self._embedding(),
         }
 
     def resume(self) -> None:
@@ -111,6 +126,8 @@ class TrainingState:
         state = self._run.load(self._check)
         if state is None:
             return
+        if self._learnt is not None:
+            self._learnt.load(state.get("embedding"), (self._run.load_best() or {}).get("embedding"))
         try:
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
@@ -135,6 +152,8 @@ class TrainingState:
                 raise RunError(f"the checkpoint of {self._path} is of another model: {of}")
         if _is_of_another_kind(state["optimizer"], self._optimizer.state_dict()):
             raise RunError(f"the checkpoint of {self._path} is of another optimizer")
+        if (state.get("embedding") is None) != (self._learnt is None):
+            raise RunError("the run was begun with an embedding or this trainer has one, not both")
         if (state.get("average") is None) == self._averaging.active:
             raise RunError("the run was begun with weight averaging or this trainer has it, not both")
 

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
-from ooc.errors import OptionError, RunError
+from ooc.errors import ModelError, OptionError, RunError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
@@ -35,12 +35,13 @@ from ooc.progress.promise import is_evaluated, promise_of, usual_program
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
+from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
-from ooc.train.run import FollowedRun, RunFolder, holds_run
+from ooc.train.run import EMBEDDING, FollowedRun, RunFolder, holds_run
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
 from ooc.train.state import TrainingState
@@ -122,6 +123,8 @@ class Trainer:
             self._step()
             if not allow_nonfinite:
                 state.check_weights()
+            if self._learnt is not None:
+                self._learnt.commit()
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)
             if recorder is not None and self._run is not None:
@@ -159,8 +162,12 @@ class Trainer:
         self._start()
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
-        """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it."""
+        """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it. Where
+        an embedding is trained, its rows are stepped on the way, to be committed with the parameters' step."""
+        self._drop_pending()
         self._prepared.builder.epoch = self.epoch
+        if self._learnt is not None:
+            self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self.epoch + 1)
         self._objective.begin()
         zero_gradients(self._prepared.network)
         with self._prepared.network.summing_gradients():
@@ -168,6 +175,12 @@ class Trainer:
             self._session.run(program, f"epoch {self.epoch + 1}", recorder)
         drop_gradients_cut_off(self._prepared.network)
         return self._objective.mean_loss()
+
+    def _drop_pending(self) -> None:
+        """Rows of an embedding that an epoch has computed, and no step has followed, are neither read nor found."""
+        if self._learnt is not None and self._learnt.pending:
+            self._session.forget()
+            self._learnt.drop()
 
     def _step(self) -> None:
         """One optimizer step, and what follows it."""
@@ -187,6 +200,7 @@ class Trainer:
         Where weights are averaged, these are scored.
         """
         self._start()
+        self._drop_pending()
         self._objective.begin()
         with self._averaging.in_place():
             self._session.run("evaluate", "evaluation")
@@ -213,9 +227,11 @@ class Trainer:
         ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
         """
         self._session.close()  # its memory is needed
+        options: dict[str, Any] = {"layer": layer, "nodes": nodes, "learnt": self._learnt}
+        self._start_embedding()
         with (
             self._averaging.in_place(),
-            closing(Prediction(self.model, self.store, self._resources, what, layer=layer, nodes=nodes)) as found,
+            closing(Prediction(self.model, self.store, self._resources, what, **options)) as found,
         ):
             if out is None:
                 return found.read()
@@ -294,7 +310,12 @@ class Trainer:
         self._session.check_disk()
         if self._run is not None:
             self._run.start()
+        self._start_embedding()
         self._session.start()
+
+    def _start_embedding(self) -> None:
+        if self._learnt is not None:
+            self._learnt.open(self.spill_dir, shares_forward="train_and_score" in self._prepared.steps)
 
     # ---- setting up and closing ----------------------------------------------------------------------------
 
@@ -318,6 +339,7 @@ class Trainer:
         clip_norm: float | None = None,
         average: AveragedModel | None = None,
         average_from: int = 1,
+        embedding: Embedding | int | None = None,
         listener: Listener = ignore,
         block_rows: int | None = None,
         slab_columns: int | None = None,
@@ -351,13 +373,15 @@ class Trainer:
         squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task).
         ``scheduler`` is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all
         gradients; ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is
-        what is scored. ``input_dropout`` drops features before the first layer. ``threads`` compute tiles side by side
-        (default: torch's number). ``device`` is a name, or a ``Device`` that the caller has made. Weights and features
-        of the store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is
-        refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine
-        as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What
-        the model is made of and which of its parameters are trained is settled here: changed later, it is refused, but
-        for values of weights and buffers.
+        what is scored. ``embedding``, an ``Embedding`` or its number of columns, is trained along and is the model's
+        input, behind the features where the store has such; it ends with ``close`` unless ``out`` keeps it, and
+        ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout`` drops from the input, before the first
+        layer. ``threads`` compute tiles side by side (default: torch's number). ``device`` is a name, or a ``Device``
+        that the caller has made. Weights and features of the store's edges are given to the model as ``edge_weight``
+        and ``edge_attr``; one that takes none of them is refused, unless ``ignore_edge_data`` is ``"weight"``,
+        ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to see it (default: as ``ooc
+        profile`` has measured it, if it has); it changes no result. What the model is made of and which of its
+        parameters are trained is settled here: changed later, it is refused, but for values of weights and buffers.
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
@@ -398,6 +422,9 @@ class Trainer:
         self._clip_norm = clip_norm
         self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
         self._averaging = Averaging(model, average, average_from)
+        self._learnt: LearntRows | None = None
+        if embedding is not None:
+            self._learnt = self._learnt_rows(embedding, seed, None if out is None else out.path)
         make = partial(
             prepare,
             model,
@@ -411,23 +438,8 @@ class Trainer:
             seed=seed,
             savings=_tuning.savings,
             optimizer_options=self.optimizer.param_groups,
+            learnt=self._learnt,
         )
-        self._ready(make, resources, [model] if average is None else [model, average])
-        self._run = out
-        if self._run is not None:  # what lists of runs show (ooc runs)
-            facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
-            self._run.config |= facts
-        self._snapshot = ModelSnapshot(model)
-        self._state = TrainingState(
-            model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed
-        )
-        dropped = weakref.finalize(
-            self, _close_dropped, type(model).__name__, getattr(self, "_session", None), self._run
-        )
-        dropped.atexit = False  # the process gives everything back by itself
-
-    def _ready(self, make: partial[Job], resources: Resources, models: list[nn.Module]) -> None:
-        """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
         job = self._job(make, resources)
         self._planned, self._objective = job, job.objective
         self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
@@ -436,8 +448,29 @@ class Trainer:
         self.workload, self.plan = self._prepared.workload, self._prepared.plan
         self.spill_dir = self._prepared.spill_dir
         if self._resources.device is not None:
-            self._objective.count_split_rows(self.store)
+            self._objective.count_split_rows(graph)
+        models = [model] if average is None else [model, average]
         self._session = Session(self._prepared, models, self.optimizer)
+        self._run = out
+        if self._run is not None:  # what lists of runs show (ooc runs)
+            facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
+            self._run.config |= facts
+        self._snapshot = ModelSnapshot(model)
+        self._state = TrainingState(
+            model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
+        )
+        dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
+        dropped.atexit = False  # the process gives everything back by itself
+
+    def _learnt_rows(self, embedding: Embedding | int, seed: int, run: Path | None) -> LearntRows:
+        """Those of ``embedding``, whose gradient's norm nobody knows before its rows are stepped."""
+        if self._clip_norm is not None:
+            raise OptionError("an embedding is not trained with clipped gradients; leave out one of the two")
+        if next(self.model.parameters(), None) is None:
+            raise ModelError(f"model {type(self.model).__name__} has no parameters to train beside the embedding")
+        embedding = Embedding(embedding) if isinstance(embedding, int) else embedding
+        dtype, folder = next(self.model.parameters()).dtype, None if run is None else run / EMBEDDING
+        return LearntRows(embedding, self.store.num_nodes, dtype, seed=seed, folder=folder)
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
         """What is planned. Who takes memory for more than it has it made of less."""
@@ -447,9 +480,8 @@ class Trainer:
     def close(self) -> None:
         """Free arenas, threads and spill files. The model keeps its weights; ``fit`` may be called again."""
         self._session.close()
-        self._close_run()
-
-    def _close_run(self) -> None:
+        if self._learnt is not None:
+            self._learnt.close()
         if self._run is not None:
             self._run.close()
         if self._converted is not None:
@@ -489,9 +521,9 @@ def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder 
     return RunFolder.open(out, given={"seed": seed}) if holds_run(Path(out)) else RunFolder.create(out, {"seed": seed})
 
 
-def _close_dropped(model: str, session: Session | None, run: RunFolder | None) -> None:
+def _close_dropped(model: str, session: Session, run: RunFolder | None) -> None:
     """What ``close`` does, for a trainer that nobody holds any more."""
-    if session is not None and session.started:
+    if session.started:
         warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
         session.close()
     if run is not None:

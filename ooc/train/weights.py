@@ -3,6 +3,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ooc.errors import OptionError, RunError
 from ooc.storage.array import replace_file
+from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.run import RunFolder
 
 State = dict[str, Tensor]
@@ -21,11 +23,8 @@ def load_weights(run: RunFolder, which: str) -> State:
     ``which``: ``"best"`` of the best validation score, or the last ones where nothing was evaluated; ``"last"`` after
     the last epoch, where weights are averaged their average.
     """
-    state = run.load_best() if which == "best" else None
-    if state is None:
-        state = run.last()
-        if state is None:
-            raise RunError(f"the run at {run.path} has no weights yet: no epoch was finished")
+    state, is_best = _kept(run, which)
+    if not is_best:
         average = state.get("average")
         if average is not None and int(average["n_averaged"]):
             return {name.removeprefix("module."): t for name, t in average.items() if name.startswith("module.")}
@@ -33,6 +32,22 @@ def load_weights(run: RunFolder, which: str) -> State:
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise RunError(f"the checkpoint of {run.path} holds no weights")
     return found
+
+
+def learnt_rows(run: RunFolder, which: str, embedding: Embedding, nodes: int) -> LearntRows:
+    """The embedding that goes with these weights; RunError where it is not there."""
+    state, _ = _kept(run, which)
+    dtype = next(iter(load_weights(run, which).values())).dtype
+    return LearntRows.of_run(embedding, nodes, dtype, run.path, state.get("embedding"))
+
+
+def _kept(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
+    """What the run has of its best epoch, or of its last one; and whether it is the best."""
+    best = run.load_best() if which == "best" else None
+    state = run.last() if best is None else best
+    if state is None:
+        raise RunError(f"the run at {run.path} has no weights yet: no epoch was finished")
+    return state, best is not None
 
 
 def export_weights(state: State, path: Path, *, metadata: dict[str, str], force: bool) -> None:

@@ -182,7 +182,7 @@ def test_features_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
         ("nodes=inf,edges=9,features=2,classes=2", "nodes='inf' is no number|no whole number"),
         ("nodes=1,edges=9,features=2,classes=1", "nodes=1 is not between 2"),
         ("nodes=9,edges=-1,features=2,classes=2", "edges=-1 is not between 0"),
-        ("nodes=9,edges=9,features=0,classes=2", "features=0 is not between 1"),
+        ("nodes=9,edges=9,features=-1,classes=2", "features=-1 is not between 0"),
         ("nodes=9,edges=9,features=2,classes=10", "classes=10 is not between 1 and 9"),
         ("nodes=9,edges=9,features=2,classes=2,train=1.5", "train=1.5 is not between 0 and 1"),
         ("nodes=9,edges=9,features=2,classes=2,train=nan", "train=nan is not between 0 and 1"),

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from ooc.cli.arguments.settings import TrainSettings
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean
+from ooc.train.embedding import Embedding
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 
 _SGD_MOMENTUM = 0.9
@@ -54,6 +55,25 @@ def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
         values["momentum"] = _SGD_MOMENTUM
     given = _read(settings.optimizer_option, "--optimizer-option", kind, _OF_OPTIMIZERS | {"params": "it is the model"})
     return values | given
+
+
+def build_embedding(settings: TrainSettings) -> Embedding | None:
+    """What is trained of every node; None: nothing. OptionError for options of it without one."""
+    if not settings.embedding:
+        defaults = TrainSettings(store=settings.store)
+        for name in ("embedding_optimizer", "embedding_lr", "embedding_option"):
+            if (getattr(settings, name) or None) != (getattr(defaults, name) or None):
+                raise OptionError(f"--{name.replace('_', '-')} is of an embedding; give --embedding COLUMNS, too")
+        return None
+    kind, option = _of_name(torch.optim, settings.embedding_optimizer), "--embedding-option"
+    spread = [text for text in settings.embedding_option if text.partition("=")[0] == "std"]
+    others = [text for text in settings.embedding_option if text not in spread]
+    values = _read(others, option, kind, {"lr": "give --embedding-lr", "params": "it is the embedding"})
+    std = _value(spread[-1].partition("=")[2], f"{option} {spread[-1]}") if spread else 1.0
+    if not isinstance(std, int | float):
+        raise OptionError(f"{option} {spread[-1]}: it must be a number")
+    optimizer, rate = settings.embedding_optimizer, settings.embedding_lr
+    return Embedding(settings.embedding, optimizer=optimizer, lr=rate, std=std, **values)
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ooc.cli.arguments.optimization import build_optimizer, build_schedule
+from ooc.cli.arguments.optimization import build_embedding, build_optimizer, build_schedule
 from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
@@ -60,7 +60,7 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     _loaded(settings.model)  # which may draw random numbers, once
     torch.manual_seed(settings.seed)
-    return _model(settings, store.num_features, store.num_classes, store.num_edge_features)
+    return _model(settings, store.num_features + settings.embedding, store.num_classes, store.num_edge_features)
 
 
 def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
@@ -71,7 +71,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
         return build_model(settings, store)
     return ModelShape(
         _SHAPES[settings.model],
-        store.num_features,
+        store.num_features + settings.embedding,
         settings.hidden,
         store.num_classes,
         layers=settings.layers,
@@ -84,8 +84,9 @@ def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool)
     heads = f", {settings.heads} heads" if settings.heads > 1 else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
+    learnt = f", an embedding of {settings.embedding} columns" if settings.embedding else ""
     shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
-    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{left_out}"
+    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{learnt}{left_out}"
 
 
 def check_own_model(model: str, run: "RunFolder") -> None:
@@ -114,7 +115,7 @@ def rebuild_model(
     sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
     if any(type(size) is not int or size < 0 for size in sizes):
         raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
-    model = _model(settings, *sizes)
+    model = _model(settings, sizes[0] + settings.embedding, *sizes[1:])
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -357,6 +358,7 @@ def build_trainer(
         clip_norm=settings.clip,
         average=build_average(settings, model),
         average_from=settings.average_from,
+        embedding=build_embedding(settings),
         listener=listener,
         block_rows=settings.block_rows,
         slab_columns=settings.slab_columns,

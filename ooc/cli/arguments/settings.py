@@ -48,13 +48,14 @@ MODEL_NAMES = {
 """What people call the models."""
 _MODELS_WITH_WEIGHTS = ("gcn",)
 """Those whose convolutions take weights of edges."""
-METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "rmse", "r2")
+METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
 OPTIMIZERS = (
     *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),
     "Rprop",
 )
 """torch's; the first three are called as ever."""
+EMBEDDING_OPTIMIZERS = ("adam", "adamw", "adagrad", "sgd")
 NO_OPTIMIZERS = {
     "LBFGS": "evaluates the loss several times a step, and there is one pass over the graph a step",
     "SparseAdam": "takes sparse gradients only, these are dense; use Adam",
@@ -88,6 +89,7 @@ def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, *
 
 
 _MODEL = partial(_option, "Model")
+_EMBEDDING = partial(_option, "An embedding of the nodes")
 _STEPS = partial(_option, "Loss and optimizer")
 _SAMPLING = partial(_option, SAMPLING)
 _RATE = partial(_option, "Learning rate")
@@ -170,6 +172,24 @@ class TrainSettings:
         "float32",
         ChoiceType("float32", "bfloat16"),
         "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
+    )
+    embedding: int = _EMBEDDING(
+        0,
+        COUNT_OR_ZERO,
+        "Train so many numbers for every node, the model's input, behind the features if there are such; 0: none.",
+        metavar="COLUMNS",
+    )
+    embedding_optimizer: str = _EMBEDDING(
+        "adam", ChoiceType(*EMBEDDING_OPTIMIZERS), "What steps it, as torch.optim steps a dense matrix."
+    )
+    embedding_lr: float | None = _EMBEDDING(
+        None, POSITIVE, "Its learning rate. [default: --lr, as its schedule changes that]"
+    )
+    embedding_option: list[str] = _EMBEDDING(  # noqa: RUF009
+        [],
+        AssignmentType(),
+        "An argument that torch has for its optimizer, as weight_decay=0.01, or std=0.1: how far apart its first rows "
+        "lie. May be given several times.",
     )
     loss: str = _STEPS(
         "auto",
@@ -398,6 +418,7 @@ def _is_same(converted: object, value: object) -> bool:
 
 
 _NOT_SAMPLED = {
+    "embedding": "its rows are stepped all together",
     "spill_dtype": "batches are not spilled",
     "max_ssd_writes": "batches write nothing",
     "block_rows": "batches have no blocks",

@@ -20,6 +20,7 @@ from ooc.model.lowering.values import (
     Dense,
     Dropout,
     Features,
+    Learnt,
     Linear,
     Moments,
     Normalized,
@@ -43,8 +44,9 @@ class Setting:
     multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
     module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
     both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so with ``sparse_products``. ``most_edges``: into a row, asked where there are opaque
-    layers. ``lower`` has an answer of its own for type, order and mode."""
+    average; they are multiplied so with ``sparse_products``. ``embedding_columns``: of rows that are trained
+    themselves, which are the model's input, behind the features if there are such (0: none). ``most_edges``: into a
+    row, asked where there are opaque layers. ``lower`` has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -52,6 +54,7 @@ class Setting:
     input_dropout: float
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
+    embedding_columns: int = 0
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
     sparse_products: bool = True
@@ -61,6 +64,11 @@ class Setting:
     training: bool = True
     probed: list[tuple[Any, Any]] = field(default_factory=list)
     traced: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def in_columns(self) -> int:
+        """Of what the model is given for each node."""
+        return self.num_features + self.embedding_columns
 
 
 class Assembly:
@@ -84,9 +92,16 @@ class Assembly:
     def features(self) -> Value:
         """x, after the dropout on the input, if there is any: its site is 0."""
         setting = self.setting
-        x: Value = Features(self.next_index(), setting.num_features, setting.feature_entries_per_row)
-        if not setting.sparse_products:
+        parts: list[Value] = []
+        if setting.num_features:
+            parts.append(Features(self.next_index(), setting.num_features, setting.feature_entries_per_row))
+        if setting.embedding_columns:
+            parts.append(Learnt(self.next_index(), setting.embedding_columns))
+        x = parts[0]
+        if not setting.sparse_products or len(parts) > 1:
             x = self._dense(x)
+        if len(parts) > 1:
+            x = self.rowwise("features beside an embedding", lambda *rows: torch.cat(rows, dim=1), [x, parts[1]])
         if setting.input_dropout and setting.training:
             x = Dropout(self.next_index(), x, setting.input_dropout, 0)
         return self._dense(x)
@@ -279,6 +294,8 @@ def _check_columns(source: Value, columns: int) -> None:
         given = given.source
     if isinstance(given, Features):
         raise ModelError(f"the model takes {columns} features, the store has {source.columns}")
+    if isinstance(given, Learnt):
+        raise ModelError(f"the model takes {columns} features, the embedding has {source.columns}")
     raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
 
 

@@ -21,7 +21,7 @@ from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.values import Aggregate, Dense, Dropout, Moments, Multiplied, Value
+from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Multiplied, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
@@ -67,7 +67,10 @@ class Network:
         return self.training.columns
 
     def layer(self, index: int) -> Value:
-        """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output."""
+        """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output. 0:
+        the embedding of the nodes."""
+        if index == 0:
+            return next(value for value in values_of(self.evaluation) if isinstance(value, Learnt))
         return self.evaluation if index == self.depth else self.embeddings[index - 1]
 
     @property
@@ -156,7 +159,7 @@ def lower(
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, setting.num_features)
+    _check(model, setting.in_columns)
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
@@ -192,6 +195,8 @@ def lower(
     assembly, training = draft, output
     if not all(sum_first(*question) for question in asked):
         assembly, training = _assembled(model, setting)
+    if setting.embedding_columns and not any(isinstance(v, Learnt) for v in values_of(training)):
+        raise ModelError(f"the output of model {type(model).__name__} does not depend on its input, the embedding")
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
@@ -285,14 +290,14 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
             )
 
 
-def _check(model: nn.Module, num_features: int) -> None:
+def _check(model: nn.Module, in_columns: int) -> None:
     """Refuse what no value can be made of, whatever the model does."""
     name = type(model).__name__
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters):
         raise ModelError(f"model {name} has no parameters to train")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
-        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={num_features}")
+        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={in_columns}")
     dtypes = {p.dtype for p in parameters}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")

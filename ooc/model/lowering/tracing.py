@@ -113,7 +113,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         known = model, setting.training
         if known not in setting.traced:
             place, dtype = next(model.parameters()).device, setting.dtype
-            tried = small_inputs(setting.num_features, setting.num_edge_features, dtype=dtype, place=place)
+            tried = small_inputs(setting.in_columns, setting.num_edge_features, dtype=dtype, place=place)
             whole = _Whole(model, taken)
             setting.traced[known] = whole, Calls(whole, kind, tried, training=setting.training)
         whole, calls = setting.traced[known]

@@ -141,6 +141,17 @@ class Features(Value):
         self.entries_per_row = entries_per_row
 
 
+class Learnt(Value):
+    """Rows that are trained themselves, ``columns`` numbers each: an embedding of every node."""
+
+    def __init__(self, index: int, columns: int) -> None:
+        super().__init__(index, (), (columns,))
+
+    @property
+    def own_trains(self) -> bool:
+        return True
+
+
 class Dense(Value):
     """Rows that come without their zeros, with them."""
 

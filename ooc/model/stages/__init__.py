@@ -3,12 +3,25 @@
 
 Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
 program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
-tiles), builder (the programs), panels (the order in which tiles are added up), names (what matrices are called),
-context (what these share).
+tiles), embedding (the step of an embedding's rows), builder (the programs), panels (the order in which tiles are added
+up), names (what matrices are called), context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder
-from ooc.model.stages.context import Contribution, Kernel, Sink, Step, Tensors, Tile
+from ooc.model.stages.context import Contribution, Kernel, RowStep, Sink, Step, Tensors, Tile
+from ooc.model.stages.names import EMBEDDING
 from ooc.model.stages.panels import PanelSums, panel_rows
 
-__all__ = ["Contribution", "Kernel", "PanelSums", "Sink", "StageBuilder", "Step", "Tensors", "Tile", "panel_rows"]
+__all__ = [
+    "EMBEDDING",
+    "Contribution",
+    "Kernel",
+    "PanelSums",
+    "RowStep",
+    "Sink",
+    "StageBuilder",
+    "Step",
+    "Tensors",
+    "Tile",
+    "panel_rows",
+]

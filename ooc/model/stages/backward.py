@@ -20,7 +20,9 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Normalized, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
+from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
+from ooc.model.stages.names import ALL_GRADIENTS
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe
 from ooc.plan.workload import Direction, Pull
@@ -71,9 +73,10 @@ def backward_steps(program: Program) -> list[Step]:
             steps.append(_targets(program, above, stage + 1))
         below = program.schedule.pulled(stage)
         pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
-        if program.schedule.backward_of(stage) or pulls or (below is not None and below.takes_gradient):
+        learns = stage == 0 and program.schedule.learnt is not None
+        if program.schedule.backward_of(stage) or pulls or (below is not None and below.takes_gradient) or learns:
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
-    return steps
+    return [*steps, *embedding_steps(program)]
 
 
 def _backward(program: Program, stage: int) -> Step:
@@ -158,6 +161,8 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.incoming(stage)]
     followed = [(v, context.active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
+    learnt = schedule.learnt if stage == 0 else None
+    stepped = step_of_rows(program) if learnt is not None and program.steps_in_backward else None
 
     def backward(gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> Tensors:
         for value, name, scaling in incoming:
@@ -190,6 +195,9 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
             if prior is not None:
                 add(gradients, value, shaped(tile.inputs[prior], value.tail))
             out[name] = padded(gradients.get(value), value.columns, height)
+        if learnt is not None:
+            found = padded(gradients.get(learnt), learnt.columns, height)
+            out |= {ALL_GRADIENTS: found} if stepped is None else stepped(tile, found)
         return out
 
     def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:

@@ -83,6 +83,8 @@ class StageBuilder(StageContext):
             moments.statistics.add(part, rows=self.active.nodes)
         for moments, d_mean, d_variance in tile.moment_gradients:
             moments.statistics.add_gradients(d_mean, d_variance)
+        if tile.diverged and self.embedding is not None:
+            self.embedding.diverged = True
         self.objective.reduce(tile.contribution)
 
     def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.edges import TileEdges
+from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.model.graph import ActiveRows, GraphRows, Scaling
 from ooc.model.layers.per_edge import Scattered
 from ooc.model.lowering.network import Network
@@ -24,6 +25,17 @@ pull's own matrix (of the source where it names none) and the numbers of the sla
 it scatters to what other rows are to get."""
 Sink = Callable[[int, Tensor], None]
 """Takes rows ``start``… of the outputs that are predicted, on any thread."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RowStep:
+    """The optimizer of an embedding, and what keys its next step: the learning rate, and its number from 1 on.
+    ``diverged``: whether it has made rows that are no finite numbers."""
+
+    optimizer: RowOptimizer
+    lr: float = 0.0
+    number: int = 1
+    diverged: bool = False
 
 
 @dataclass(slots=True)
@@ -52,6 +64,7 @@ class Tile:
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
     moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
     scattered: Scattered | None = None
+    diverged: bool = False
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
         """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""
@@ -93,7 +106,8 @@ class StageContext:
     ``place`` is where tiles are computed, ``on_device`` whether the machine that is planned for has memory of its own
     there: it may be another one than this. ``sparse``: the matrix that comes without its zeros. ``packed``: those of
     bits, whose columns are bytes. ``read_rows``: how many rows of a matrix stages load. ``panels_held``: how many
-    panels' sums of a stage are held at once, beside those of tiles."""
+    panels' sums of a stage are held at once, beside those of tiles. ``embedding``: how the rows of an embedding are
+    stepped, where they are trained."""
 
     network: Network
     rows: GraphRows
@@ -109,6 +123,7 @@ class StageContext:
     panels_held: int = 1
     packed: set[str] = field(default_factory=set)
     read_rows: dict[str, int] = field(default_factory=dict)
+    embedding: "RowStep | None" = None
 
     def direction(self, scaling: Scaling, *, backward: bool = False) -> Direction:
         """Of the edges that are summed over; of those that its gradient is, with ``backward``."""

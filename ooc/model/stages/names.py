@@ -10,6 +10,7 @@ q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept to compute the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
+emb, emb.<name>  an embedding of the nodes, and what its optimizer keeps of it; demb.all: its whole gradient
 dh<k>…           the gradient of what an earlier stage made and a later one used
 z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 """
@@ -21,8 +22,10 @@ from string import ascii_lowercase
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Signs
-from ooc.model.lowering.values import Aggregate, Features, Linear, Moments, Rowwise, Sum, Value
+from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
 from ooc.model.stages.schedule import Schedule, is_constant
+
+EMBEDDING, ALL_GRADIENTS = "emb", "demb.all"
 
 
 class Names:
@@ -97,6 +100,8 @@ class Names:
     def _name(self, value: Value) -> str:
         if isinstance(value, Features):
             return "x"
+        if isinstance(value, Learnt):
+            return EMBEDDING
         if isinstance(value, Aggregate) and value.once:
             return self._network.first_aggregation(value.scaling, value.hops)
         layer = self._layer(self._schedule.stage[value])

@@ -36,7 +36,7 @@ from ooc.model.lowering.values import (
     Value,
 )
 from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
-from ooc.model.stages.names import Names
+from ooc.model.stages.names import ALL_GRADIENTS, EMBEDDING, Names
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
 from ooc.plan.workload import Direction, PerEdge, Pull, Stage
@@ -55,6 +55,8 @@ for each of its own. Measured: 16 × 128 at 41 G multiply-adds a second, 64 × 6
 _SPARSE_FORWARD, _SPARSE_BACKWARD = 4, 32
 """Multiply-adds of a dense product in the time of one of a sparse one, and of one of its weight's gradient. Measured
 with 33 entries in rows of 8,415, and a weight of 64 columns."""
+_STEP_COPIES, _STEP_VALUES, _STEP_OPERATORS = 4, 24, 16
+"""Of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
 _RECORDED_OPERATORS = 16
 """Of a function that autograd differentiates: recording it, and an engine's run of its own."""
 
@@ -92,6 +94,21 @@ class Program:
         values = [value for value in self.schedule.values if not is_constant(value)]
         used = dict.fromkeys(source for value in values for source in value.inputs)
         return [v for v in used if isinstance(v, Aggregate) and v.once]
+
+    @cached_property
+    def learnt_matrices(self) -> dict[str, int]:
+        """The embedding and what its optimizer keeps of it, and their columns."""
+        learnt, stepping = self.schedule.learnt, self.context.embedding
+        assert learnt is not None and stepping is not None, "an embedding is trained with an optimizer"
+        names = (EMBEDDING, *(f"{EMBEDDING}.{state}" for state in stepping.optimizer.states))
+        return dict.fromkeys(names, learnt.columns)
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the backward of the first stage, which finds the embedding's gradient, has all rows: then it steps
+        them, too."""
+        active = self.context.active
+        return self.schedule.learnt is not None and active.training_rows(self.schedule.stage_hops[0]) == active.nodes
 
     def rows(self, tile: Tile) -> Rows:
         """The rows of a tile, before any value of them is computed."""
@@ -167,6 +184,7 @@ class Program:
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
         temporaries.append(max((of_moments * v.columns for v in measured), default=0))
         temporaries.append(2 * max((_columns_at(v) for v in differentiated), default=0))
+        temporaries.append(_STEP_COPIES * columns[EMBEDDING] if EMBEDDING in stores else 0)
         upstream = self.schedule.pulled(backward) if backward is not None else None
         if isinstance(upstream, EdgeAggregate):
             temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
@@ -185,6 +203,8 @@ class Program:
         work = [Work(0, values, 2 * (len(names) + len(stores)) + scoring)]
         work += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
         work += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
+        if EMBEDDING in stores:
+            work.append(Work(0, _STEP_VALUES * columns[EMBEDDING], _STEP_OPERATORS))
         work += [Work(0, 3 * v.columns * (len(users[v]) - 1)) for v in differentiated if len(users[v]) > 1]
         spec = self.spec(
             title,
@@ -278,6 +298,10 @@ class Program:
             stores[name] = value.columns
             if prior is not None:
                 loads.append(prior)
+        if stage == 0 and self.schedule.learnt is not None:
+            learnt = self.learnt_matrices if self.steps_in_backward else {ALL_GRADIENTS: self.schedule.learnt.columns}
+            loads += self.learnt_matrices if self.steps_in_backward else ()
+            stores |= learnt
         return tuple(dict.fromkeys(loads)), stores
 
     def _writers(self, value: Value) -> list[int]:

@@ -24,14 +24,26 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE, hops, values_of
 from ooc.model.lowering.rectified import Rectified, Signs
-from ooc.model.lowering.values import Aggregate, Dropout, Features, Linear, Moments, Normalized, Rowwise, Sum, Value
+from ooc.model.lowering.values import (
+    Aggregate,
+    Dropout,
+    Features,
+    Learnt,
+    Linear,
+    Moments,
+    Normalized,
+    Rowwise,
+    Sum,
+    Value,
+)
 
 V = TypeVar("V", bound=Value)
 
 
 def is_constant(value: Value) -> bool:
-    """Whether it is there before the first stage: the features, and what is aggregated from them once."""
-    return isinstance(value, Features) or (isinstance(value, Aggregate) and value.once)
+    """Whether it is there before the first stage, and until the last: the features, what is aggregated from them once,
+    and an embedding."""
+    return isinstance(value, (Features, Learnt)) or (isinstance(value, Aggregate) and value.once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,7 @@ class Schedule:
         self.hops = hops(output)
         for value in self.values:
             self._enter(value)
+        self.learnt = next((value for value in self.values if isinstance(value, Learnt)), None)
         self.last = self.stage[output]
         self.kept: set[Value] = set()
         self.of_constants: set[Value] = set()
@@ -118,9 +131,9 @@ class Schedule:
         ]
 
     def all_in_stage(self, stage: int) -> list[Value]:
-        """The values that are first there in ``stage``, with what it pulls."""
-        pulled = self.pulled(stage)
-        return [*([pulled] if pulled is not None else []), *self.in_stage(stage)]
+        """The values that are first there in ``stage``, with what it pulls; an embedding in the first."""
+        before = self.pulled(stage) if stage else self.learnt
+        return [*([before] if before is not None else []), *self.in_stage(stage)]
 
     def messages(self, stage: int) -> list[Aggregate]:
         """The aggregations that pull what ``stage`` computes."""

@@ -119,6 +119,11 @@ class RowPass:
         """Whether it goes over the rows downwards."""
         return self.stage.reverse
 
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The matrices that it loads and stores: it replaces their rows."""
+        return frozenset(self.stage.loads).intersection(self.stage.stores)
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         return (*self.loads, self.bucketed or self.pull.source) if self.pull else self.loads
@@ -127,7 +132,7 @@ class RowPass:
     def stores(self) -> tuple[str, ...]:
         names = self.stage.stores
         if self.sweeps is None:  # what the pass before has stored, all of it, is not stored again
-            names = tuple(name for name in names if name not in self.loads)
+            names = tuple(name for name in names if name != self.pulled)
         return names if self.pull is None else (*names, *self.pull.added_to)
 
 
@@ -277,7 +282,7 @@ def blocks_of(
 ) -> Iterator[tuple[str, range, bool]]:
     """What a row pass uses in frames: matrices, which of their slabs, and whether it stores them."""
     for name in item.loads:
-        if matrices[name].in_frames:
+        if matrices[name].in_frames and name not in item.replaced:
             yield name, loaded_slabs(name, item, matrices[name].grid), False
     for name in item.stores:
         if matrices[name].in_frames:

@@ -146,10 +146,11 @@ class Plan(Layout):
 
     @cached_property
     def spilled(self) -> frozenset[str]:
-        """The matrices of which some program writes a block to the SSD."""
+        """The matrices of which some program writes a block to a spill file; what is learnt has files of its own."""
         lowest = [self.lowest(name) for name in self.unrolled]
         stored = (block for program in lowest for blocks in program.store for block in blocks)
-        return frozenset(self.blocks.where(block)[0] for block in stored)
+        names = frozenset(self.blocks.where(block)[0] for block in stored)
+        return frozenset(name for name in names if self.matrices[name].matrix.kind is not Kind.LEARNT)
 
     def lowest(self, name: str) -> Program:
         """The program ``name`` of the frames right above the SSD: the host's."""

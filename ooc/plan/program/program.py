@@ -81,8 +81,7 @@ def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
 
 def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
     """Blocks written by the program that are needed again after they have lost their frame."""
-    write = Use.WRITE
-    written = {span.block for span in uses.spans if span.use is write}
+    written = {span.block for span in uses.spans if span.use.writes}
     needed = {block for block in written if uses.lasting(block)}
     for span, is_kept, then in zip(uses.spans, kept.after, uses.following, strict=True):
         if not is_kept and then >= 0 and span.block in written:
@@ -329,7 +328,7 @@ class Unrolling:
                     early += 1
                 self.ahead += self.pass_of[first_step] != p
                 frame = self._must_take(p, self.until[i])
-                load = use is Use.READ
+                load = use.reads
                 acquired.append(Acquire(block, frame, load))
                 self.where[block] = frame
                 if load:
@@ -343,14 +342,14 @@ class Unrolling:
         """What step ``t`` copies to slab buffers, and what is written after it."""
         filled: list[tuple[int, bool]] = []
         stored: list[int] = []
-        spans, copy, write = self.uses.spans, Use.COPY, Use.WRITE
+        spans, copy = self.uses.spans, Use.COPY
         by_end, begins = self.endings
         for i in by_end[begins[t] : begins[t + 1]]:
             _, _, block, use = spans[i]
             if use is copy:
                 filled.append((block, self.found[i]))
                 self.read_bytes += 0 if self.found[i] else self.nbytes(block)
-            elif use is write and block in self.to_write:
+            elif use.writes and block in self.to_write:
                 stored.append(block)
                 self.stored_at[block] = t
                 self.write_bytes += self.nbytes(block)

@@ -37,6 +37,18 @@ class Use(IntEnum):
     WRITE = 1
     COPY = 2
     """Read into a slab buffer: from a frame if the block is in memory, from the SSD straight there if it is not."""
+    UPDATE = 3
+    """Read, and its rows replaced where they lie."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether its block is read into a frame."""
+        return self in (Use.READ, Use.UPDATE)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it leaves its block in a frame as the SSD does not have it."""
+        return self in (Use.WRITE, Use.UPDATE)
 
 
 class Span(NamedTuple):
@@ -192,7 +204,7 @@ def _row_uses(
         steps.reverse()
     spans: list[Span] = []
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
-        use = Use.WRITE if is_stored else Use.READ
+        use = Use.READ if not is_stored else Use.UPDATE if name in item.replaced else Use.WRITE
         spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, layout.step_rows, use)
     spans += _edges(item, first, steps, layout, workload, blocks)
     return steps, spans

@@ -71,14 +71,18 @@ def _verify_budgets(plan: Plan) -> None:
 
 
 def _verify_order(plan: Plan) -> None:
-    lasting = {name for name, m in plan.matrices.items() if m.matrix.kind is Kind.STORE}
+    lasting = {name for name, m in plan.matrices.items() if m.matrix.kind in (Kind.STORE, Kind.LEARNT)}
     for program, passes in plan.programs.items():
         written = set(lasting)
         for item in passes:
             reads, writes = set(item.reads), set(item.stores)
             for name in sorted(reads - written):
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
-            both = reads & writes
+            replaced = item.replaced if isinstance(item, RowPass) else frozenset()
+            for name in replaced:
+                learnt = plan.matrices[name].matrix.kind is Kind.LEARNT and item is passes[-1] and not plan.has_tiers
+                _claim(learnt, f"{program}: pass {item.index} replaces {name}, which is not for it to do")
+            both = reads & writes - replaced
             if item.sweeps is not None:  # it reads some slabs of this, and writes another
                 both.discard(item.sweeps.output)
             _claim(not both, f"{program}: pass {item.index} reads and writes {both}")
@@ -250,8 +254,7 @@ class _Replay:
         self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
         self.where: dict[int, int] = dict(program.warm)
         self.stored: set[int] = set()
-        write = Use.WRITE
-        self.written = {span.block for span in program.uses.spans if span.use is write}
+        self.written = {span.block for span in program.uses.spans if span.use is Use.WRITE}
         self.starting = deque(sorted(program.uses.spans, key=attrgetter("first")))  # those that have not begun
         self.ending = deque(sorted(program.uses.spans, key=attrgetter("last")))  # those that have not ended
         self.open: list[Region] = []  # of the pass that runs
@@ -337,11 +340,11 @@ class _Replay:
                 continue
             if block not in where:
                 raise self._wrong(block, "is used and has no frame")
-            if use is Use.READ:
-                if block not in filled:
-                    raise self._wrong(block, "is used before it is read")
-            else:
+            if use.reads and block not in filled:
+                raise self._wrong(block, "is used before it is read")
+            if use.writes:
                 filled.add(block)
+                self.written.add(block)
                 self.stored.discard(block)  # what lies below is out of date
             busy[block] = busy.get(block, 0) + 1
 

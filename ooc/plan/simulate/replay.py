@@ -12,7 +12,7 @@ from ooc.plan.layout.passes import Pass, shuffles_in, streamed_write_bytes
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
-from ooc.plan.program.sequence import Span, Step, Use
+from ooc.plan.program.sequence import Span, Step
 from ooc.plan.simulate.channels import READ, WRITE, Drive
 from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Timeline
 from ooc.plan.workload import Workload
@@ -159,7 +159,7 @@ class Replay:
 
     def _use(self, span: Span) -> None:
         """A step that uses a block is about to be computed."""
-        if span.use is Use.READ:
+        if span.use.reads:
             self._await(self.arriving.pop(span.block, None))
 
     def _fill(self, t: int, at: int) -> None:

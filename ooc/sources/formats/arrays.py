@@ -51,7 +51,7 @@ class ArrayOptions:
     """How arrays become a source: what the caller asks, names for messages, what is usual for the format.
 
     ``usual_split``: that of a request for none; None: as given, column 0 of two-dimensional masks. ``release`` is
-    called after each block: mapped files let go of their pages.
+    called after each block: mapped files let go of their pages. ``may_lack_features``: such graphs have been made so.
     """
 
     request: Request
@@ -59,6 +59,7 @@ class ArrayOptions:
     format: str
     usual_split: str | None = None
     release: Callable[[], None] = lambda: None
+    may_lack_features: bool = False
 
     @property
     def split(self) -> int | str | None:
@@ -76,11 +77,14 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise SourceError(f"{options.name}: {name} holds {array.dtype} values, not plain numbers")
+    without = options.may_lack_features and not any(name == "x" or name.startswith("x_") for name in arrays)
+    if without and "num_nodes" in arrays:
+        arrays = {**arrays, "x": np.empty((_scalar(arrays, "num_nodes", options.name), 0), dtype=np.float32)}
     read_features, (rows, num_features), feature_entries = _features(arrays, options.name)
     nodes = _scalar(arrays, "num_nodes", options.name) if "num_nodes" in arrays else rows
     if nodes != rows:
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
-    if not 0 < nodes <= 2**32 or num_features < 1:
+    if not 0 < nodes <= 2**32 or (num_features < 1 and not without):
         raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
     columns, num_edges = _edge_columns(arrays, options.name)
     carried = _edge_data(arrays, num_edges, options.name)
@@ -344,7 +348,10 @@ def pyg_source(data: Any, request: Request) -> Source:
     for part, name in ((part, name) for part, names in parts for name in names):
         if (tensor := getattr(part, name, None)) is not None:
             arrays |= _of_tensor(tensor, name)
-    return array_source(arrays, ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg"))
+    if "x" not in arrays and kind == "Data" and data.num_nodes is not None:
+        arrays["num_nodes"] = np.array(data.num_nodes)
+    options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
+    return array_source(arrays, options)
 
 
 def _of_one_kind(data: Any) -> list[tuple[Any, tuple[str, ...]]]:

@@ -15,7 +15,7 @@ from ooc.sources.column_roles import EDGES, NODES, check_all_found
 from ooc.sources.edge_options import EdgeFiles, asked_files
 from ooc.sources.files.cells import Cells
 from ooc.sources.formats.numbered_graph import BareGraph, NumberedGraph
-from ooc.sources.node_data import RANDOM, node_features, node_labels
+from ooc.sources.node_data import NONE, RANDOM, node_features, node_labels
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import COLUMNS, SPLIT, Request
 from ooc.sources.source import EdgeBlock, Source, fingerprint_of
@@ -53,7 +53,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     graph = _with_edge_files(graph, asked_files(request, graph.num_edges if graph.counted else None))
     texts = {}
     for part, path, example in (
-        ("features", graph.features, "random:COLUMNS"),
+        ("features", graph.features, "random:COLUMNS, or none, to train an embedding"),
         ("labels", graph.labels, "random:CLASSES"),
     ):
         text = request.option(part) or (str(path) if path is not None else None)
@@ -66,7 +66,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         texts[part] = text
     tables = NodeTables(request, graph.held)
     for part, text in texts.items():
-        if part not in request.arrays and not text.startswith(RANDOM) and tables.has(Path(text)):
+        if part not in request.arrays and not _is_no_file(part, text) and tables.has(Path(text)):
             tables.open(Path(text))
     edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
     check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
@@ -75,7 +75,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     ids = tables.ids(graph.name)
     joined = NumberedGraph(graph, features, labels, ids, request.budget_bytes)
     held = bool(graph.held or request.arrays)
-    files = [] if held else [Path(text) for text in texts.values() if not text.startswith(RANDOM)]
+    files = [] if held else [Path(text) for part, text in texts.items() if not _is_no_file(part, text)]
     known = {count for count in (graph.num_nodes, features.rows, labels.rows) if count is not None}
     if len(known) > 1:
         raise SourceError(
@@ -111,3 +111,8 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         prepare=lambda folder, listener: joined.prepared(source, nodes, folder, listener),
         prepare_bytes=16 * source.num_nodes + 8 * source.num_edges,
     )
+
+
+def _is_no_file(part: str, text: str) -> bool:
+    """Whether what is asked for is made up, or nothing."""
+    return text.startswith(RANDOM) or (part == "features" and text == NONE)

@@ -57,7 +57,7 @@ class Parameters:
         limits = {
             "nodes": (2, 2**32),
             "edges": (0, 2**48),
-            "features": (1, 2**20),
+            "features": (0, 2**20),
             "classes": (1, self.nodes),
             "labelled": (0, 1),
             "train": (0, 1),

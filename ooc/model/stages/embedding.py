@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's step of an embedding's rows: as its gradient is found, tile by tile, where all rows have one, and
+else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too.
+
+Rows are replaced where they lie in memory, by the last pass of a program alone.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ooc.model.stages.context import Step, Tensors, Tile
+from ooc.model.stages.names import ALL_GRADIENTS
+from ooc.model.stages.schedule import Recipe
+
+if TYPE_CHECKING:
+    from ooc.model.stages.program import Program
+
+
+def step_of_rows(program: "Program") -> Callable[[Tile, Tensor], Tensors]:
+    """From a tile, with its rows of the embedding and of what is kept of it, and their gradient to the new rows."""
+    stepping = program.context.embedding
+    assert stepping is not None
+    name, *states = program.learnt_matrices
+
+    def stepped(tile: Tile, gradient_RD: Tensor) -> Tensors:
+        kept = [tile.inputs[state] for state in states]
+        rows_RD, kept = stepping.optimizer.step(
+            tile.inputs[name], gradient_RD, kept, lr=stepping.lr, number=stepping.number
+        )
+        tile.diverged = not bool(torch.isfinite(rows_RD).all())
+        return {name: rows_RD, **dict(zip(states, kept, strict=True))}
+
+    return stepped
+
+
+def embedding_steps(program: "Program") -> list[Step]:
+    """The stage of its own, where one is needed."""
+    if program.schedule.learnt is None or program.steps_in_backward:
+        return []
+    stepped = step_of_rows(program)
+
+    def compute(tile: Tile) -> Tensors:
+        gradient, height = tile.inputs[ALL_GRADIENTS], tile.stop - tile.start
+        return stepped(tile, F.pad(gradient, (0, 0, 0, height - len(gradient))))
+
+    matrices = program.learnt_matrices
+    loads = (ALL_GRADIENTS, *matrices)
+    nothing = Recipe((), (), pulled=False)
+    step = program.step(compute, "step", program.context.active.nodes, nothing, loads=loads, stores=matrices)
+    return [step]

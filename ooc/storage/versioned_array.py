@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An array that is replaced whole, over and over: one file a version, of which one is read while the next is written.
+
+A file is an ``.npy`` whose header takes a page, so that numpy reads it, and its rows lie where direct I/O wants them.
+"""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.storage.array import PAGE_BYTES, Array, Extent
+
+
+class VersionedArray(Array):
+    """Rows ``shape`` in the files ``paths``; ``current`` is the version that is read, ``following`` that to be written.
+
+    Which version is which is for its owner to say.
+    """
+
+    def __init__(self, name: str, paths: list[Path], shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
+        super().__init__(name, paths[0].parent, shape, shape, np.dtype(dtype).newbyteorder("<").str)
+        self.paths = paths
+        self.current, self.following = 0, 1
+
+    @property
+    def next_path(self) -> Path:
+        """The file of the version that is to be written."""
+        return self.paths[self.following]
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of a version's file: whole pages."""
+        return PAGE_BYTES + -(-self.shape[0] * self.row_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def extent(self, path: Path, start_row: int, rows: int) -> Extent:
+        """Where so many rows lie in the file ``path``."""
+        return Extent(path, PAGE_BYTES + start_row * self.row_bytes, rows * self.row_bytes)
+
+    def extents(self, start_row: int, stop_row: int) -> list[Extent]:
+        """Where rows ``[start_row, stop_row)`` of the current version lie."""
+        return [self.extent(self.paths[self.current], start_row, stop_row - start_row)]
+
+    def header(self) -> bytes:
+        """The page that a file begins with."""
+        described = {"descr": self.dtype.str, "fortran_order": False, "shape": self.shape}
+        written = io.BytesIO()
+        np.lib.format.write_array_header_1_0(written, described)
+        fields = written.getvalue()[10:].rstrip()
+        return b"\x93NUMPY\x01\x00" + (PAGE_BYTES - 10).to_bytes(2, "little") + fields.ljust(PAGE_BYTES - 11) + b"\n"

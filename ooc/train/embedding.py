@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An embedding of every node that is trained beside the model: its rows and what its optimizer keeps of them, on disk.
+
+Every epoch reads the current version of each and writes another one, so that what the last checkpoint names is still
+there whenever the process ends. N nodes, D columns.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ooc.errors import OptionError, RunError, SpillError
+from ooc.kernels.row_optimizers import RowOptimizer
+from ooc.model.stages import EMBEDDING, RowStep
+from ooc.prefetch.spill import open_nameless
+from ooc.sizes import format_size
+from ooc.storage.array import flush, make_folders
+from ooc.storage.versioned_array import VersionedArray
+from ooc.train import run as run_folder
+
+_PANEL_ROWS = 4096
+"""Rows that are drawn together, whatever is read or written together."""
+_PANELS_BETWEEN_FLUSHES = 16
+
+
+class Embedding:
+    """``columns`` numbers for every node, trained as ``torch.nn.Embedding(N, columns).weight`` would be: the input of
+    the model, behind the store's features where it has such.
+
+    ``optimizer`` is adam, adamw, adagrad or sgd, with ``options`` as torch.optim has them; ``lr`` None: that of the
+    model's first group of parameters, epoch by epoch. Rows are drawn from a normal distribution of deviation ``std``,
+    by the trainer's seed. OptionError for what makes no sense.
+    """
+
+    def __init__(
+        self, columns: int, *, optimizer: str = "adam", lr: float | None = None, std: float = 1.0, **options: Any
+    ) -> None:
+        if columns < 1:
+            raise OptionError(f"an embedding has at least one column, not {columns}")
+        if lr is not None and not lr > 0:
+            raise OptionError(f"an embedding's learning rate must be positive, not {lr}")
+        if not std >= 0:
+            raise OptionError(f"the deviation of an embedding's first rows must not be negative, not {std}")
+        self.columns, self.lr, self.std = columns, lr, std
+        self.optimizer = RowOptimizer.of(optimizer, options)
+
+    def __repr__(self) -> str:
+        return f"Embedding({self.columns}, optimizer={self.optimizer.name!r}, lr={self.lr}, std={self.std})"
+
+
+class LearntRows:
+    """The matrices of an ``embedding`` of so many ``nodes``: ``arrays``, by name, that of the rows first.
+
+    ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
+    program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
+    current versions, from a checkpoint to the next one and from the best epoch to the next. Of a graph that is only
+    planned for, nothing is ever opened.
+    """
+
+    def __init__(
+        self, embedding: Embedding, nodes: int, dtype: torch.dtype, *, seed: int = 0, folder: Path | None = None
+    ) -> None:
+        self.embedding = embedding
+        self.stepping = RowStep(optimizer=embedding.optimizer)
+        self._seed, self._folder = seed, folder
+        self._descriptors: list[int] = []
+        self._open = self._closed = self._pending = False
+        self._saved: dict[str, int] = {}
+        self._best: int | None = None
+        kind, shape = str(dtype).removeprefix("torch."), (nodes, embedding.columns)
+        where = Path() if folder is None else folder
+        names = (EMBEDDING, *(f"{EMBEDDING}.{state}" for state in embedding.optimizer.states))
+        self.arrays = {name: VersionedArray(name, [where / f"{name}.0.npy"], shape, kind) for name in names}
+
+    @classmethod
+    def of_run(cls, embedding: Embedding, nodes: int, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":
+        """Those of a run, as ``state()`` was kept with its weights, to be read; RunError where they are not there."""
+        rows = cls(embedding, nodes, dtype, folder=run / run_folder.EMBEDDING)
+        array = rows.arrays[EMBEDDING]
+        array.paths = [run / run_folder.EMBEDDING / f"{EMBEDDING}.{_versions_of(state).get(EMBEDDING)}.npy"]
+        _check_file(array, array.paths[0])
+        return rows
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def open(self, scratch: Path, *, shares_forward: bool) -> None:
+        """Have the files, in ``scratch`` where they belong to no run, with first rows unless a checkpoint has been
+        loaded. ``shares_forward``: whether an epoch is saved when the next one has been computed already. SpillError
+        where there is no room."""
+        if self._open:
+            return
+        if self._closed and self._folder is None:
+            raise RunError("the embedding went when the trainer was closed; train with out=, which keeps it")
+        self._make_files(scratch, shares_forward)
+        if not self._saved:
+            self._fill()
+        self._open = True
+
+    def _make_files(self, scratch: Path, shares_forward: bool) -> None:
+        folder, in_run = self._folder or scratch, self._folder is not None
+        try:
+            if in_run:
+                list(make_folders(folder))
+            for name, array in self.arrays.items():
+                count = 2 + (in_run and shares_forward) + (in_run and name == EMBEDDING)
+                if in_run:
+                    array.paths = [folder / f"{name}.{version}.npy" for version in range(count)]
+                else:
+                    self._descriptors += (opened := [open_nameless(folder) for _ in range(count)])
+                    array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
+                for version, path in enumerate(array.paths):
+                    _make_file(path, array, anew=version not in (self._saved.get(name), self._best))
+        except OSError as error:
+            room = format_size(sum(array.file_nbytes * len(array.paths) for array in self.arrays.values()))
+            raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None
+
+    def _fill(self) -> None:
+        """The first rows, and what the optimizer keeps of them; zeros are there already."""
+        embedding, rows = self.embedding, self.arrays[EMBEDDING]
+        for name, array in self.arrays.items():
+            array.current = 0
+            first = embedding.optimizer.states.get(name.removeprefix(f"{EMBEDDING}."), 0.0)
+            if array is not rows and not first:
+                continue
+            with array.paths[0].open("r+b", buffering=0) as file:
+                for panel, start in enumerate(range(0, array.shape[0], _PANEL_ROWS)):
+                    shape = (min(_PANEL_ROWS, array.shape[0] - start), array.columns)
+                    block = self.first_rows(panel, shape) if array is rows else np.full(shape, first, array.dtype)
+                    place = array.extent(array.paths[0], start, shape[0])
+                    os.pwrite(file.fileno(), block.data, place.offset)
+                    if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
+                        os.fdatasync(file.fileno())
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def first_rows(self, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Rows as they are drawn, [R, D], the first of ``_PANEL_ROWS`` that are drawn together."""
+        dtype = self.arrays[EMBEDDING].dtype
+        generator = np.random.Generator(np.random.Philox(key=[self._seed, panel]))
+        rows: np.ndarray[Any, Any] = generator.standard_normal(shape, dtype=dtype.type)
+        rows *= dtype.type(self.embedding.std)
+        return rows
+
+    def close(self) -> None:
+        """Let go of the files; those of no run end."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._closed, self._open = True, False
+
+    # ---- versions ----------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> bool:
+        """Whether a program has begun to write another version, which has not been committed."""
+        return self._pending
+
+    def begin(self, *, lr: float, number: int) -> None:
+        """Step ``number``, from 1, is about to be computed and written."""
+        self.stepping.lr = lr if self.embedding.lr is None else self.embedding.lr
+        self.stepping.number, self.stepping.diverged = number, False
+        for name, array in self.arrays.items():
+            taken = {array.current, self._saved.get(name), self._best if name == EMBEDDING else None}
+            array.following = next(version for version in range(len(array.paths)) if version not in taken)
+        self._pending = True
+
+    def drop(self) -> None:
+        """What was written is not to be read."""
+        self._pending = False
+
+    def commit(self) -> None:
+        """What was written is what is read from here on; of a run, it is on the disk."""
+        for array in self.arrays.values():
+            if self._folder is not None:
+                flush(array.next_path)
+            array.current = array.following
+        self._pending = False
+
+    def state(self) -> dict[str, Any]:
+        """The current versions, for a checkpoint: ``saved`` when that is written."""
+        return {"versions": self._versions, "optimizer": self.embedding.optimizer.name}
+
+    def saved(self) -> None:
+        """A checkpoint names the current versions: they stay until the next one."""
+        self._saved = self._versions
+
+    def kept_as_best(self) -> None:
+        """The current rows are those of the best epoch: they stay until the next one."""
+        self._best = self.arrays[EMBEDDING].current
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        return {name: array.current for name, array in self.arrays.items()}
+
+    def load(self, state: object, best: object) -> None:
+        """Go on from what a checkpoint has of ``state()``, with the best epoch's rows as ``best`` has them; RunError
+        where that is not there, or of another embedding."""
+        versions = _versions_of(state)
+        if versions.keys() != self.arrays.keys() or self._folder is None:
+            raise RunError("the checkpoint is of another embedding, or of none")
+        for name, array in self.arrays.items():
+            _check_file(array, self._folder / f"{name}.{versions[name]}.npy")
+            array.current = int(versions[name])
+        self._best = _versions_of(best).get(EMBEDDING)
+        self.saved()
+
+
+def _versions_of(state: object) -> dict[str, int]:
+    """The versions that ``LearntRows.state`` names, by array; none in what is no such state."""
+    versions = state.get("versions") if isinstance(state, Mapping) else None
+    found = versions if isinstance(versions, Mapping) else {}
+    return {str(name): version for name, version in found.items() if type(version) is int and version >= 0}
+
+
+def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:
+    """A version's file, of the full size; ``anew``: with nothing in it but zeros."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if anew:
+            os.ftruncate(descriptor, 0)
+            os.posix_fallocate(descriptor, 0, array.file_nbytes)
+            os.pwrite(descriptor, array.header(), 0)
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_file(array: VersionedArray, path: Path) -> None:
+    """RunError where the file of a version is not what it was when a checkpoint named it, as far as its size tells."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            same = file.read(len(array.header())) == array.header()
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from error
+    if size != array.file_nbytes or not same:
+        raise RunError(f"{path} is not the embedding that the checkpoint names")

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run with an embedding goes on from wherever it was stopped, and gives what it has learnt."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ooc
+from ooc.errors import ModelError, OocError, OptionError, RunError, TrainingError
+from ooc.prefetch.frames import HostWorkspace
+from ooc.storage.store import Store
+from ooc.train.embedding import LearntRows
+from ooc.train.run import RunFolder
+from ooc.train.trainer import Trainer
+from tests.exactness.reference import ModelCase
+
+EPOCHS = 5
+SHARED, APART = ModelCase(kind="sage", layers=2), ModelCase(kind="sage", layers=2, dropout=0.4)
+"""Whose scores come with the next epoch's forward pass, and those for which that takes one of its own."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("store")
+    return ooc.convert("synthetic:nodes=3000,edges=9000,features=0,classes=4", folder / "g.ooc")
+
+
+def trainer_of(store: Store, case: ModelCase, run: Path | None, **options: Any) -> Trainer:
+    model = case.build(8, 4, dtype=torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    options = {"embedding": ooc.Embedding(8, lr=0.05)} | options
+    return Trainer(model, store, optimizer=optimizer, memory="48M", out=run, **options)
+
+
+def rows_of(trainer: Trainer) -> Tensor:
+    rows = trainer.predict("embeddings", layer=0)
+    assert rows is not None
+    return rows
+
+
+def outcome(store: Store, case: ModelCase, run: Path, *, resume: bool = False, **fit: Any) -> tuple[Any, ...]:
+    """Losses and scores of all epochs, the weights, the rows."""
+    with trainer_of(store, case, run) as trainer:
+        trainer.fit(EPOCHS, resume=resume, progress=False, **fit)
+        rows = rows_of(trainer)
+        weights = [p.detach().clone() for p in trainer.model.parameters()]
+    records = RunFolder.open(run).records()
+    return [(r.epoch, r.loss, r.valid_acc, r.test_acc) for r in records], weights, rows
+
+
+def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    assert found[0] == expected[0]
+    assert all(map(torch.equal, found[1], expected[1]))
+    assert torch.equal(found[2], expected[2])
+
+
+class Stopped(Exception):
+    """As a kill would stop it."""
+
+
+PLACES: dict[str, tuple[type, str, bool]] = {
+    "while rows are written": (HostWorkspace, "write", False),
+    "before they are committed": (LearntRows, "commit", False),
+    "after they are committed": (LearntRows, "commit", True),
+    "before the best is kept": (RunFolder, "save_best", False),
+    "between the best and the checkpoint": (RunFolder, "save", False),
+    "after the checkpoint": (RunFolder, "save", True),
+    "after the metrics": (RunFolder, "append", True),
+}
+
+
+@pytest.mark.parametrize("case", [SHARED, APART], ids=["shared forward", "apart"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_stopped_run_goes_on_to_the_same(case: ModelCase, place: str, store: Store, tmp_path: Path) -> None:
+    """Wherever it was stopped, in whichever epoch: losses, scores, weights and rows, to the bit."""
+    expected = outcome(store, case, tmp_path / "whole")
+    kind, name, behind = PLACES[place]
+    original: Callable[..., Any] = getattr(kind, name)
+    for calls in (1, 3):
+        run, left = tmp_path / f"run-{calls}", [calls]
+
+        def stopping(*arguments: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            found = original(*arguments, **options) if behind or left[0] else None
+            if not left[0]:
+                raise Stopped
+            return found
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(kind, name, stopping)
+            outcome(store, case, run)
+        assert_same(outcome(store, case, run, resume=True), expected)
+
+
+@pytest.mark.parametrize("case", [SHARED, APART], ids=["shared forward", "apart"])
+def test_predictions_are_of_the_best_epoch_or_the_last(case: ModelCase, store: Store, tmp_path: Path) -> None:
+    """Each of the two states has rows that go with its weights."""
+    from ooc.train.prediction import Prediction
+    from ooc.train.resources import Resources
+    from ooc.train.weights import learnt_rows, load_weights
+
+    kept: dict[int, Tensor] = {}
+    with trainer_of(store, case, tmp_path / "run") as trainer:
+        for epoch in range(1, EPOCHS + 1):
+            trainer.fit(1, progress=False)
+            kept[epoch] = rows_of(trainer)
+        assert trainer.best is not None
+        best = trainer.best["epoch"]
+    run = RunFolder.open(tmp_path / "run")
+    for which, epoch in (("best", best), ("last", EPOCHS)):
+        model = case.build(8, 4, dtype=torch.float32)
+        model.load_state_dict(load_weights(run, which))
+        learnt = learnt_rows(run, which, ooc.Embedding(8), store.num_nodes)
+        resources = Resources.parse(memory="48M", spill_dir=tmp_path)
+        prediction = Prediction(model, store, resources, "embeddings", layer=0, learnt=learnt)
+        assert torch.equal(prediction.read(), kept[epoch]), f"{which}: not the rows of epoch {epoch}"
+        prediction.close()
+
+
+def test_an_epoch_that_patience_ends_is_dropped(store: Store, tmp_path: Path) -> None:
+    """The rows are those that were scored last, in memory and on disk."""
+    for scored in (True, False):
+        with trainer_of(store, SHARED, tmp_path / f"run-{scored}", embedding=ooc.Embedding(8, lr=3.0)) as trainer:
+            records = trainer.fit(30, patience=1, progress=False)
+            assert len(records) < 30
+            if scored:
+                scores = trainer.evaluate()
+                assert (scores["valid_acc"], scores["test_acc"]) == (records[-1].valid_acc, records[-1].test_acc)
+            after = trainer.fit(2, eval_every=0, progress=False)
+        with trainer_of(store, SHARED, tmp_path / f"other-{scored}", embedding=ooc.Embedding(8, lr=3.0)) as trainer:
+            expected = trainer.fit(len(records) + 2, eval_every=0, progress=False)[-2:]
+            assert [record.loss for record in after] == [record.loss for record in expected]
+
+
+def test_rows_that_are_no_numbers_are_not_kept(store: Store, tmp_path: Path) -> None:
+    """The checkpoint before them is."""
+    embedding = ooc.Embedding(8, optimizer="sgd", lr=1e38, weight_decay=1e3)
+    with (
+        trainer_of(store, APART, tmp_path / "run", embedding=embedding) as trainer,
+        pytest.raises(TrainingError, match="made the embedding infinite or no number; there is no checkpoint"),
+    ):
+        trainer.fit(3, progress=False)
+
+
+def test_without_a_run_the_rows_end_with_the_trainer(store: Store, tmp_path: Path) -> None:
+    """Nothing is left on the disk, and what comes later says so."""
+    trainer = trainer_of(store, APART, None, spill_dir=tmp_path)
+    trainer.fit(1, progress=False)
+    trainer.close()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RunError, match="the embedding went when the trainer was closed"):
+        trainer.fit(1, progress=False)
+
+
+def test_another_embedding_is_refused(store: Store, tmp_path: Path) -> None:
+    """One of other columns or another optimizer, or none."""
+    outcome(store, APART, tmp_path / "run", eval_every=0)
+    others = {
+        "is of another embedding": ooc.Embedding(8, optimizer="sgd"),
+        "is of another model": 9,
+        "was begun with an embedding": None,
+    }
+    for message, embedding in others.items():
+        columns = 9 if embedding == 9 else 8
+        with pytest.raises(OocError, match=message):
+            if embedding is None:
+                features = ooc.convert("synthetic:nodes=3000,edges=9000,features=8,classes=4", tmp_path / "f.ooc")
+                with trainer_of(features, APART, tmp_path / "run", embedding=None) as trainer:
+                    trainer.fit(6, resume=True)
+            else:
+                model = APART.build(columns, 4, dtype=torch.float32)
+                options: dict[str, Any] = {"memory": "48M", "out": tmp_path / "run", "embedding": embedding}
+                with Trainer(model, store, **options) as trainer:
+                    trainer.fit(6, resume=True)
+
+
+def test_a_version_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+    outcome(store, APART, tmp_path / "run", eval_every=0)
+    for file in (tmp_path / "run" / "embedding").glob("emb.exp_avg.*"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"emb\.exp_avg\.\d\.npy is not the embedding that the checkpoint names"):
+        outcome(store, APART, tmp_path / "run", resume=True)
+
+
+def test_versions_are_arrays_of_numpy(store: Store, tmp_path: Path) -> None:
+    """In the order of the store's rows."""
+    with trainer_of(store, APART, tmp_path / "run") as trainer:
+        trainer.fit(1, eval_every=0, progress=False)
+        rows = rows_of(trainer)[torch.from_numpy(store.array("perm").read())]
+    found = [np.load(file) for file in (tmp_path / "run" / "embedding").glob("emb.?.npy")]
+    assert any(np.array_equal(one, rows.numpy()) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_norm": 1.0}, "not trained with clipped gradients"),
+        ({"spill_dtype": "bfloat16"}, "not trained with a narrower spill_dtype"),
+        ({"embedding": 7}, "the model takes 8 features, the embedding has 7"),
+        ({"embedding": None}, "have no features; train an embedding of them, embedding=64"),
+    ],
+)
+def test_what_cannot_be_is_named(options: dict[str, Any], message: str, store: Store) -> None:
+    with pytest.raises(OocError, match=message):
+        trainer_of(store, APART, None, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, {}), "at least one column"),
+        ((4, {"optimizer": "lbfgs"}), "not one of adam, adamw, adagrad, sgd"),
+        ((4, {"lr": 0.0}), "learning rate must be positive"),
+        ((4, {"std": -1.0}), "must not be negative"),
+        ((4, {"amsgrad": True}), "adam has no option 'amsgrad'; it has betas, eps, weight_decay"),
+        ((4, {"betas": (2.0, 0.9)}), "Adam says: Invalid beta parameter"),
+    ],
+)
+def test_wrong_embeddings_are_named(arguments: tuple[int, dict[str, Any]], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ooc.Embedding(arguments[0], **arguments[1])
+
+
+def test_a_model_that_ignores_it_is_refused(store: Store) -> None:
+    class Blind(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.linear(torch.zeros_like(x))
+
+    with pytest.raises(ModelError):
+        Trainer(Blind(), store, memory="48M", embedding=8)
