@@ -3,9 +3,9 @@
 
     store = ooc.convert(source, "graph.ooc")         an ooc.Store on disk (ooc.dataset: a published one; ooc.open)
     with ooc.Trainer(model, store) as trainer:       a store, its path, or PyG's Data
-        trainer.fit(epochs=100); trainer.predict("labels")
+        trainer.fit(epochs=100); trainer.predict("labels")    embedding=ooc.Embedding(64): nodes without features
     for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
-    for batch in ooc.GraphLoader(store, batch_nodes=4096): ...    whole graphs of a store of many, PyG's Batch
+    ooc.GraphTrainer(model, store, batch_nodes=4096); ooc.GraphLoader(…)   many graphs, each with a label
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store as Store
     from ooc.storage.store import open_store as open  # noqa: F401
     from ooc.train.embedding import Embedding as Embedding
+    from ooc.train.graphs import GraphTrainer as GraphTrainer
     from ooc.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Embedding": ("ooc.train.embedding", "Embedding"),
     "GraphLoader": ("ooc.sampling.graphs", "GraphLoader"),
+    "GraphTrainer": ("ooc.train.graphs", "GraphTrainer"),
     "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),

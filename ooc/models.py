@@ -4,7 +4,7 @@
 from typing import Any
 
 import torch
-from torch_geometric.nn import MessagePassing, TransformerConv
+from torch_geometric.nn import MessagePassing, TransformerConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.nn.resolver import normalization_resolver
 
@@ -80,4 +80,65 @@ class Residual(torch.nn.Module):
         for norm, conv in zip(self.norms, self.convs, strict=True):
             x = x + self.dropout(self.act(conv(norm(x), edge_index, **carried)))
         out: torch.Tensor = self.lin_out(self.norm_out(x))
+        return out
+
+
+POOLS = {"add": global_add_pool, "mean": global_mean_pool, "max": global_max_pool}
+
+
+class PathConv(torch.nn.Module):
+    """Messages along paths of so many ``edges``, two or three: the last node p of v0 → … → p gets W Σ relu(Σ W_t
+    h(v_t)) over the paths that end there. Rows [N, ``channels``] and ``path_index`` [edges + 1, P] become [N,
+    ``channels``]."""
+
+    def __init__(self, channels: int, edges: int) -> None:
+        super().__init__()
+        self.lins = torch.nn.ModuleList(torch.nn.Linear(channels, channels, bias=not at) for at in range(edges + 1))
+        self.lin_out = torch.nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor, path_index: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        messages = self.lins[0](x)[path_index[0]]
+        for lin, nodes in zip(self.lins[1:], path_index[1:], strict=True):
+            messages = messages + lin(x)[nodes]
+        out: torch.Tensor = self.lin_out(torch.zeros_like(x).index_add(0, path_index[-1], messages.relu()))
+        return out
+
+
+class Pooled(torch.nn.Module):
+    """A row of outputs a graph: ``gnn``, whose rows are as wide as its ``out_channels``; with ``paths`` of two or three
+    edges what a ``PathConv`` makes of these rows, added; their sum, mean or maximum over a graph (``pool``: add, mean,
+    max); a linear map to ``out_channels``."""
+
+    def __init__(
+        self, gnn: torch.nn.Module, width: int, out_channels: int, *, pool: str = "mean", paths: int = 0
+    ) -> None:
+        super().__init__()
+        self.gnn, self.pool = gnn, pool
+        self.path_conv = PathConv(width, paths) if paths else None
+        self.lin_out = torch.nn.Linear(width, out_channels)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        batch: torch.Tensor,
+        edge_weight: torch.Tensor | None = None,
+        edge_attr: torch.Tensor | None = None,
+        path_index: torch.Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> torch.Tensor:
+        """``x`` [N, in], ``edge_index`` [2, E], ``batch`` [N] → [graphs, out]. ValueError for what no part takes."""
+        given: dict[str, Any] = {"batch": batch, "batch_size": batch_size} if isinstance(self.gnn, BasicGNN) else {}
+        for name, value in (("edge_weight", edge_weight), ("edge_attr", edge_attr)):
+            if value is not None:
+                if not getattr(self.gnn, f"supports_{name}", False):
+                    raise ValueError(f"{type(self.gnn).__name__} takes no {name}")
+                given[name] = value
+        h = self.gnn(x, edge_index, **given)
+        if (path_index is None) != (self.path_conv is None):
+            raise ValueError("paths are given to a model that has no part for them, or the other way round")
+        if self.path_conv is not None:
+            h = h + self.path_conv(h, path_index)
+        out: torch.Tensor = self.lin_out(POOLS[self.pool](h, batch, batch_size))
         return out

@@ -289,7 +289,11 @@ class RunningStatistics:
             module.momentum = 1.0
         try:
             yield
-            self._of_batch = [buffer.double() for _, mean, variance, _ in self._norms for buffer in (mean, variance)]
+            self._of_batch = [
+                buffer.to(torch.float64, copy=True)
+                for _, mean, variance, _ in self._norms
+                for buffer in (mean, variance)
+            ]
             calls = [int(tracked - kept) for (*_, tracked), (*_, kept) in zip(self._norms, before, strict=True)]
         finally:
             for (module, *buffers), momentum, kept in zip(self._norms, momenta, before, strict=True):

@@ -133,7 +133,7 @@ def many_graphs(
     for _ in range(count):
         nodes, edges = int(drawn(1, 9)), int(drawn(0, 21))
         y = {
-            "values": torch.randn(1, 2, generator=generator, dtype=dtype),
+            "values": torch.randn(1, 2, generator=generator).to(dtype),  # as stores have them
             "classes": drawn(0, 3, 1),
             "answers": torch.tensor([0.0, 1.0, torch.nan], dtype=dtype)[drawn(0, 3, 1, 2)],
         }[labels]

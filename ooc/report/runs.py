@@ -21,7 +21,7 @@ from ooc.train.run import RunFolder, holds_run
 
 _DEPTH = 3
 """Folders below the one that is looked through."""
-_LOWER_IS_BETTER = ("mae",)
+_LOWER_IS_BETTER = ("mae", "rmse")
 _STORE_SUFFIX = ".ooc"
 
 

@@ -39,7 +39,7 @@ _DEFAULT_SHARE = 0.5
 _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
 """Batches that are in sight, and the part of what is left for pages that seeing them may take."""
 _COUNTED_EDGES = 1 << 16
-_GRAPH_BYTES = 80
+_GRAPH_BYTES = 96
 """Of every graph: where its rows and edges begin, its paths, its place in the order, what is sorted to bound
 batches."""
 _ROW_BYTES = 112
@@ -48,12 +48,13 @@ _ROW_BYTES = 112
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a batch is, or can be at most."""
+    """How large a batch is, or can be at most; ``largest``: the nodes of its largest graph."""
 
     graphs: int
     nodes: int
     edges: int
     paths: int
+    largest: int
 
     def __str__(self) -> str:
         paths = f", {self.paths:,} paths" if self.paths else ""
@@ -167,7 +168,7 @@ class Bounds:
             found[counted] = min(
                 [int(counts.sum()), *(_most(counts, sizes[by], bound) for by, bound in self.most.items())]
             )
-        return Size(**found)
+        return Size(**found, largest=int(sizes["nodes"].max()))
 
 
 class GraphLoader:
@@ -213,8 +214,8 @@ class GraphLoader:
         batch of that number; ``_processes`` have such a memory each."""
         self.store = store if isinstance(store, Store) else open_store(store)
         self.sizes = sizes = GraphSizes(self.store, paths)
-        self._graphs = rows_of(self.store, input_graphs, "input_graphs")
-        every = self._graphs if _others is None else np.union1d(self._graphs, np.asarray(_others))
+        self.graphs = rows_of(self.store, input_graphs, "input_graphs")
+        every = self.graphs if _others is None else np.union1d(self.graphs, np.asarray(_others))
         if batch_size is batch_nodes is batch_edges is batch_paths is None:
             batch_size = 1
         bounds = {"graphs": batch_size, "nodes": batch_nodes, "edges": batch_edges, "paths": batch_paths}
@@ -232,7 +233,7 @@ class GraphLoader:
 
     def batches_of(self, epoch: int) -> list[Ints]:
         """The graphs of every batch of an epoch."""
-        graphs = self._graphs
+        graphs = self.graphs
         return self.bounds.cut(graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs)
 
     def __iter__(self) -> Generator["Batch"]:

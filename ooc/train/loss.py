@@ -49,17 +49,21 @@ _SUM = 2
 
 aten = torch.ops.aten
 
+BY_ROWS: Callable[[Tensor], float] = len
+"""The weight of some labels where every row's is one."""
+
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """``gradient`` sums over the rows it is given, by so many ``operators``; the loss is the sum over all training rows
-    by ``divisor``."""
+    by ``divisor``, to which the labels of some rows add their ``weight``; None: it is 1 for any rows."""
 
     gradient: RowsGradient
     divisor: float
     operators: int = _OF_AUTOGRAD
+    weight: Callable[[Tensor], float] | None = BY_ROWS
 
 
 def resolve_loss(
@@ -91,9 +95,10 @@ def resolve_loss(
         if outputs != columns:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
         count = _known_labels(store) if store.num_incomplete else store.split_sizes["train"] * columns
-        divisor = float(count) if getattr(loss, "reduction", "") == "mean" else 1.0
         total = _summed_where_known(loss, place) if store.num_incomplete else _summed(loss, place)
-        return Loss(_by_autograd(total), divisor)
+        if getattr(loss, "reduction", "") != "mean":
+            return Loss(_by_autograd(total), 1.0, weight=None)
+        return Loss(_by_autograd(total), float(count), weight=lambda labels: float((~labels.isnan()).sum()))
     return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
 
 
@@ -156,12 +161,20 @@ def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place:
     divisor = float(store.split_sizes["train"]) if plain else _class_weight(loss, store)
     if not divisor > 0:
         raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
-    divisor = divisor if loss.reduction == "mean" else 1.0
+    of_rows: Callable[[Tensor], float] | None = BY_ROWS if plain else partial(_weight_of_classes, loss)
+    if loss.reduction != "mean":
+        divisor, of_rows = 1.0, None
     if loss.label_smoothing:
-        return Loss(_by_autograd(_summed(loss, place)), divisor)
+        return Loss(_by_autograd(_summed(loss, place)), divisor, weight=of_rows)
     weight = None if loss.weight is None else loss.weight.to(place)
     gradient = partial(_cross_entropy_gradient, weight=weight, ignore_index=loss.ignore_index)
-    return Loss(gradient, divisor, _OF_CROSS_ENTROPY)
+    return Loss(gradient, divisor, _OF_CROSS_ENTROPY, of_rows)
+
+
+def _weight_of_classes(loss: nn.CrossEntropyLoss, labels: Tensor) -> float:
+    """What torch divides the mean over rows of these classes by."""
+    labels = labels[labels != loss.ignore_index]
+    return float(len(labels) if loss.weight is None else loss.weight.double()[labels].sum())
 
 
 def _cross_entropy_gradient(

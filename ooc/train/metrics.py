@@ -6,6 +6,7 @@ node those of OGB's evaluators (Hu et al., "Open Graph Benchmark", NeurIPS 2020)
 there are rows with and rows without. Labels that are missing count nowhere.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -33,11 +34,12 @@ class Metric(Enum):
     ROC_AUC = "roc-auc"
     AVERAGE_PRECISION = "average-precision"
     MAE = "mae"
+    RMSE = "rmse"
     R2 = "r2"
 
     @property
     def higher_is_better(self) -> bool:
-        return self is not Metric.MAE
+        return self not in (Metric.MAE, Metric.RMSE)
 
     @property
     def ranked(self) -> bool:
@@ -52,7 +54,7 @@ class Metric(Enum):
                 return (Task.CLASSES,)
             case Metric.MICRO_F1 | Metric.MACRO_F1 | Metric.ROC_AUC | Metric.AVERAGE_PRECISION:
                 return (Task.CLASSES, Task.MULTILABEL)
-            case Metric.MAE | Metric.R2:
+            case Metric.MAE | Metric.RMSE | Metric.R2:
                 return (Task.VALUES,)
 
 
@@ -97,10 +99,10 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
             return Mean(len(labels), _number((outputs_rC.argmax(dim=1) == labels).sum()))
         case Metric.MICRO_F1 | Metric.MACRO_F1:
             return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
-        case Metric.MAE:
-            known = ~labels.isnan()
+        case Metric.MAE | Metric.RMSE:
+            known, squared = ~labels.isnan(), metric is Metric.RMSE
             errors = (outputs_rC - labels).abs().double().masked_fill_(~known, 0)
-            return Mean(_number(known.sum()), _number(errors.sum()))
+            return Mean(_number(known.sum()), _number((errors**2 if squared else errors).sum()), root=squared)
         case Metric.R2:
             return _squared_errors(outputs_rC, labels)
         case _:
@@ -114,10 +116,12 @@ def _number(total: Tensor) -> Tensor | float:
 
 @dataclass(slots=True)
 class Mean:
-    """Rows or entries, and the sum over them of what is averaged: hits, absolute errors."""
+    """Rows or entries, and the sum over them of what is averaged: hits, absolute errors; ``root``: squared errors, of
+    whose mean the root is taken."""
 
     count: Tensor | float
     total: Tensor | float
+    root: bool = False
 
     def add(self, other: Self) -> None:
         self.count += other.count
@@ -125,7 +129,8 @@ class Mean:
 
     def value(self) -> float | None:
         count = float(self.count)
-        return float(self.total) / count if count else None
+        mean = float(self.total) / count if count else None
+        return math.sqrt(mean) if self.root and mean is not None else mean
 
 
 @dataclass(slots=True)

@@ -55,6 +55,14 @@ class What(Enum):
     EMBEDDINGS = "embeddings"
     """What a hidden layer gives after its norm and activation, [N, H]."""
 
+    def of_outputs(self, outputs_RC: Tensor, task: Task) -> AnyArray:
+        """Rows of the table, on the host."""
+        if self is not What.LABELS:
+            return outputs_RC.cpu().numpy()
+        if task is Task.CLASSES:
+            return outputs_RC.argmax(dim=1).cpu().numpy()
+        return (outputs_RC > 0).to(torch.int8).cpu().numpy()
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -138,17 +146,12 @@ class Prediction:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """Of the table of predictions."""
-        if self._what is What.LABELS:
-            return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
-        return np.dtype(str(self._network.dtype).removeprefix("torch."))
+        return table_dtype(self._what, self._store, self._network.dtype)
 
     @property
     def columns(self) -> list[str]:
         """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
-        name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
-        if self._what is What.LOGITS and self._store.class_names is not None:
-            return [f"{name}_{of_class}" for of_class in self._store.class_names]
-        return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
+        return table_columns(self._what, self._store, self.shape)
 
     def read(self) -> Tensor:
         """The predictions in memory, which is not counted: it is the caller's."""
@@ -174,7 +177,7 @@ class Prediction:
         perm = self._store.array("perm")
 
         def take(start: int, outputs_RC: Tensor) -> None:
-            rows = self._finished(outputs_RC)
+            rows = self._what.of_outputs(outputs_RC, self._store.task)
             if self._wanted is None:
                 stop = start + len(rows)
                 put(perm.read(start, stop), rows, self._store.read_ids(start, stop))
@@ -193,17 +196,24 @@ class Prediction:
         finally:
             self._sink = None
 
-    def _finished(self, outputs_RC: Tensor) -> AnyArray:
-        """Rows of the table from rows of what the layer gives, on the host."""
-        if self._what is not What.LABELS:
-            return outputs_RC.cpu().numpy()
-        if self._store.task is Task.CLASSES:
-            return outputs_RC.argmax(dim=1).cpu().numpy()
-        return (outputs_RC > 0).to(torch.int8).cpu().numpy()
-
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice."""
         self._session.close()
+
+
+def table_dtype(what: What, store: Store, dtype: torch.dtype) -> np.dtype[np.generic]:
+    """Of a table of predictions by a model of that ``dtype``."""
+    if what is What.LABELS:
+        return np.dtype(np.int64 if store.task is Task.CLASSES else np.int8)
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def table_columns(what: What, store: Store, shape: tuple[int, ...]) -> list[str]:
+    """Names of a table's columns; those of logits by the classes' names."""
+    name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[what]
+    if what is What.LOGITS and store.class_names is not None:
+        return [f"{name}_{of_class}" for of_class in store.class_names]
+    return [name] if len(shape) == 1 else [f"{name}_{k}" for k in range(shape[1])]
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------

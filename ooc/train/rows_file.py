@@ -49,9 +49,9 @@ def check_target(path: Path, *, force: bool) -> None:
 class RowsFile:
     """Rows ``put`` in any order, from any thread, each once; ``finish`` makes the file ``path`` of them.
 
-    ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: of the nodes' ids, int64 or bytes of UTF-8. Use
-    as a context manager: what was not finished is removed. Raises OptionError before anything is written where the
-    file cannot be or the disk has no room.
+    ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: of the ids of what rows are ``called``, int64
+    or bytes of UTF-8. Use as a context manager: what was not finished is removed. Raises OptionError before anything is
+    written where the file cannot be or the disk has no room.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class RowsFile:
         *,
         id_type: npt.DTypeLike = np.int64,
         force: bool = False,
+        called: str = "node",
     ) -> None:
-        self.path = path
+        self.path, self._called = path, called
         check_target(path, force=force)
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -156,7 +157,7 @@ class RowsFile:
         digits = {4: "%.9g", 8: "%.17g"}[self.dtype.itemsize] if self.dtype.kind == "f" else "%d"
         named = None if values is None else [*map(_cell, values)]
         with self._partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(",".join(map(_cell, ["node", *names])) + "\n")
+            file.write(",".join(map(_cell, [self._called, *names])) + "\n")
             line = ",".join([digits if named is None else "%s"] * len(names))
             for records in self._blocks(block_bytes):
                 ids, rows = records["node"].tolist(), records["row"].reshape(len(records), -1).tolist()
@@ -172,7 +173,7 @@ class RowsFile:
         kind = pyarrow.from_numpy_dtype(self.dtype) if values is None else pyarrow.string()
         id_kind = pyarrow.string() if texts else pyarrow.int64()
         named = None if values is None else pyarrow.array(values, pyarrow.string())
-        schema = pyarrow.schema([("node", id_kind), *((name, kind) for name in names)])
+        schema = pyarrow.schema([(self._called, id_kind), *((name, kind) for name in names)])
         with parquet.ParquetWriter(self._partial, schema) as writer:
             for records in self._blocks(block_bytes):
                 ids = [node.decode() for node in records["node"].tolist()] if texts else records["node"]

@@ -157,8 +157,8 @@ class RunFolder:
         """Note what store the run is on; RunError where it was begun on another one."""
         names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
         identity = {name: store.attributes[name] for name in names}
-        if store.num_edge_features:
-            identity["num_edge_features"] = store.num_edge_features
+        others = {"num_edge_features": store.num_edge_features, "num_graphs": store.num_graphs}
+        identity |= {name: number for name, number in others.items() if number}
         if self.config.setdefault("store_facts", identity) != identity:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 

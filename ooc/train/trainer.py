@@ -440,17 +440,7 @@ class Trainer:
             optimizer_options=self.optimizer.param_groups,
             learnt=self._learnt,
         )
-        job = self._job(make, resources)
-        self._planned, self._objective = job, job.objective
-        self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
-        self._prepared = job.ready()
-        self.hardware, self.limits = job.resources.hardware, job.resources.limits
-        self.workload, self.plan = self._prepared.workload, self._prepared.plan
-        self.spill_dir = self._prepared.spill_dir
-        if self._resources.device is not None:
-            self._objective.count_split_rows(graph)
-        models = [model] if average is None else [model, average]
-        self._session = Session(self._prepared, models, self.optimizer)
+        self._ready(make, resources, [model] if average is None else [model, average])
         self._run = out
         if self._run is not None:  # what lists of runs show (ooc runs)
             facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
@@ -459,8 +449,22 @@ class Trainer:
         self._state = TrainingState(
             model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
         )
-        dropped = weakref.finalize(self, _close_dropped, type(model).__name__, self._session, self._run)
+        held = getattr(self, "_session", None), self._learnt, self._run
+        dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
         dropped.atexit = False  # the process gives everything back by itself
+
+    def _ready(self, make: partial[Job], resources: Resources, models: list[nn.Module]) -> None:
+        """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
+        job = self._job(make, resources)
+        self._planned, self._objective = job, job.objective
+        self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
+        self._prepared = job.ready()
+        self.hardware, self.limits = job.resources.hardware, job.resources.limits
+        self.workload, self.plan = self._prepared.workload, self._prepared.plan
+        self.spill_dir = self._prepared.spill_dir
+        if self._resources.device is not None:
+            self._objective.count_split_rows(self.store)
+        self._session = Session(self._prepared, models, self.optimizer)
 
     def _learnt_rows(self, embedding: Embedding | int, seed: int, run: Path | None) -> LearntRows:
         """Those of ``embedding``, whose gradient's norm nobody knows before its rows are stepped."""
@@ -482,6 +486,9 @@ class Trainer:
         self._session.close()
         if self._learnt is not None:
             self._learnt.close()
+        self._close_run()
+
+    def _close_run(self) -> None:
         if self._run is not None:
             self._run.close()
         if self._converted is not None:
@@ -521,10 +528,12 @@ def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder 
     return RunFolder.open(out, given={"seed": seed}) if holds_run(Path(out)) else RunFolder.create(out, {"seed": seed})
 
 
-def _close_dropped(model: str, session: Session, run: RunFolder | None) -> None:
+def _close_dropped(model: str, session: Session | None, learnt: LearntRows | None, run: RunFolder | None) -> None:
     """What ``close`` does, for a trainer that nobody holds any more."""
-    if session.started:
+    if session is not None and session.started:
         warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
         session.close()
+    if learnt is not None:
+        learnt.close()
     if run is not None:
         run.close()

@@ -75,6 +75,8 @@ def expected(metric: Metric, outputs: Array, y: Array) -> float | None:
             return float(np.mean(both)) if both else None
         case Metric.MAE:
             return float(np.abs(outputs - y)[known].mean())
+        case Metric.RMSE:
+            return float(np.sqrt(((outputs - y) ** 2)[known].mean()))
         case Metric.R2:
             return float((1 - ((outputs - y) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)).mean())
 
@@ -84,10 +86,11 @@ def expected(metric: Metric, outputs: Array, y: Array) -> float | None:
 CASES = [
     *(("classes", metric) for metric in (Metric.ACCURACY, Metric.MICRO_F1, Metric.MACRO_F1)),
     *(("two classes", metric) for metric in (Metric.ROC_AUC, Metric.AVERAGE_PRECISION, Metric.MACRO_F1)),
-    *(("multilabel", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "r2")),
-    *(("values", metric) for metric in (Metric.MAE, Metric.R2)),
-    *(("some missing", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "r2")),
+    *(("multilabel", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "rmse", "r2")),
+    *(("values", metric) for metric in (Metric.MAE, Metric.RMSE, Metric.R2)),
+    *(("some missing", metric) for metric in Metric if metric.value not in ("accuracy", "mae", "rmse", "r2")),
     ("some values missing", Metric.MAE),
+    ("some values missing", Metric.RMSE),
 ]
 
 
@@ -150,7 +153,7 @@ def test_the_usual_metric_follows_from_the_labels(tmp_path: Path) -> None:
         ("classes", "average-precision", "is for two classes"),
         ("classes", "mae", "task classes; use one of accuracy, micro-f1, macro-f1, roc-auc"),
         ("multilabel", "accuracy", "task multilabel; use one of micro-f1"),
-        ("values", "macro-f1", "task values; use one of mae, r2"),
+        ("values", "macro-f1", "task values; use one of mae, rmse, r2"),
         ("some values missing", "r2", "r2 is of labels that are all there, .* misses some; use mae"),
         ("classes", "beauty", "'beauty' is not one of accuracy, "),
     ],

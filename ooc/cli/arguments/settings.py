@@ -48,7 +48,7 @@ MODEL_NAMES = {
 """What people call the models."""
 _MODELS_WITH_WEIGHTS = ("gcn",)
 """Those whose convolutions take weights of edges."""
-METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "r2")
+METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "rmse", "r2")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
 OPTIMIZERS = (
     *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),

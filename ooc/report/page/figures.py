@@ -27,7 +27,7 @@ _CURVES = (
     *("epoch", "loss", "train_acc", "valid_acc", "test_acc", "time_s", "eval_s"),
     *("ssd_read_bytes", "ssd_write_bytes", "device_peak_bytes", "host_peak_bytes"),
 )
-_FALLING = ("mae",)
+_FALLING = ("mae", "rmse")
 _MEDIANS = ("time_s", "io_busy_s", "ssd_read_bytes", "ssd_write_bytes")
 
 

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training by mini-batches of any kind: a step for every batch, or for several, by one process or by several.
+
+All is admitted first: the batches and what the layers make of the largest of them, parameters, what the optimizer
+keeps. Where not all that a batch's layers save for the backward pass fits, it is planned what becomes of it.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ooc.engine.record import EpochRecord
+from ooc.errors import BudgetError, OptionError
+from ooc.events import Listener, Note, reported
+from ooc.kernels.dropout.edges import key_of
+from ooc.offloading.measure import DryRuns, SavingPlan, Step
+from ooc.offloading.offload import Offload
+from ooc.plan import Hardware
+from ooc.plan.workload import Fate
+from ooc.ranks import RunningStatistics, StepSum
+from ooc.sizes import format_size
+from ooc.train.loss import Loss
+from ooc.train.trainer import Scores, Trainer
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_DROPOUT = 2**33
+"""Beside seed, epoch and batch in the key of what the layers draw."""
+_FULL_GRAPH = {"device": ("auto", "cpu"), "spill_dtype": (None, "float32", "float64"), "embedding": (None,)}
+_AUTOCAST_SHARE = 1.5
+"""What a step may take with autocast of what it takes without, as rounded copies come on top; of five models of two to
+five layers it was 0.8 to 1.13."""
+
+
+class Loader(Protocol):
+    """What gives the batches of an epoch: those that are this process's."""
+
+    epoch: int
+
+    @property
+    def read_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Generator["Data"]: ...
+
+    def close(self) -> None: ...
+
+
+class BatchTrainer(Trainer):
+    """Trains by the batches of a loader. The loss of an epoch is the mean over its training rows, each as its batch's
+    step found it. Gradients of several batches of a step are those of one batch of all their rows.
+
+    Where ``torchrun`` has started several processes, each computes a share of every step's batches, and all make the
+    same steps; their number changes no result. ``memory`` is that of all processes of a machine. The first one scores,
+    and writes the run.
+    """
+
+    _batches: Loader
+    _loss: Loss
+    _batches_bytes: int
+    """What the loader and the model take together."""
+
+    def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
+        for name, values in _FULL_GRAPH.items():
+            if options.get(name, values[0]) not in values:
+                raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
+        if accumulate < 1:
+            raise OptionError(f"accumulate must be positive, not {accumulate}")
+        self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
+        self._saving: SavingPlan | None = None
+        super().__init__(model, graph, **options)
+
+    def _share_batches(
+        self, model: nn.Module, seed: int, listener: Listener, hardware: Hardware, scratch: Path
+    ) -> None:
+        """What goes before the loader is made. OptionError where a step has no batch for some process."""
+        if self.ranks.count > self._a_step:
+            raise OptionError(
+                f"a step of {self._a_step} batches has none for some of {self.ranks.count} processes; give "
+                f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
+            )
+        self._statistics = RunningStatistics(model, self.ranks)
+        self._seed, self._listener, self._hardware, self._scratch = seed, listener, hardware, scratch
+
+    def _is_own(self, number: int) -> bool:
+        """Whether this process computes the batch of that number."""
+        return number % self._a_step % self.ranks.count == self.ranks.rank
+
+    # ---- the algorithm -----------------------------------------------------------------------------------------
+
+    def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
+        state = self._state
+        records: list[EpochRecord] = []
+        while state.epoch < last and not (patience and state.stale >= patience):
+            self._make_room()
+            record = self._epoch(state.epoch)
+            if not allow_nonfinite:
+                state.check_loss(record.loss)
+                state.check_weights()
+            self._schedules.step()
+            state.epoch += 1
+            self._averaging.update(state.epoch)
+            if eval_every and (state.epoch % eval_every == 0 or state.epoch == last):
+                started = time.perf_counter()
+                record = record.scored(self.evaluate(), eval_s=time.perf_counter() - started)
+            self._conclude(records, record)
+        return records
+
+    def _epoch(self, epoch: int) -> EpochRecord:
+        """A step for every group of batches, of which every process computes every so-manieth."""
+        loader, ranks, group = self._batches, self.ranks, self._a_step
+        loader.epoch, before = epoch, loader.read_bytes
+        count, waited, total = len(loader), 0.0, 0.0
+        self.optimizer.zero_grad()  # of an epoch that was interrupted
+        started = time.perf_counter()
+        task = reported(self._listener, f"epoch {epoch + 1}", count, "batches")
+        with (
+            torch.random.fork_rng(devices=[]),
+            closing(iter(loader)) as batches,
+            self._offloaded() as saved,
+            task as advance,
+        ):
+            for step in range(0, count, group):
+                last = min(step + group, count)
+                scale = self._scale(epoch, step, last)
+                gradients = StepSum(self.model, ranks)
+                for first in range(step, last, ranks.count):
+                    number, together = first + ranks.rank, min(ranks.count, last - first)
+                    loss = 0.0
+                    with self._statistics.of_batch():
+                        if number < last:
+                            asked = time.perf_counter()
+                            batch = next(batches)
+                            waited += time.perf_counter() - asked
+                            torch.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
+                            loss = self._accumulate(batch, scale)
+                            del batch
+                    for found in gradients.add(loss, together):
+                        total += found
+                    self._statistics.fold(together)
+                    advance(first + together)
+                gradients.finish()
+                self._update()
+                self.optimizer.zero_grad()
+        saved_bytes = (0, 0) if saved is None else (saved.moved.read_bytes, saved.moved.write_bytes)
+        own = torch.tensor([loader.read_bytes - before + saved_bytes[0], saved_bytes[1]])
+        read, written = torch.stack([*ranks.gathered(own)]).sum(0).tolist()
+        return EpochRecord(
+            epoch=epoch + 1,
+            loss=total / self._loss.divisor,
+            train_acc=None,
+            valid_acc=None,
+            test_acc=None,
+            time_s=time.perf_counter() - started,
+            eval_s=0.0,
+            ssd_read_bytes=read,
+            ssd_write_bytes=written,
+            host_peak_bytes=self._batches_bytes * ranks.local_count,
+            device_peak_bytes=0,
+            io_wait_s=waited,
+        )
+
+    def _make_room(self) -> None:
+        """Free what was needed for scores alone, if an epoch needs its memory."""
+
+    @abstractmethod
+    def _scale(self, epoch: int, first: int, last: int) -> float:
+        """What the gradient of a step of these batches is of the gradient of the sum of its rows' losses."""
+
+    @abstractmethod
+    def _accumulate(self, batch: "Data", scale: float) -> float:
+        """Add a batch's gradients, ``scale`` times, to those of its step. Returns the sum of its losses."""
+
+    def _backward(self, outputs_rC: Tensor, labels: Tensor, scale: float) -> float:
+        """From outputs to gradients, and the sum of the losses."""
+        total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
+        torch.autograd.backward(outputs_rC, gradient_rC * scale)
+        return float(total)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self._is_rounded)
+
+    def _offloaded(self) -> AbstractContextManager[Offload | None]:
+        """Where not all that a batch's layers save fits: what becomes of it."""
+        if self._saving is None:
+            return nullcontext()
+        return Offload(self.model, self._saving, spill_dir=self._scratch, hardware=self._hardware)
+
+    def evaluate(self) -> Scores:
+        """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
+        does, and all have to ask."""
+        scores: Scores = {}
+        if self.ranks.rank:
+            self.ranks.wait()
+        else:
+            with self.ranks.waited_for() as tell, self._relay.joined(tell):
+                scores = self._evaluate()
+        return self.ranks.told(lambda: scores)
+
+    @abstractmethod
+    def _evaluate(self) -> Scores: ...
+
+    # ---- memory, and the end -----------------------------------------------------------------------------------
+
+    def _kept_bytes(self) -> int:
+        """Gradients, up to three numbers of the optimizer's for each, averages, and sums of several processes."""
+        parameters = sum(parameter.nbytes for parameter in self.model.parameters())
+        return 4 * parameters + self._averaging.nbytes + StepSum.nbytes(self.model, self.ranks)
+
+    def _step_bytes(
+        self,
+        step: Step,
+        given: list[Tensor],
+        left: int,
+        within: Callable[[nn.Module], AbstractContextManager[None]] = lambda module: nullcontext(),
+    ) -> int:
+        """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
+        what the layers save is kept if it fits, and planned for otherwise."""
+        try:
+            runs = DryRuns(self.model, step, self._hardware, known=given, within=within)
+            whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
+            # What autocast saves has other sizes than on the meta device: no plan can be made of it.
+            if whole <= left or self._is_rounded:
+                return whole
+            try:
+                self._saving = runs.plan(max(0, left), 0)
+            except BudgetError:
+                return runs.least_bytes
+            self._listener(Note(_said(self._saving)))
+            return self._saving.nbytes
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            self._listener(Note(f"what the layers make of a batch is not counted in the memory: {reason}"))
+            return 0
+
+    def close(self) -> None:
+        """Free everything but the model. ``fit`` may be called again."""
+        self._batches.close()
+        super().close()
+
+    def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
+        return nullcontext()  # what is shown goes by a forecast
+
+
+def _said(plan: SavingPlan) -> str:
+    """What becomes of what the layers of a batch save."""
+    each = [f"{format_size(nbytes)} on {fate.value}" for fate, nbytes in plan.bytes_by_fate().items() if nbytes]
+    recomputed = plan.fates.count(Fate.RECOMPUTE)
+    each += [f"{recomputed} layers recomputed"] if recomputed else []
+    return f"what the layers of a batch save does not fit: {', '.join(each)}"

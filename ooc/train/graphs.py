@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on many graphs: a batch is of whole graphs, and the model gives a row of outputs for each of them.
+
+The module runs on batches as it is, under plain autograd, so PyG's pooling layers and any other do. Scores and
+predictions are of the same batches. G graphs of the store; of a batch g graphs, n nodes, e edges, P paths.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ooc.errors import ModelError, OptionError
+from ooc.model.layers.conformance import Watch
+from ooc.model.task import Targets
+from ooc.offloading.measure import META, on_meta
+from ooc.plan.workload import EdgeData
+from ooc.sampling.graphs import GraphLoader, Ints, Size
+from ooc.storage.array import AnyArray, read_rows
+from ooc.storage.store import SPLITS, Store, Task
+from ooc.train.batches import BatchTrainer
+from ooc.train.loss import BY_ROWS, resolve_loss
+from ooc.train.metrics import make_scorer
+from ooc.train.prediction import What, table_columns, table_dtype
+from ooc.train.resources import Resources
+from ooc.train.rows_file import RowsFile
+from ooc.train.setup import edge_data_used
+from ooc.train.trainer import Scores
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_GIVEN = ("edge_weight", "edge_attr", "path_index", "ptr", "batch_size")
+"""What a model's ``forward`` may take by name, after features, edges and which graph each node is of."""
+_CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
+_BLOCK_BYTES = 1 << 20
+
+
+class GraphModel:
+    """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges, which it gives ``outputs``
+    for.
+
+    ``forward`` is given ``x`` [n, F], ``edge_index`` [2, e] and ``batch`` [n], in this order, and by name of
+    ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes.
+    ModelError where it takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
+    """
+
+    def __init__(self, model: nn.Module, store: Store, *, paths: int, ignore_edge_data: str) -> None:
+        self.store, self._path_edges = store, paths
+        name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
+        self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        everything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        there = {"path_index"} if paths else set[str]()
+        there |= {_CARRIED[data] for data in edge_data_used(store, ignore_edge_data)}
+        for given in sorted(there):
+            if given not in parameters and not everything:
+                remedy = "give paths=0" if given == "path_index" else "leave it out with ignore_edge_data="
+                raise ModelError(f"{name} takes no {given}, which there is; let its forward take it, or {remedy}")
+        for given in _GIVEN[:3]:
+            if given in parameters and given not in there and parameters[given].default is inspect.Parameter.empty:
+                remedy = "give paths=2 or paths=3" if given == "path_index" else f"edges of {store.path} have none"
+                raise ModelError(f"{name} wants {given}; {remedy}")
+        self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[3:] and one in parameters)]
+        self.outputs = self._tried(model, name)
+
+    def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0) -> Tensor:
+        """What ``model`` gives for a batch's graphs [g, C]."""
+        x = F.dropout(batch.x.to(self.dtype), input_dropout, training=True) if input_dropout else batch.x.to(self.dtype)
+        given: dict[str, Any] = {one: batch[one] for one in self._given if one != "batch_size"}
+        given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
+        given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
+        outputs: Tensor = model(x, batch.edge_index, batch.batch, **given)
+        return outputs
+
+    def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
+        """A batch of that size, of zeros; on the meta device of nothing."""
+        from torch_geometric.data import Data
+
+        whole = partial(torch.zeros, dtype=torch.int64, device=place)
+        real = partial(torch.zeros, dtype=self.dtype, device=place)
+        return Data(
+            x=real(most.nodes, self.store.num_features),
+            edge_index=whole(2, most.edges),
+            batch=whole(most.nodes),
+            ptr=whole(most.graphs + 1),
+            edge_weight=real(most.edges),
+            edge_attr=real(most.edges, self.store.num_edge_features),
+            path_index=whole(self._path_edges + 1, most.paths),
+        )
+
+    def measured(self, most: Size) -> tuple["Data", list[Tensor]]:
+        """A batch of that size on the meta device, and all that a step is given there."""
+        batch = self.made_up(most, META)
+        return batch, [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
+
+    def forward_bytes(self, model: nn.Module, most: Size) -> int:
+        """What the forward pass of a batch of that size takes where nothing is kept for a backward one."""
+        copy = on_meta(model).eval()
+        batch, given = self.measured(most)
+        try:
+            with torch.no_grad(), META, Watch([*given, *copy.parameters(), *copy.buffers()]) as watch, numbers_as(most):
+                self(copy, batch)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return 0  # as where it trains, which says so
+        return int(watch.peak_bytes) + self.cast_bytes(most)
+
+    def cast_bytes(self, most: Size) -> int:
+        """What a batch takes once more where the store has its numbers in another type than the model."""
+        x, features = self.store.array("x"), self.store.num_edge_features * ("edge_attr" in self._given)
+        numbers = most.nodes * x.columns + most.edges * (features + ("edge_weight" in self._given))
+        return numbers * self.dtype.itemsize if x.dtype.name != str(self.dtype).removeprefix("torch.") else 0
+
+    def _tried(self, model: nn.Module, name: str) -> int:
+        """The columns that come of two graphs of two nodes."""
+        batch = self.made_up(Size(graphs=2, nodes=4, edges=2, paths=0, largest=2))
+        batch.batch, batch.ptr = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4])
+        batch.edge_index = torch.tensor([[1, 0], [0, 1]])
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), in_evaluation(model):
+            try:
+                outputs = self(model, batch)
+            except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+                reason = " ".join(str(error).split())
+                raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 2:
+            shape = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ModelError(f"{name} gives {shape} for two graphs, not a row of outputs each, [2, C]; does it pool?")
+        return outputs.shape[1]
+
+
+class numbers_as(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """On the meta device a number that a model reads off its indices, as PyG's pooling does to count graphs, is as
+    large as it can be in a batch of that size: the last graph's, or the nodes of the largest."""
+
+    def __init__(self, most: Size) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._most = max(most.graphs - 1, most.largest)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not args[0].is_floating_point():
+            return self._most
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model is in eval mode meanwhile; each part of it is then in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class GraphTrainer(BatchTrainer):
+    """Trains ``model`` in place on the graphs of ``graph``, a store of many of them, its path, or what
+    ``ooc.convert`` makes one of, within the memory it is given.
+
+    Batches are those of ``ooc.GraphLoader``, shuffled: ``batch_size`` graphs (32 where nothing is said), or bounded by
+    ``batch_nodes``, ``batch_edges`` or ``batch_paths``; with ``paths`` of two or three edges. A step is of
+    ``accumulate`` batches, with the gradients of one batch of all their graphs. ``forward`` takes (``x``,
+    ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``, ``edge_attr``, ``path_index``,
+    ``ptr`` and ``batch_size``, and gives a row of outputs a graph. Other arguments are those of ``Trainer``;
+    ``compute_dtype="bfloat16"`` computes batches by torch's autocast. Where an epoch is interrupted, its steps stay
+    made, but for a run that is gone on with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Any,
+        *,
+        batch_size: int | None = None,
+        batch_nodes: int | None = None,
+        batch_edges: int | None = None,
+        batch_paths: int | None = None,
+        paths: int = 0,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
+        self._bounds = GraphBounds(batch_size, batch_nodes, batch_edges, batch_paths, paths)
+        super().__init__(model, graph, accumulate=accumulate, **options)
+
+    def _ready(self, make: partial[Any], resources: Resources, models: list[nn.Module]) -> None:
+        """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
+        model, store, asked = self.model, self.store, make.keywords
+        if not store.num_graphs:
+            raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
+        self._resources, self.spill_dir = resources, resources.spill_dir
+        self.hardware, self.limits = resources.hardware, resources.limits
+        self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
+        self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
+        if not model.training:
+            model.train()
+        self._runs = GraphModel(model, store, paths=self._bounds.paths, ignore_edge_data=self._ignored)
+        self._share_batches(model, asked["seed"], resources.listener, resources.hardware, resources.spill_dir)
+        outputs, dtype = self._runs.outputs, self._runs.dtype
+        self._loss = resolve_loss(asked["loss"], store, store.task, outputs=outputs, dtype=dtype)
+        self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
+        self._scorer = make_scorer(store, self.metric, rows=store.num_graphs, outputs=outputs, dtype=dtype)
+        self.loader = self._batches = GraphLoader(
+            store,
+            **self._bounds.of_loader(),
+            input_graphs="train",
+            shuffle=True,
+            seed=self._seed,
+            memory=self.memory_bytes,
+            _others=np.arange(store.num_graphs),
+            _beside=self._model_bytes,
+            _is_own=self._is_own,
+            _processes=self.ranks.local_count,
+        )
+        self._batches_bytes = self.loader.plan.nbytes
+        self._members = {split: store.array(f"split/{split}").read() for split in SPLITS}
+
+    # ---- the algorithm -----------------------------------------------------------------------------------------
+
+    def _scale(self, epoch: int, first: int, last: int) -> float:
+        """The loss of a step is the mean over its graphs, or over what is known of their labels, as torch has it."""
+        weight = self._loss.weight
+        if weight is None:
+            return 1.0
+        batches = self.loader.batches_of(epoch)[first:last]
+        if weight is BY_ROWS:
+            return 1.0 / sum(map(len, batches))
+        y = self.store.array("y")
+        total = sum(weight(self._labels("train", torch.from_numpy(read_rows(y, graphs)))) for graphs in batches)
+        return 1.0 / total if total else 0.0
+
+    def _accumulate(self, batch: "Data", scale: float) -> float:
+        with self._autocast():
+            outputs_gC = self._runs(self.model, batch, self._input_dropout).to(self._runs.dtype)
+        if len(outputs_gC) != len(batch.graph_id):
+            raise ModelError(
+                f"{type(self.model).__name__} gives {len(outputs_gC)} rows for {len(batch.graph_id)} graphs"
+            )
+        return self._backward(outputs_gC, self._labels("train", batch.y), scale)
+
+    def _labels(self, split: str, y: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The labels of these ``rows`` of ``y`` [g] or [g, L] (None: all), which are of the split."""
+        if self.store.task is Task.MULTILABEL and y.is_floating_point():
+            y = y.nan_to_num(nan=-1)
+        rows = torch.arange(len(y)) if rows is None else rows
+        outputs = torch.empty(0, self._runs.outputs, dtype=self._runs.dtype)
+        return self._targets.of(split, y[:, None] if y.dim() == 1 else y, rows, outputs=outputs)
+
+    def _evaluate(self) -> Scores:
+        members = self._members
+        scored = np.flatnonzero(np.logical_or.reduce([*members.values()]))
+        self._scorer.begin()
+        with self._averaging.in_place(), in_evaluation(self.model), torch.no_grad():
+            for batch in self.loader.read(self.loader.bounds.cut(scored)):
+                with self._autocast():
+                    outputs_gC = self._runs(self.model, batch).to(self._runs.dtype)
+                for split, mask in members.items():
+                    rows = torch.from_numpy(np.flatnonzero(mask[batch.graph_id.numpy()]))
+                    if len(rows):
+                        labels = self._labels(split, batch.y, rows)
+                        tally = self._scorer.of_rows(batch.graph_id[rows], outputs_gC[rows], labels)
+                        if tally is not None:
+                            self._scorer.add(split, tally)
+        return {f"{split}_acc": score for split, score in self._scorer.scores().items()}
+
+    def _update(self) -> None:
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
+        self.optimizer.step()
+
+    def predict(  # type: ignore[override]  # of graphs
+        self,
+        what: str = "logits",
+        *,
+        graphs: npt.ArrayLike | None = None,
+        out: str | Path | None = None,
+        force: bool = False,
+    ) -> Tensor | None:
+        """Logits or labels of all graphs, or of those of these numbers in this order, [n, C] or [n]. With ``out`` they
+        go to that file, as of ``Trainer.predict``."""
+        self.loader.close()
+        made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what)
+        with self._averaging.in_place():
+            found = made(graphs=graphs, ignore_edge_data=self._ignored)
+            if out is None:
+                return found.read()
+            found.write(out, force=force)
+            return None
+
+    def close(self) -> None:
+        """As of ``Trainer``."""
+        self.loader.close()
+        self._close_run()
+
+    # ---- memory ------------------------------------------------------------------------------------------------
+
+    def _model_bytes(self, most: Size, left: int) -> int:
+        """What training takes beside batches of that size at most, where so many bytes are ``left`` for it."""
+        kept = self._kept_bytes() + self._scorer.host_bytes + len(SPLITS) * self.store.num_graphs
+        kept += self._runs.cast_bytes(most)
+        batch, given = self._runs.measured(most)
+
+        def within(module: nn.Module) -> AbstractContextManager[Any]:
+            return numbers_as(most)
+
+        step = lambda copy: self._runs(copy, batch, self._input_dropout)  # noqa: E731
+        return kept + self._step_bytes(step, given, left - kept, within)
+
+    def _start(self) -> None:
+        self._snapshot.check()
+        if self._run is not None:
+            self._run.start()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBounds:
+    """What batches of graphs may have at most; 32 graphs where nothing is said. ``paths``: of so many edges."""
+
+    batch_size: int | None = None
+    batch_nodes: int | None = None
+    batch_edges: int | None = None
+    batch_paths: int | None = None
+    paths: int = 0
+
+    def of_loader(self) -> Mapping[str, Any]:
+        """As a loader takes them."""
+        given = {name: getattr(self, name) for name in ("batch_size", "batch_nodes", "batch_edges", "batch_paths")}
+        usual = 32 if all(bound is None for bound in given.values()) else self.batch_size
+        return {**given, "batch_size": usual, "paths": self.paths}
+
+
+class GraphPrediction:
+    """A model's predictions for graphs of a store, as of ``Prediction`` for nodes. ``write`` or ``read`` computes them.
+
+    ``graphs``: which, by their numbers, and in which order; all of them where nothing is said. BudgetError with the
+    least memory that would do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: Store,
+        resources: Resources,
+        bounds: GraphBounds,
+        what: str = "logits",
+        *,
+        graphs: npt.ArrayLike | None = None,
+        ignore_edge_data: str = "none",
+    ) -> None:
+        if what not in (What.LOGITS.value, What.LABELS.value):
+            raise OptionError(f"of graphs logits and labels can be predicted, not {what!r}")
+        if what == What.LABELS.value and store.task is Task.VALUES:
+            raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
+        self._model, self._store, self._what = model, store, What(what)
+        self._runs = GraphModel(model, store, paths=bounds.paths, ignore_edge_data=ignore_edge_data)
+        memory = resources.limits.memory_bytes
+        beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731
+        self._loader = GraphLoader(store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes at most."""
+        return self._loader.plan.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the table of predictions."""
+        rows = len(self._loader.graphs)
+        labels = self._what is What.LABELS and self._store.task is Task.CLASSES
+        return (rows,) if labels else (rows, self._runs.outputs)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the table of predictions."""
+        return table_dtype(self._what, self._store, self._runs.dtype)
+
+    def read(self) -> Tensor:
+        """The predictions in memory, which is not counted: it is the caller's."""
+        table: AnyArray = np.empty(self.shape, dtype=self.dtype)
+
+        def put(places: Ints, rows: AnyArray, ids: AnyArray) -> None:
+            table[places] = rows
+
+        self._run(put)
+        return torch.from_numpy(table)
+
+    def write(self, path: str | Path, *, force: bool = False) -> None:
+        """The predictions in a file, as of ``Prediction.write``."""
+        with RowsFile(Path(path), self.shape, self.dtype, force=force, called="graph") as table:
+            self._run(table.put)
+            classes = self._what is What.LABELS and self._store.task is Task.CLASSES
+            names = table_columns(self._what, self._store, self.shape)
+            table.finish(names, block_bytes=_BLOCK_BYTES, values=self._store.class_names if classes else None)
+
+    def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
+        """Compute everything; rows are ``put`` to their places, with the numbers of their graphs."""
+        done = 0
+        with self._loader, in_evaluation(self._model), torch.no_grad():
+            for batch in self._loader:
+                rows = self._what.of_outputs(self._runs(self._model, batch), self._store.task)
+                put(np.arange(done, done + len(rows)), rows, batch.graph_id.numpy())
+                done += len(rows)

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on many graphs: PyG's steps of the same batches, whatever the memory; resumed, an undisturbed run's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_mean_pool
+from torch_geometric.nn.models import GAT, GCN, GIN
+
+import ooc
+from ooc.models import Pooled
+from ooc.sampling.graphs import GraphLoader
+from ooc.sizes import parse_size
+from ooc.storage.store import Store
+from ooc.train.graphs import GraphTrainer
+from tests.graphs import many_graphs
+
+_GRAPHS = {labels: many_graphs(80, labels=labels) for labels in ("values", "classes", "answers")}
+_OUTPUTS = {"values": 2, "classes": 3, "answers": 2}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
+    folder = tmp_path_factory.mktemp("graphs")
+    return {
+        labels: ooc.convert(graphs, folder / f"{labels}.ooc", dtype="float64") for labels, graphs in _GRAPHS.items()
+    }
+
+
+def _model(labels: str = "values", *, paths: int = 0, pool: str = "mean", kind: Any = GIN, **options: Any) -> Pooled:
+    torch.manual_seed(1)
+    return Pooled(kind(3, 8, 2, **options), 8, _OUTPUTS[labels], pool=pool, paths=paths).double()
+
+
+def _batch(labels: str, graphs: Any, paths: int = 0) -> Data:
+    """PyG's batch; its paths by a loader of that graph list alone, which has its own test."""
+    batch = Batch.from_data_list([_GRAPHS[labels][graph] for graph in graphs])
+    if paths:
+        found = batch.edge_index.T.tolist()
+        walks = [(a, b) for a, b in found if a != b]
+        for _ in range(paths - 1):
+            walks = [(*walk, b) for walk in walks for a, b in found if a == walk[-1] and b not in walk[-2:]]
+        batch.path_index = torch.tensor(walks, dtype=torch.int64).reshape(-1, paths + 1).T
+    return batch
+
+
+def _known(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda out, y: loss(out[~y.isnan()], y[~y.isnan()])
+
+
+_WEIGHTED = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64))
+_CASES = [
+    ("values", {"batch_size": 7}, None, F := nn.functional.mse_loss, {"pool": "add"}),
+    ("values", {"batch_nodes": 60, "accumulate": 3}, nn.L1Loss(), nn.functional.l1_loss, {"norm": "layer_norm"}),
+    ("values", {"batch_paths": 900, "paths": 3}, None, F, {"pool": "max"}),
+    ("classes", {"batch_edges": 90, "paths": 2}, None, nn.functional.cross_entropy, {"norm": "batch_norm"}),
+    ("classes", {"batch_size": 9, "accumulate": 2}, _WEIGHTED, _WEIGHTED, {}),
+    ("answers", {"batch_size": 9, "accumulate": 2}, None, _known(nn.functional.binary_cross_entropy_with_logits), {}),
+    ("values", {"batch_size": 7}, nn.MSELoss(reduction="sum"), lambda out, y: F(out, y, reduction="sum"), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "bounds", "loss", "pygs", "options"), _CASES)
+def test_steps_are_pygs_of_the_same_batches(
+    stores: dict[str, Store], labels: str, bounds: dict[str, int], loss: Any, pygs: Any, options: dict[str, Any]
+) -> None:
+    store, paths = stores[labels], bounds.get("paths", 0)
+    model, reference = (_model(labels, paths=paths, **options) for _ in range(2))
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    given = {"loss": loss, "optimizer": sgd, "ignore_edge_data": "features", "seed": 5, **bounds}
+    with GraphTrainer(model, store, memory="60M", **given) as trainer:
+        order = [trainer.loader.batches_of(epoch) for epoch in range(3)]
+        losses = [record.loss for record in trainer.fit(3, eval_every=0, progress=False)]
+    optimizer = torch.optim.SGD(reference.parameters(), lr=1e-3, momentum=0.9)
+    a_step, norms = bounds.get("accumulate", 1), "batch_norm" in options.values()
+    for batches, found in zip(order, losses, strict=True):
+        sums, weights = 0.0, 0.0
+        for first in range(0, len(batches), a_step):
+            parts = [_batch(labels, graphs, paths) for graphs in batches[first : first + a_step]]
+            assert not norms or a_step == 1
+            outputs = torch.cat([_outputs(reference, part) for part in parts])
+            y = torch.cat([part.y for part in parts])
+            value = pygs(outputs, y)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            weight = _weight(loss, labels, y)
+            sums, weights = sums + value.item() * weight, weights + weight
+        assert found == pytest.approx(
+            sums if getattr(loss, "reduction", "mean") == "sum" else sums / weights, rel=1e-11
+        )
+    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def _outputs(model: nn.Module, batch: Data) -> Tensor:
+    given = {"path_index": batch.path_index} if "path_index" in batch else {}
+    out: Tensor = model(batch.x, batch.edge_index, batch.batch, **given)
+    return out
+
+
+def _weight(loss: Any, labels: str, y: Tensor) -> float:
+    if getattr(loss, "reduction", "mean") == "sum":
+        return 1.0
+    if getattr(loss, "weight", None) is not None:
+        return float(loss.weight[y].sum())
+    return float((~y.isnan()).sum()) if labels == "answers" else float(len(y))
+
+
+@pytest.mark.parametrize("bounds", [{"batch_size": 5}, {"batch_nodes": 30}, {"batch_paths": 500}])
+def test_over_a_whole_epoch_gradients_are_those_of_all_graphs(stores: dict[str, Store], bounds: dict[str, int]) -> None:
+    store, model, reference = stores["values"], _model(paths=3), _model(paths=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    given = {"optimizer": optimizer, "ignore_edge_data": "features", "paths": 3, "accumulate": 10**9}
+    before = [parameter.clone() for parameter in model.parameters()]
+    with GraphTrainer(model, store, memory="60M", **bounds, **given) as trainer:
+        (record,) = trainer.fit(1, eval_every=0, progress=False)
+    train = np.flatnonzero(store.array("split/train").read())
+    batch = _batch("values", train, 3)
+    value = nn.functional.mse_loss(_outputs(reference, batch), batch.y)
+    value.backward()
+    assert record.loss == pytest.approx(value.item(), rel=1e-12)
+    for was, now, wanted in zip(before, model.parameters(), reference.parameters(), strict=True):
+        assert wanted.grad is not None
+        torch.testing.assert_close(was - now, wanted.grad, rtol=1e-9, atol=1e-12)
+
+
+def _fit(model: nn.Module, store: Store, epochs: int = 2, **options: Any) -> list[Any]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    given = {"memory": "100M", "batch_size": 10, "ignore_edge_data": "features", "optimizer": optimizer} | options
+    with GraphTrainer(model, store, **given) as trainer:
+        return trainer.fit(epochs, progress=False)
+
+
+@pytest.mark.parametrize("kind", [GCN, GAT])
+def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
+    stores: dict[str, Store], tmp_path: Path, kind: Any
+) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        gnn = kind(3, 128, 4, dropout=0.5, norm="batch_norm")
+        return Pooled(gnn, 128, 2, paths=3).double()
+
+    options = {"batch_size": 60, "paths": 3, "spill_dir": tmp_path}
+    with pytest.raises(ooc.BudgetError, match=r"for the model, and need .*; give memory='\w+'") as caught:
+        _fit(model(), stores["values"], memory="2M", **options)
+    least = parse_size(str(caught.value).split("memory='")[1].split("'")[0])
+    ample, scarce = model(), model()
+    records = _fit(ample, stores["values"], **options)
+    with GraphTrainer(model(), stores["values"], memory="100M", ignore_edge_data="features", **options) as trainer:
+        assert trainer._saving is None and least < trainer.loader.plan.least_bytes
+    notes: list[str] = []
+    others = _fit(scarce, stores["values"], memory=least, listener=lambda event: notes.append(str(event)), **options)
+    assert [one.loss for one in records] == [one.loss for one in others]
+    assert [one.valid_acc for one in records] == [one.valid_acc for one in others]
+    assert all(map(torch.equal, ample.state_dict().values(), scarce.state_dict().values()))
+    assert any("does not fit" in note for note in notes) and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(stores: dict[str, Store], tmp_path: Path) -> None:
+    whole = _model(dropout=0.5)
+    records = _fit(whole, stores["values"], 4, out=tmp_path / "whole")
+    _fit(_model(dropout=0.5), stores["values"], 2, out=tmp_path / "parts")
+    model = _model(dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    given = {"memory": "80M", "batch_size": 10, "ignore_edge_data": "features", "optimizer": optimizer}
+    with GraphTrainer(model, stores["values"], out=tmp_path / "parts", **given) as trainer:
+        later = trainer.fit(4, resume=True, progress=False)
+    assert [one.loss for one in records[2:]] == [one.loss for one in later]
+    assert all(map(torch.equal, whole.state_dict().values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize(("labels", "metric"), [("values", "rmse"), ("classes", "accuracy"), ("answers", "roc-auc")])
+def test_scores_and_predictions_are_the_models(
+    stores: dict[str, Store], tmp_path: Path, labels: str, metric: str
+) -> None:
+    store, model = stores[labels], _model(labels, norm="batch_norm")
+    whole = _batch(labels, range(80))
+    given = {"memory": "60M", "batch_nodes": 50, "metric": metric, "ignore_edge_data": "features"}
+    with GraphTrainer(model, store, **given) as trainer:
+        trainer.fit(1, progress=False)
+        scores, logits, some = trainer.evaluate(), trainer.predict(), trainer.predict(graphs=[7, 3, 40])
+        assert model.training and isinstance(logits, Tensor) and isinstance(some, Tensor)
+        if labels == "classes":
+            trainer.predict("labels", out=tmp_path / "labels.csv")
+            lines = (tmp_path / "labels.csv").read_text().splitlines()
+            assert lines[0] == "graph,label" and lines[5] == f"4,{int(logits[4].argmax())}"
+    outputs = _outputs(model.eval(), whole).detach()
+    torch.testing.assert_close(logits, outputs, rtol=1e-11, atol=1e-12)
+    assert torch.equal(some, logits[[7, 3, 40]]) or torch.allclose(some, logits[[7, 3, 40]], rtol=1e-12)
+    rows = torch.from_numpy(np.flatnonzero(store.array("split/test").read()))
+    out, y = outputs[rows], whole.y[rows]
+    wanted = {
+        "values": lambda: float((out - y).square().mean().sqrt()),
+        "classes": lambda: float((out.argmax(1) == y).double().mean()),
+        "answers": lambda: float(np.mean([_auc(out[:, k], y[:, k]) for k in range(2)])),
+    }[labels]()
+    assert scores["test_acc"] == pytest.approx(wanted, rel=1e-9)
+
+
+def _auc(scores: Tensor, y: Tensor) -> float:
+    apart = scores[y == 1][:, None] - scores[y == 0]
+    return float(((apart > 0) + 0.5 * (apart == 0)).double().mean())
+
+
+def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) -> None:
+    seen: list[torch.Size] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, edges: Tensor, graph: Tensor, edge_attr: Tensor) -> Tensor:
+            seen.append(edge_attr.shape)
+            mean = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * edge_attr[:, :1])
+            out: Tensor = self.lin(global_mean_pool(mean, graph))
+            return out
+
+    records = _fit(Model().double(), stores["values"], ignore_edge_data="none", compute_dtype="bfloat16")
+    assert seen[-1][1] == 2 and records[-1].valid_acc is not None
+
+
+def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, path_index: Tensor | None = None) -> Tensor:
+            out: Tensor = self.lin(x)
+            return out
+
+    store = stores["values"]
+    for model, options, said in [
+        (Rows(), {}, "not a row of outputs each"),
+        (_model(), {"ignore_edge_data": "none"}, "GIN takes no edge_attr"),
+        (_model(), {"paths": 3}, "paths are given to a model"),
+        (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
+        (Pooled(GIN(3, 8, 2), 8, 3), {}, "the model has 3 outputs, loss MSELoss needs 2"),
+    ]:
+        with pytest.raises(ooc.ModelError, match=said):
+            _fit(model.double(), store, **options)
+    with pytest.raises(ooc.OptionError, match="device='cuda' is of full-graph training"):
+        _fit(_model(), store, device="cuda")
+    with (
+        GraphTrainer(_model(), store, memory="60M", ignore_edge_data="features") as trainer,
+        pytest.raises(ooc.OptionError, match="of graphs logits and labels"),
+    ):
+        trainer.predict("embeddings")
+    one = ooc.convert("synthetic:nodes=100,edges=200,features=3,classes=2", tmp_path / "one.ooc")
+    with pytest.raises(ooc.OptionError, match="is one graph"):
+        GraphTrainer(_model(), one)
+
+
+def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
+    graphs = many_graphs(20, dtype=torch.float32, edge_features=0)
+    model = Pooled(GIN(3, 8, 2), 8, 2)
+    with GraphTrainer(model, graphs, batch_size=4, memory="60M") as trainer:
+        assert len(trainer.fit(2, progress=False)) == 2
+        path = trainer.store.path
+    assert not path.exists()
+    with pytest.raises(ooc.StoreError):
+        next(iter(GraphLoader(path)))
