@@ -6,6 +6,7 @@
         trainer.fit(epochs=100); trainer.predict("labels")    embedding=ooc.Embedding(64): nodes without features
     for batch in ooc.NeighborLoader(store, [15, 10], batch_size=1024): ...    sampled mini-batches, PyG's Data
     ooc.GraphTrainer(model, store, batch_nodes=4096); ooc.GraphLoader(…)   many graphs, each with a label
+    ooc.LinkTrainer(ooc.LinkPredictor(encoder), store, ooc.Links(pairs))   links instead of nodes
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
 
@@ -31,6 +32,7 @@ from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
+    from ooc.model.layers.links import LinkPredictor as LinkPredictor
     from ooc.offloading.offload import offload as offload
     from ooc.plan.chain import plan_chain as plan_chain
     from ooc.remote import remote_backend as remote_backend
@@ -41,12 +43,17 @@ if TYPE_CHECKING:
     from ooc.storage.store import open_store as open  # noqa: F401
     from ooc.train.embedding import Embedding as Embedding
     from ooc.train.graphs import GraphTrainer as GraphTrainer
+    from ooc.train.link_sets import Links as Links
+    from ooc.train.links import LinkTrainer as LinkTrainer
     from ooc.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Embedding": ("ooc.train.embedding", "Embedding"),
     "GraphLoader": ("ooc.sampling.graphs", "GraphLoader"),
     "GraphTrainer": ("ooc.train.graphs", "GraphTrainer"),
+    "LinkPredictor": ("ooc.model.layers.links", "LinkPredictor"),
+    "LinkTrainer": ("ooc.train.links", "LinkTrainer"),
+    "Links": ("ooc.train.link_sets", "Links"),
     "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),

@@ -18,8 +18,8 @@ from ooc.cli import in_options
 
 def test_what_there_is_shows_and_loads() -> None:
     names = {
-        *("Embedding", "GraphLoader", "GraphTrainer", "NeighborLoader", "Store", "Trainer", "__version__", "convert"),
-        *("dataset", "offload", "open", "plan_chain", "remote_backend"),
+        *("Embedding", "GraphLoader", "GraphTrainer", "LinkPredictor", "LinkTrainer", "Links", "NeighborLoader"),
+        *("Store", "Trainer", "__version__", "convert", "dataset", "offload", "open", "plan_chain", "remote_backend"),
         *(name for name, value in vars(errors).items() if isinstance(value, type)),
     }
     assert set(dir(ooc)) == names

@@ -19,6 +19,7 @@ from ooc.cli.arguments.settings import (
     RUN,
     SCHEDULES_OVER_EPOCHS,
     TrainSettings,
+    check_links,
     check_sampling,
     model_name,
     next_run,
@@ -226,8 +227,9 @@ def _open_seeds(
 
 def _settle(context: click.Context, store: str | None, options: dict[str, Any]) -> str | None:
     """Make whole what paths were given, and choose between options that exclude each other; returns the store's."""
-    if options["spill_dir"] is not None:
-        options["spill_dir"] = str(Path(options["spill_dir"]).resolve())
+    for name in ("spill_dir", "links"):
+        if options[name] is not None:
+            options[name] = str(Path(options[name]).resolve())
     options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
     settle_memory(context, options)
     return None if store is None else str(Path(store).resolve())
@@ -314,6 +316,7 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     from ooc.storage.store import open_store
 
     check_sampling(settings)
+    check_links(settings)
     heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
     run.repeated_by = as_toml("train", asdict(settings), heading=heading)
     store = open_store(settings.store)
@@ -322,13 +325,17 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     import torch
 
     from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model
-    from ooc.train.metrics import resolve_metric
+    from ooc.train.link_metrics import LinkMetric
+    from ooc.train.metrics import Metric, resolve_metric
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_own_model(settings.model, run)
     admit_parameters(settings, store)
-    metric = resolve_metric(settings.metric, store.task, store.num_classes)
+    if settings.links is None:
+        metric: Metric | LinkMetric = resolve_metric(settings.metric, store.task, store.num_classes)
+    else:
+        metric = LinkMetric.of(settings.metric or "mrr")
     return build_trainer(settings, store, run, metric, listener)
 
 

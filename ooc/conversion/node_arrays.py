@@ -65,7 +65,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
-        if not sizes["train"]:
+        if not sizes["train"] and not source.unlabelled:
             raise SourceError(f"{source.name} has an empty train split: no {source.labelled} to train on")
     with ArrayWriter(store, "perm", (nodes,), np.int64) as perm:
         for start, stop in ranges(nodes, _ROWS):

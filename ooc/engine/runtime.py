@@ -30,7 +30,7 @@ from ooc.model.workload import edge_array
 from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import CopyTo
-from ooc.plan.workload import Direction, Fate, Kind
+from ooc.plan.workload import Direction, EdgeData, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
@@ -170,6 +170,12 @@ class Runtime:
         the same results."""
         kept_as = self.matrices[source].dtype
         return values if kept_as == self.dtype else values.to(kept_as).to(self.dtype)
+
+    def forget(self, direction: Direction) -> None:
+        """The edges of ``direction`` have been rewritten: what of them is in memory is read anew."""
+        for name, matrix in self.matrices.items():
+            if name in {edges_name(direction, data) for data in (None, *EdgeData)}:
+                self.workspace.forget(range(matrix.base, matrix.base + matrix.grid.blocks))
 
     @property
     def counters(self) -> Counters:

@@ -24,6 +24,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.program.staging import CopyTo
+from ooc.plan.workload import Direction
 from ooc.prefetch.device import Device
 from ooc.sizes import format_size
 from ooc.storage.array import Array
@@ -210,6 +211,10 @@ class Session:
     def io(self) -> "Snapshot":
         """The time, and what has been read, written and waited for so far."""
         return Snapshot(self._running())
+
+    def reread(self, direction: Direction) -> None:
+        """The edges of ``direction`` have been rewritten."""
+        self._running().forget(direction)
 
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""

@@ -208,20 +208,21 @@ def directions(store: Store) -> tuple[Direction, ...]:
     return (Direction.IN,) if store.undirected else (Direction.IN, Direction.OUT)
 
 
-def _with_features(store: Store) -> tuple[Direction, ...]:
-    """The same, and features that are kept without their zeros."""
-    return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()))
+def _swept(store: Store) -> tuple[Direction, ...]:
+    """The same, features that are kept without their zeros, and links."""
+    links = (side for side in (Direction.LINKS, Direction.SCORED_LINKS) if store.has(f"{side.value}/indptr"))
+    return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()), *links)
 
 
 def offset_itemsize(store: Store) -> int:
-    most = max(store.topology(direction.value)[1].shape[0] for direction in _with_features(store))
+    most = max(store.topology(direction.value)[1].shape[0] for direction in _swept(store))
     return 4 if most < 2**31 else 8
 
 
 def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
     constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
-    offsets = len(_with_features(store)) * offset_itemsize(store)
+    offsets = len(_swept(store)) * offset_itemsize(store)
     parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
     return (store.num_nodes + 1) * (offsets + constants * itemsize) + parts
 
@@ -236,7 +237,7 @@ def _counts_own(store: Store, scaling: Scaling) -> bool:
 def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
     ``on_device``: and list the parts of long rows."""
-    offsets = {side: load_offsets(store, side) for side in _with_features(store)}
+    offsets = {side: load_offsets(store, side) for side in _swept(store)}
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
     into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
     found = {
@@ -276,9 +277,16 @@ def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedint
     return rows
 
 
+def most_joined(store: Store) -> int:
+    """Edges, or links of a step or scored, of which there are most."""
+    sides = (side for side in _swept(store) if side is not Direction.FEATURES)
+    return max(store.topology(side.value)[1].shape[0] for side in sides)
+
+
 def most_edges(store: Store) -> int:
-    """The most in-edges of any row, before offsets are loaded."""
-    return _most_edges(store.topology(Direction.IN.value)[0].read, store.num_nodes)
+    """The most in-edges or links of any row, before offsets are loaded."""
+    sides = (side for side in _swept(store) if side not in (Direction.OUT, Direction.FEATURES))
+    return max(_most_edges(store.topology(side.value)[0].read, store.num_nodes) for side in sides)
 
 
 def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], rows: int) -> int:

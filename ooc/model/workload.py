@@ -91,13 +91,19 @@ def describe_workload(
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
-    scattering = {name: (s.rows, s.pull.per_edge) for s in every if s.pull is not None for name in s.pull.added_to}
+    scattering = {
+        name: (s.rows, s.pull.per_edge)
+        for s in every
+        if s.pull is not None and s.pull.direction.of_edges  # what links scatter differs from step to step
+        for name in s.pull.added_to
+    }
     pulled: dict[Direction, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
     backward = builder.backward_direction
-    gathers = any(s.pull is not None and s.pull.is_opaque for s in every) and not builder.on_device
+    opaque = (s.pull for s in every if s.pull is not None and s.pull.is_opaque)
+    gathers = any(pull.direction is Direction.IN for pull in opaque) and not builder.on_device
     if gathers:
         pulled.setdefault(backward, set())
     if any(stage.entry_bytes for stage in every):

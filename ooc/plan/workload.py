@@ -50,6 +50,15 @@ class Direction(Enum):
     OUT = "out"
     FEATURES = "x"
     """None of the graph: from a row to the columns where its features are not zero, if the others are not kept."""
+    LINKS = "links"
+    """None of the graph's edges, but the links whose losses are taken: from their heads to their tails."""
+    SCORED_LINKS = "scored links"
+    """The same of those that are scored."""
+
+    @property
+    def of_edges(self) -> bool:
+        """Whether it is the graph's own edges."""
+        return self in (Direction.IN, Direction.OUT)
 
 
 class EdgeData(Enum):

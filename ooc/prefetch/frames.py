@@ -52,6 +52,11 @@ class FrameTable(ABC, Generic[T]):
         if transfer is not None:
             self.hold(transfer)
 
+    def forget(self, blocks: range) -> None:
+        """What is below has changed: frames hold none of these ``blocks`` any more. While no program runs."""
+        for block in [block for block in self._where if block in blocks]:
+            self._forget(self._where[block])
+
     def _give(self, block: int, frame: int) -> None:
         """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
         self._forget(frame)

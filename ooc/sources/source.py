@@ -59,7 +59,8 @@ class Source:
     to blocks of its own, smaller ones), ``labels(n)`` likewise. ``num_edges`` counts entries as given.
     ``num_classes`` None: one more than the largest label; for tasks other than ``CLASSES`` it is the number
     of columns of ``y`` and must be given. ``resident_bytes`` is what the source itself holds in memory, to
-    be counted against the budget. ``description`` goes into the store's ``source``.
+    be counted against the budget. ``description`` goes into the store's ``source``. ``unlabelled``: no node has a
+    label, or is in a split.
 
     ``has_edge_weight``, ``num_edge_features`` (0: none): what every block of edges has in its ``data``. With
     ``weight_unless_ones`` weights that all come out as 1 are none.
@@ -105,6 +106,7 @@ class Source:
     num_edge_features: int = 0
     weight_unless_ones: bool = False
     task: Task = Task.CLASSES
+    unlabelled: bool = False
     class_names: tuple[str, ...] = ()
     symmetrize: bool = False
     drop_duplicates: bool | None = None

@@ -3,7 +3,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,9 +191,13 @@ class Store:
         return [self.array(f"{folder}/{name}") for name in names]
 
     def _folder(self, direction: str) -> str:
-        if direction not in ("in", "out", "x"):
+        if direction not in ("in", "out", "x") and not self.has(f"{direction}/indptr"):
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
-        return "in" if self.undirected and direction != "x" else direction
+        return "in" if self.undirected and direction == "out" else direction
+
+    def joined_by(self, arrays: Mapping[str, Array]) -> "Store":
+        """The same store with further ``arrays``, which lie elsewhere."""
+        return Store(self.path, self.attributes, {**self._arrays, **arrays}, identity=self._identity)
 
     @property
     def id_type(self) -> np.dtype[Any]:

@@ -22,6 +22,7 @@ from ooc.engine.session import Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
+from ooc.model.layers.links import LinkPredictor
 from ooc.model.lowering.network import Network
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
@@ -81,8 +82,8 @@ class Wanted:
 class Prediction:
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
-    ``layer`` counts the hidden layers from 1 (default: the last), 0 being the embedding of the nodes where one was
-    trained, ``learnt``; ``nodes`` are ids of the source, without any all
+    ``layer`` counts the hidden layers from 1 (default: the last; of a ``LinkPredictor`` what its encoder gives), 0
+    being the embedding of the nodes where one was trained, ``learnt``. ``nodes`` are ids of the source, without any all
     nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: what was left out in training (see
     ``Trainer``). Raises BudgetError with the least budgets that would do.
     """
@@ -104,9 +105,17 @@ class Prediction:
         self._what = _what(what, store.task)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        columns = 0 if learnt is None else learnt.embedding.columns
-        resources, network = _lowered(model, store, resources, ignore_edge_data, columns, whole=self._wanted is None)
-        self._layer = _layer(self._what, layer, network, least=1 if learnt is None else 0)
+        columns, of_links = 0 if learnt is None else learnt.embedding.columns, isinstance(model, LinkPredictor)
+        if isinstance(model, LinkPredictor):
+            if self._what is not What.EMBEDDINGS:
+                raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
+            model = model.encoder
+        whole = self._wanted is None
+        resources, network = _lowered(
+            model, store, resources, ignore_edge_data, columns, whole=whole, of_classes=not of_links
+        )
+        least = 1 if learnt is None else 0
+        self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
         self._sink: Sink | None = None
         reaching = _reaching(store, self._wanted, network.hops, resources.listener)
         job = Job(
@@ -317,15 +326,22 @@ def _layer(what: What, layer: int | None, network: Network, *, least: int) -> in
 
 
 def _lowered(
-    model: nn.Module, store: Store, resources: Resources, ignore_edge_data: str, embedding_columns: int, *, whole: bool
+    model: nn.Module,
+    store: Store,
+    resources: Resources,
+    ignore_edge_data: str,
+    embedding_columns: int,
+    *,
+    whole: bool,
+    of_classes: bool,
 ) -> tuple[Resources, Network]:
     """Resources that suit the model, and its layers. Of some nodes' sake the features of all are not aggregated, but a
     kept aggregation used."""
 
     def lowered(*savings: Saving) -> tuple[Resources, Network]:
-        options: dict[str, Any] = {"input_dropout": 0.0, "savings": savings, "ignore_edge_data": ignore_edge_data}
+        options: dict[str, Any] = {"savings": savings, "ignore_edge_data": ignore_edge_data, "of_classes": of_classes}
         options["embedding_columns"] = embedding_columns
-        return lower_model(model, store, resources, **options)[:2]
+        return lower_model(model, store, resources, input_dropout=0.0, **options)[:2]
 
     sized, network = lowered(Saving.FIRST_AGGREGATION)
     if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):

@@ -21,7 +21,8 @@ from torch.nn.parameter import is_lazy
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
-from ooc.model.lowering.network import Network, has_opaque_layers
+from ooc.model.graph import most_joined
+from ooc.model.lowering.network import Network, opaque_columns
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
@@ -109,9 +110,10 @@ class Resources:
         columns = max([features, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, store.num_nodes, on_device=self.on_device, weight=weight)
         tile_rows = self.tile_rows or usual
-        if not self.tile_rows and not self.on_device and has_opaque_layers(model):
-            edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * columns
-            edges_per_row = max(1.0, store.num_edges / store.num_nodes)
+        of_edges = opaque_columns(model, columns)
+        if not self.tile_rows and not self.on_device and of_edges:
+            edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * of_edges
+            edges_per_row = max(1.0, most_joined(store) / store.num_nodes)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):

@@ -93,8 +93,9 @@ def prepare(
     graph: Store | GraphStatistics,
     resources: Resources,
     *,
-    metric: Metric,
+    metric: Metric | None = None,
     loss: RowsLoss | None = None,
+    objective: Objective | None = None,
     averaging: Averaging | None = None,
     input_dropout: float = 0.0,
     ignore_edge_data: str = "none",
@@ -107,14 +108,15 @@ def prepare(
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``scoring_only``:
-    what trains is another's affair, and the program ``train`` scores. ``learnt``: the embedding that is trained along,
-    where there is one. Raises ModelError for what cannot be run exactly.
+    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``objective``: what
+    takes the place of ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the
+    program ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. Raises ModelError for
+    what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     store.check_one_graph("training of the full graph")
-    if not store.split_sizes["train"]:
-        raise StoreError(f"{store.path} has no training nodes; convert it with a split")
+    if objective is None and not store.split_sizes["train"]:
+        raise StoreError(f"{store.path} has no training nodes; convert it with a split, or train links")
     averaging = averaging or Averaging(model, None, 1)
     if learnt is not None:
         _check_embedding(resources, averaging)
@@ -127,15 +129,18 @@ def prepare(
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
         embedding_columns=0 if learnt is None else learnt.embedding.columns,
+        of_classes=objective is None,
     )
-    outputs, dtype, tile_rows = network.outputs, network.dtype, resources.tile_rows
-    objective = Objective(
-        store.task,
-        resolve_loss(loss, store, store.task, outputs=outputs, dtype=dtype, place=resources.place),
-        make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
-        tile_rows=tile_rows,
-        incomplete=store.num_incomplete > 0,
-    )
+    if objective is None:
+        assert metric is not None
+        outputs, dtype = network.outputs, network.dtype
+        objective = Objective(
+            store.task,
+            resolve_loss(loss, store, store.task, outputs=outputs, dtype=dtype, place=resources.place),
+            make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
+            tile_rows=resources.tile_rows,
+            incomplete=store.num_incomplete > 0,
+        )
     host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
 
@@ -326,9 +331,7 @@ class Job:
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
         if self._fixed_host_bytes + 5 * self._store.num_nodes > there:
             return []
-        return [
-            side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side is not Direction.FEATURES
-        ]
+        return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
     def _sources(self, direction: Direction, share: range) -> Iterator[Any]:
         """Where all edges into rows of a share come from, a few at a time; StoreError for what is no row."""
@@ -457,13 +460,14 @@ def lower_model(
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
     embedding_columns: int = 0,
+    of_classes: bool = True,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
 
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: of
-    an embedding that is trained along (0: none).
+    an embedding that is trained along (0: none). ``of_classes``: there has to be an output for every class.
     """
     if not store.num_features and not embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
@@ -491,7 +495,8 @@ def lower_model(
             most_edges=of_a_row,
         )
         edges_per_row = store.num_edges / store.num_nodes
-        network = lower(model, setting, num_classes=store.num_classes, active=active_rows, edges_per_row=edges_per_row)
+        classes = store.num_classes if of_classes else 0
+        network = lower(model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
         if not network.makes_dense:  # then tiles are as low as they are for dense features
             break
     return resources, network, active_rows(network.hops)

@@ -37,7 +37,7 @@ from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
-from ooc.train.metrics import resolve_metric
+from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
@@ -413,7 +413,7 @@ class Trainer:
         elif not isinstance(graph, Store):
             self._converted, graph = _converted(graph, scratch, resources)
         self.model, self.store = model, graph
-        self.metric = resolve_metric(metric, graph.task, graph.num_classes)
+        self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
         self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
         check_optimizer(self.optimizer, model)
@@ -475,6 +475,9 @@ class Trainer:
         embedding = Embedding(embedding) if isinstance(embedding, int) else embedding
         dtype, folder = next(self.model.parameters()).dtype, None if run is None else run / EMBEDDING
         return LearntRows(embedding, self.store.num_nodes, dtype, seed=seed, folder=folder)
+
+    def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
+        return resolve_metric(name, graph.task, graph.num_classes)
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
         """What is planned. Who takes memory for more than it has it made of less."""

@@ -17,6 +17,7 @@ def test_examples_run(
     monkeypatch.syspath_prepend(EXAMPLES)
     importlib.import_module(name).main(tmp_path)
     assert {
+        "link_prediction": "area under the ROC curve of the test links: 0.",
         "offload_transformer": "weights are the same bits: True",
         "own_data": "node,label",
         "own_model": "logits differ from PyG's by",

@@ -61,6 +61,16 @@ class ChoiceType(_TextChoice):
             raise click.BadParameter(message, ctx, param) from error
 
 
+class MetricType(ChoiceType):
+    """One of several names, or ``hits@K`` of a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind, _, number = value.lower().partition("@") if isinstance(value, str) else ("", "", "")
+        if kind == "hits" and number.isdecimal() and int(number):
+            return f"hits@{int(number)}"
+        return super().convert(value, param, ctx)
+
+
 class ReasonedChoiceType(ChoiceType):
     """Such a choice that has names in it which cannot be chosen, each for a reason."""
 

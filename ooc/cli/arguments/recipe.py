@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ooc.events import Listener
     from ooc.storage.store import Store
+    from ooc.train.link_metrics import LinkMetric
     from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
     from ooc.train.trainer import Trainer
@@ -60,7 +61,17 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     _loaded(settings.model)  # which may draw random numbers, once
     torch.manual_seed(settings.seed)
-    return _model(settings, store.num_features + settings.embedding, store.num_classes, store.num_edge_features)
+    outputs = store.num_classes if settings.links is None else settings.hidden
+    return _model(settings, store.num_features + settings.embedding, outputs, store.num_edge_features)
+
+
+def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
+    """The model itself, or where links are trained the encoder that it is, with a decoder."""
+    if settings.links is None:
+        return model
+    from ooc.model.layers.links import LinkPredictor
+
+    return LinkPredictor(model, settings.decoder, channels=settings.hidden)
 
 
 def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
@@ -115,7 +126,9 @@ def rebuild_model(
     sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
     if any(type(size) is not int or size < 0 for size in sizes):
         raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
-    model = _model(settings, sizes[0] + settings.embedding, *sizes[1:])
+    features, classes, edge_features = sizes
+    outputs = classes if settings.links is None else settings.hidden
+    model = with_decoder(settings, _model(settings, features + settings.embedding, outputs, edge_features))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -330,16 +343,21 @@ def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | 
 
 
 def build_trainer(
-    settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric", listener: "Listener"
+    settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    from ooc.train.link_sets import Links
+    from ooc.train.links import LinkTrainer
     from ooc.train.sampled import SampledTrainer, Sampling
     from ooc.train.trainer import Trainer
 
-    model = build_model(settings, store)
+    model = with_decoder(settings, build_model(settings, store))
     optimizer = build_optimizer(settings, model)
     drawn = Sampling(fanouts=settings.drawn, batch_size=settings.batch_size, accumulate=settings.accumulate)
-    kind = Trainer if settings.sampler == "none" else partial(SampledTrainer, sampling=drawn)
+    kind: Callable[..., Trainer] = Trainer if settings.sampler == "none" else partial(SampledTrainer, sampling=drawn)
+    if settings.links is not None:
+        links = Links.read(settings.links)
+        kind = partial(LinkTrainer, links=links, negatives=settings.negatives, steps=settings.link_steps)
     return kind(
         model,
         store,

@@ -28,6 +28,7 @@ from ooc.cli.arguments.options import (
     ChoiceType,
     ClassWeightsType,
     FanoutsType,
+    MetricType,
     Option,
     ReasonedChoiceType,
     WholeType,
@@ -35,7 +36,7 @@ from ooc.cli.arguments.options import (
 from ooc.errors import OptionError, RunError
 
 RESOURCES, GPU, RUN = "Resources, which never change results", "With a GPU", "The run"
-SAMPLING = "Sampled mini-batches"
+SAMPLING, LINKS = "Sampled mini-batches", "Link prediction"
 
 MODEL_NAMES = {
     "gcn": "GCN",
@@ -49,6 +50,7 @@ MODEL_NAMES = {
 _MODELS_WITH_WEIGHTS = ("gcn",)
 """Those whose convolutions take weights of edges."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "rmse", "r2")
+DECODERS = ("dot", "distmult", "complex", "bilinear", "mlp")
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
 OPTIMIZERS = (
     *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),
@@ -92,6 +94,7 @@ _MODEL = partial(_option, "Model")
 _EMBEDDING = partial(_option, "An embedding of the nodes")
 _STEPS = partial(_option, "Loss and optimizer")
 _SAMPLING = partial(_option, SAMPLING)
+_LINKS = partial(_option, LINKS)
 _RATE = partial(_option, "Learning rate")
 _AVERAGE = partial(_option, "Averaged weights")
 _EVALUATION = partial(_option, "Evaluation")
@@ -232,6 +235,17 @@ class TrainSettings:
     )
     batch_size: int = _SAMPLING(1024, COUNT, "Training nodes of a batch.")
     accumulate: int = _SAMPLING(1, COUNT, "Batches of a step, of all processes together.")
+    links: str | None = _LINKS(
+        None,
+        click.Path(),
+        "Train and score the links in this .npz file, or split folder of OGB's, instead of nodes.",
+        metavar="FILE",
+    )
+    decoder: str = _LINKS(
+        "dot", ChoiceType(*DECODERS), "What makes a score of two embeddings, which are --hidden wide."
+    )
+    negatives: int = _LINKS(1, COUNT, "Pairs that are no links for each that is one: its head, tails drawn evenly.")
+    link_steps: int = _LINKS(1, COUNT, "Steps of an epoch, each with a part of the links and the whole graph.")
     schedule: str = _RATE(
         "none",
         ReasonedChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
@@ -260,9 +274,9 @@ class TrainSettings:
     average_decay: float = _AVERAGE(0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.")
     metric: str | None = _EVALUATION(
         None,
-        ChoiceType(*METRICS),
-        "What evaluation measures; roc-auc and average-precision for two classes or several labels a node. "
-        "[default: accuracy, for several labels roc-auc, for values mae]",
+        MetricType(*METRICS, "mrr"),
+        "What evaluation measures; roc-auc and average-precision for two classes or several labels a node; of links "
+        "mrr, hits@K or roc-auc. [default: accuracy, for several labels roc-auc, for values mae, for links mrr]",
     )
     eval_every: int = _EVALUATION(1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
     patience: int = _EVALUATION(
@@ -444,6 +458,28 @@ def check_sampling(settings: TrainSettings) -> None:
         raise OptionError("--sampler trains on the CPU; leave out --device cuda")
     if settings.norm == "graph":
         raise OptionError("--norm graph takes statistics of all nodes, which a batch has not; give another norm")
+
+
+_NOT_OF_LINKS = {
+    "sampler": "links are trained on the whole graph",
+    "loss": "the loss of links is binary cross-entropy",
+    "label_smoothing": "it is of classes",
+    "class_weights": "they are of classes",
+    "average": "links are scored with the weights as they are",
+}
+
+
+def check_links(settings: TrainSettings) -> None:
+    """OptionError for options of links where nodes are trained, and the other way round."""
+    defaults = TrainSettings(store=settings.store)
+    given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
+    if settings.links is None:
+        for name in given & {"decoder", "negatives", "link_steps"}:
+            raise OptionError(f"--{name.replace('_', '-')} is of link prediction; give --links FILE, too")
+        if settings.metric is not None and settings.metric not in METRICS:
+            raise OptionError(f"--metric {settings.metric} is of links; give --links FILE, too")
+    for name in given & _NOT_OF_LINKS.keys() if settings.links is not None else ():
+        raise OptionError(f"--{name.replace('_', '-')} is not for --links: {_NOT_OF_LINKS[name]}")
 
 
 def only_store(folder: Path) -> Path:

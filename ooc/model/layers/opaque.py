@@ -254,7 +254,13 @@ class Opaque(EdgeAggregate):
 
 
 def lower_opaque(
-    conv: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any], assembly: Assembly
+    conv: "MessagePassing",
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    assembly: Assembly,
+    *,
+    kind: type[Opaque] = Opaque,
 ) -> Value:
     """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
     layer, (source, *others) = layer_of(conv, where, args, kwargs)
@@ -281,4 +287,4 @@ def lower_opaque(
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
     assembly.convolved.append(source)
-    return Opaque(assembly.next_index(), source, layer, module, probed, site=site, keep=keep)
+    return kind(assembly.next_index(), source, layer, module, probed, site=site, keep=keep)

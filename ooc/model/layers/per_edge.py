@@ -25,7 +25,7 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.pulls import pulls_for
 from ooc.model.graph import Scaling
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
-from ooc.plan.workload import EdgeWork, PerEdge
+from ooc.plan.workload import Direction, EdgeWork, PerEdge
 
 # What pulls take on the CPU beside fetching, as so much streamed: by times measured on two cores that stream 61 GB/s.
 
@@ -66,6 +66,8 @@ class EdgeAggregate(Aggregate):
     ``keep``: there is a backward pass.
     """
 
+    direction = Direction.IN
+    """Along which edges targets pull."""
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
     slices = 1

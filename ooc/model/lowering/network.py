@@ -233,20 +233,28 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     assembly = Assembly(setting)
     if isinstance(model, ModelShape):
         return assembly, model.values(assembly)
+    from ooc.model.layers.links import LinkPredictor, lower_links
     from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
 
+    if isinstance(model, LinkPredictor):
+        return assembly, lower_links(model, trace(model.encoder, assembly), assembly)
     return assembly, trace(model, assembly)
 
 
-def has_opaque_layers(model: nn.Module) -> bool:
-    """Whether some layer of ``model`` is run as it is, and makes matrices with a row for each edge."""
+def opaque_columns(model: nn.Module, widest: int) -> int:
+    """How wide matrices are, at most, that have a row for each edge: where some layer of ``model`` is run as it is, as
+    its ``widest``; 0 where none is."""
     if isinstance(model, ModelShape):
-        return False
+        return 0
     from torch_geometric.nn import MessagePassing
 
     from ooc.model.layers.convolutions import is_opaque
+    from ooc.model.layers.links import LinkPredictor
 
-    return any(isinstance(part, MessagePassing) and is_opaque(part) for part in model.modules())
+    layers = (part for part in model.modules() if isinstance(part, MessagePassing))
+    if any(map(is_opaque, layers)):
+        return widest
+    return (model.channels or widest) if isinstance(model, LinkPredictor) else 0
 
 
 def values_of(output: Value) -> list[Value]:

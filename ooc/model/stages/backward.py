@@ -25,7 +25,7 @@ from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import ALL_GRADIENTS
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe
-from ooc.plan.workload import Direction, Pull
+from ooc.plan.workload import Pull
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
 
@@ -129,7 +129,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     trained = brought is not None and brought.trains
     per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
     scattered = names.of("dm", aggregate) if opaque and trained else None
-    pull = Pull(names.of("m", aggregate), pulled, Direction.IN, per_edge, aggregate.edge_data, scattered)
+    pull = Pull(names.of("m", aggregate), pulled, aggregate.direction, per_edge, aggregate.edge_data, scattered)
 
     def compute(tile: Tile) -> Tensors:
         gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])

@@ -11,7 +11,7 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from torch import Tensor
 
@@ -132,7 +132,7 @@ class Program:
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
-        return Pull(message, sums, Direction.IN, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
+        return Pull(message, sums, pulled.direction, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
 
     def per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()) -> PerEdge:
         """How the planner is to think of one of its pulls: an opaque layer may take a row's edges together."""
@@ -142,12 +142,12 @@ class Program:
             found = replace(found, copied_columns=apart)
         if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
             return found
-        return replace(found, row_edges=self._most_edges)
+        return replace(found, row_edges=self._most_edges(aggregate.direction))
 
-    @cached_property
-    def _most_edges(self) -> int:
+    @cache  # noqa: B019  # as long as the program is there
+    def _most_edges(self, direction: Direction) -> int:
         """Into a row."""
-        return self.context.rows.most_edges(Direction.IN)
+        return self.context.rows.most_edges(direction)
 
     def step(
         self,

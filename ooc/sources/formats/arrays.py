@@ -86,6 +86,11 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         raise SourceError(f"{options.name}: x has {rows} rows for {nodes} nodes")
     if not 0 < nodes <= 2**32 or (num_features < 1 and not without):
         raise SourceError(f"{options.name}: {nodes} nodes with {num_features} features cannot be converted")
+    unlabelled = "y" not in arrays and not any(name in arrays for name in _OF_SPLITS)
+    if unlabelled:  # of such a graph links can be trained
+        nothing = {"y": np.broadcast_to(np.int64(-1), (nodes,)), "train_idx": np.empty(0, dtype=np.int64)}
+        arrays, unsaid = {"num_classes": np.array(1), **arrays, **nothing}, False
+        options = replace(options, usual_split=None)
     columns, num_edges = _edge_columns(arrays, options.name)
     carried = _edge_data(arrays, num_edges, options.name)
 
@@ -122,8 +127,13 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         feature_entries=feature_entries,
         labels=labels,
         task=form.task,
+        unlabelled=unlabelled,
         description={"split": note} if note else {},
-        notes=tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note))),
+        notes=(
+            (f"{options.name} has no labels: y is missing; nodes cannot be trained, links can",)
+            if unlabelled
+            else tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note)))
+        ),
     )
 
 

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well links are told from pairs that are none: mean reciprocal rank, hits at K, area under the ROC curve.
+
+As OGB's evaluators define them (Hu et al., "Open Graph Benchmark", NeurIPS 2020). The rank of a link among negatives of
+its own counts one that scores the same as half a place; hits among negatives that all links share are links that score
+higher than the K-th best of these.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ooc.errors import OptionError, SpillError
+from ooc.model.layers.links import OfScoredLinks
+from ooc.plan.workload import Direction
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+from ooc.storage.writer import ArrayWriter
+from ooc.train.metrics import RANKING_BYTES, roc_auc
+
+Ints = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.floating]
+
+_SIDE = Direction.SCORED_LINKS
+_ZEROS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMetric:
+    """``value`` is its name; ``hits``: the K of hits@K."""
+
+    value: str
+    hits: int = 0
+    higher_is_better = True
+
+    @classmethod
+    def of(cls, name: str) -> "LinkMetric":
+        """OptionError for a name that is none."""
+        kind, _, number = name.partition("@")
+        if name in ("mrr", "roc-auc"):
+            return cls(name)
+        if kind == "hits" and number.isdecimal() and int(number):
+            return cls(name, int(number))
+        raise OptionError(f"metric {name!r} of links is not one of mrr, hits@K, roc-auc")
+
+    def of_shared(self, positive_E: Scores, negative_M: Scores) -> float | None:
+        """Of links against negatives that all of them share; None where there are none."""
+        if not len(negative_M):
+            return None
+        if self.value == "roc-auc":
+            is_link = np.arange(len(positive_E) + len(negative_M)) < len(positive_E)
+            return roc_auc(np.concatenate((positive_E, negative_M)), is_link)
+        if self.hits > len(negative_M):
+            return 1.0
+        if self.hits:
+            return float((positive_E > np.partition(negative_M, -self.hits)[-self.hits]).mean())
+        ascending = np.sort(negative_M)
+        below_E, not_above_E = (np.searchsorted(ascending, positive_E, side=side) for side in _SIDES)
+        return float((1 / (len(ascending) - 0.5 * (below_E + not_above_E) + 1)).mean())
+
+    def total_of_own(self, scores_EK: Scores) -> float:
+        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own."""
+        positive_E1, negative_EK = scores_EK[:, :1], scores_EK[:, 1:]
+        better = (negative_EK > positive_E1).sum(axis=1) + (negative_EK >= positive_E1).sum(axis=1)
+        rank_E = 0.5 * better + 1
+        return float((rank_E <= self.hits).sum() if self.hits else (1 / rank_E).sum())
+
+
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Links [2, E] of a split and what they are ranked against: pairs [2, M], or tails [n, K] of their own for any of
+    them, by their numbers. Rows of the store."""
+
+    links_2E: Ints
+    shared_2M: Ints | None = None
+    own: "Callable[[Ints], Ints] | None" = None
+    each: int = 0
+    """K."""
+
+
+_UNITS_AT_ONCE = 1 << 12
+"""Links that are written or ranked together, each with its own negatives."""
+
+
+class LinkScorer:
+    """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
+    own negatives behind it. Only their scores are kept."""
+
+    def __init__(
+        self, metric: LinkMetric, splits: Mapping[str, Ranked], store: Store, folder: Path, dtype: str
+    ) -> None:
+        self._metric = metric
+        shared = {split: one.shared_2M for split, one in splits.items() if one.shared_2M is not None}
+        parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_2E, one) for split, one in splits.items()]
+        parts += [(split, pairs_2M, None) for split, pairs_2M in shared.items()]
+        none = np.zeros((2, 0), np.int64)
+        heads, tails = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
+        order = np.argsort(heads, kind="stable")
+        sizes = np.concatenate(
+            [none[0], *(np.full(pairs.shape[1], 1 + (one.each if one is not None else 0)) for _, pairs, one in parts)]
+        )
+        starts = np.empty_like(sizes)
+        starts[order] = np.cumsum(sizes[order]) - sizes[order]
+        ends = np.cumsum([0, *(pairs.shape[1] for _, pairs, _ in parts)])
+        self._starts = {
+            (split, one is None): starts[first:last]
+            for (split, _, one), first, last in zip(parts, ends, ends[1:], strict=False)
+        }
+        self._each = {split: one.each for split, one in splits.items()}
+        self._scores: Scores = np.zeros(int(sizes.sum()), dtype=dtype)
+        by_head = np.concatenate(([0], np.cumsum(sizes[order])))
+        offsets = by_head[np.searchsorted(heads[order], np.arange(store.num_nodes + 1))]
+        index = np.int32 if store.num_nodes <= 2**31 else np.int64
+        made = {"indptr": new_array(folder, _SIDE, "indptr", store.num_nodes + 1, np.int64)}
+        made["indices"] = new_array(folder, _SIDE, "indices", len(self._scores), index)
+        made["edge_weight"] = new_array(folder, _SIDE, "edge_weight", len(self._scores), np.float32)
+        put(made["indptr"], 0, offsets)
+        owners = {split: first for (split, _, one), first in zip(parts, ends, strict=False) if one is not None}
+        for first in range(0, len(order), _UNITS_AT_ONCE):
+            units = order[first : first + _UNITS_AT_ONCE]
+            written = np.empty(int(sizes[units].sum()), dtype=np.int64)
+            at = starts[units] - by_head[first]
+            written[at] = tails[units]
+            for split, one in splits.items():
+                mine = (units >= owners[split]) & (units < owners[split] + one.links_2E.shape[1])
+                if one.own is not None and mine.any():
+                    places = at[mine][:, None] + np.arange(1, 1 + one.each)
+                    written[places] = one.own(units[mine] - owners[split])
+            put(made["indices"], int(by_head[first]), written)
+        self.arrays = {array.name: array for array in made.values()}
+
+    @property
+    def nbytes(self) -> int:
+        """Of host memory, from the first epoch to the last."""
+        ranking = RANKING_BYTES if self._metric.value == "roc-auc" else 3 * self._scores.itemsize
+        shared = sum(len(starts) for (split, _), starts in self._starts.items() if not self._each[split])
+        ranked = len(self._scores) if self._metric.value == "roc-auc" else shared
+        most = max(self._each.values(), default=0) + 1
+        held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
+        return held + ranked * ranking + 16 * _UNITS_AT_ONCE * most
+
+    def attach(self, scored: object, offsets: "npt.NDArray[np.signedinteger] | None") -> None:
+        """Have what is run in evaluation put its scores here."""
+        assert isinstance(scored, OfScoredLinks) and offsets is not None
+        scored.scores, scored.offsets = self._scores, offsets
+
+    def scores(self) -> dict[str, float | None]:
+        """By split."""
+        return {split: self._score(split, each) for split, each in self._each.items()}
+
+    def _score(self, split: str, each: int) -> float | None:
+        starts = self._starts[split, False]
+        if not each:
+            return self._metric.of_shared(self._scores[starts], self._scores[self._starts[split, True]])
+        columns = np.arange(1, 1 + each)
+        if self._metric.value == "roc-auc":
+            return self._metric.of_shared(self._scores[starts], self._scores[starts[:, None] + columns].reshape(-1))
+        total = 0.0
+        for first in range(0, len(starts), _UNITS_AT_ONCE):
+            total += self._metric.total_of_own(
+                self._scores[starts[first : first + _UNITS_AT_ONCE, None] + np.arange(1 + each)]
+            )
+        return total / len(starts)
+
+
+# ---- files that are written again ------------------------------------------------------------------------------
+
+
+def new_array(folder: Path, side: Direction, part: str, rows: int, dtype: npt.DTypeLike) -> Array:
+    """A new array of zeros, of links."""
+    with ArrayWriter(folder, f"{side.value}/{part}", (rows,), dtype) as writer:
+        zeros = np.zeros(min(rows, _ZEROS_AT_ONCE), dtype=dtype)
+        for start in range(0, rows, _ZEROS_AT_ONCE):
+            writer.append(zeros[: rows - start])
+    return writer.array
+
+
+def put(array: Array, start: int, values: npt.NDArray[Any]) -> None:
+    """Write ``values`` over the entries from ``start`` on."""
+    data, done = np.ascontiguousarray(values, dtype=array.dtype).view(np.uint8), 0
+    for extent in array.extents(start, start + len(values)):
+        descriptor = os.open(extent.path, os.O_WRONLY)
+        try:
+            end = done + extent.nbytes
+            while done < end:
+                done += os.pwrite(descriptor, data[done:end].data, extent.offset + extent.nbytes - (end - done))
+        except OSError as error:
+            raise SpillError(f"{extent.path} cannot be written: {error.strerror or error}") from error
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training a model to tell links from pairs that are none: the encoder over the whole graph, exactly, then a decoder
+on links and on negatives that are drawn anew for every step.
+
+The links of a step are a topology of their own beside the graph's (``ooc.model.layers.links``), in files of the run's
+scratch folder: every head's tails, those of its links and for each of these so many negatives, ascending, with their
+labels. Before a step they are written anew, a few heads at a time; everything else is a full-graph epoch as ever.
+
+Shapes: E links, K negatives of each.
+"""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ooc.engine.exchange import Exchange
+from ooc.engine.recording import EpochRecorder
+from ooc.errors import ModelError, OptionError
+from ooc.model.layers.links import LinkPredictor
+from ooc.model.stages import Contribution, Tile
+from ooc.plan.workload import Direction
+from ooc.storage.store import SPLITS, Store
+from ooc.train.link_metrics import LinkMetric, LinkScorer
+from ooc.train.link_sets import Links, Places, TrainingLinks, scored_links
+from ooc.train.objective import Objective
+from ooc.train.resources import Resources
+from ooc.train.setup import Job, Saving
+from ooc.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+class LinkTrainer(Trainer):
+    """Trains a ``LinkPredictor`` in place on the whole graph and the ``links``, within the memory it is given.
+
+    Every epoch makes ``steps`` steps, each with the exact embeddings of all nodes for a part of the training links that
+    is drawn for it. To each link come ``negatives`` pairs that are none: its head with tails drawn evenly from all
+    nodes, as OGB's baselines do, whether or not they are linked. They are the same for the same ``seed`` and order of
+    the store's rows, whatever the memory. The loss is the mean over both kinds; an epoch's that of its steps.
+
+    ``metric``: ``"mrr"``, ``"hits@K"`` or ``"roc-auc"``, as OGB's evaluators define them; by default the mean
+    reciprocal rank. Other arguments as of ``Trainer``.
+    """
+
+    metric: LinkMetric  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        model: LinkPredictor,
+        graph: "Store | str | Path | Data",
+        links: Links,
+        *,
+        negatives: int = 1,
+        steps: int = 1,
+        metric: str | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, LinkPredictor):
+            raise ModelError(f"links are trained with an ooc.LinkPredictor, not with {type(model).__name__}")
+        if options.get("loss") is not None:
+            raise OptionError("loss= is of nodes; the loss of links is the LinkPredictor's own")
+        if steps > 1 and options.get("embedding") is not None:
+            raise OptionError("an embedding is stepped once an epoch; train links with steps=1 beside it")
+        if negatives < 1 or steps < 1:
+            raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
+        self._links, self._steps, self._drawn = links, steps, negatives
+        self._asked = LinkMetric.of("mrr" if metric is None else metric)
+        self._folder: TemporaryDirectory[str] | None = None
+        try:
+            super().__init__(model, graph, **options)
+        except BaseException:
+            self._remove_files()
+            raise
+
+    def _resolve_metric(self, name: str | None, graph: Store) -> Any:
+        return self._asked
+
+    def _job(self, make: partial[Job], resources: Resources) -> Job:
+        if self.ranks.count > 1:
+            raise OptionError("links are trained by one process")
+        if resources.on_device:
+            raise OptionError("links are trained on the CPU; leave out device='cuda'")
+        given = dict(make.keywords)
+        _, store, *_ = make.args
+        resources.spill_dir.mkdir(parents=True, exist_ok=True)
+        self._folder = TemporaryDirectory(prefix="ooc-links-", dir=resources.spill_dir)
+        places = Places(store, resources.limits.memory_bytes)
+        folder = Path(self._folder.name)
+        self._training = TrainingLinks(
+            folder, store, places.rows("train", self._links.train), self._drawn, given["seed"]
+        )
+        scored = {
+            split: scored_links(store, places, self._links, split, given["seed"])
+            for split in ("valid", "test")
+            if getattr(self._links, split) is not None
+        }
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        self._scorer = LinkScorer(self.metric, scored, store, folder, dtype)
+        del scored
+        arrays = self._training.arrays | self._scorer.arrays
+        objective = LinkObjective(self._training, self._scorer)
+        given |= {"savings": [one for one in given["savings"] if one is not Saving.ACTIVE_ROWS], "objective": objective}
+        del given["metric"], given["loss"]
+        return partial(make.func, self.model, store.joined_by(arrays), **given)(resources.shared_with(self.ranks))
+
+    # ---- the algorithm -----------------------------------------------------------------------------------------
+
+    def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
+        """Steps over all parts of the links; the last one's gradients are left for the epoch's own step."""
+        total = 0.0
+        for step in range(self._steps):
+            count = self._training.draw(self.epoch, step, self._steps)
+            self._session.reread(Direction.LINKS)
+            self._objective.divisor = float(max(1, count))  # type: ignore[attr-defined]
+            self._dropout_epoch = self.epoch * self._steps + step
+            total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
+            if step < self._steps - 1:
+                self._update()
+        return total / self._training.total
+
+    def _start(self) -> None:
+        super()._start()
+        offsets = self._prepared.builder.rows.offsets
+        self._scorer.attach(self._prepared.network.evaluation, offsets.get(Direction.SCORED_LINKS))
+
+    def negatives(self, epoch: int, step: int = 0) -> tuple[Tensor, Tensor]:
+        """What a step of an epoch (from 0) is made of: which of the training links [e], and the tails [e, K] that were
+        drawn for each; both int64, in the order and by the numbers of the links given."""
+        return self._training.drawn(epoch, step, self._steps)
+
+    def predict(self, what: str = "embeddings", **given: Any) -> Tensor | None:
+        """Embeddings of nodes, what the encoder gives; other arguments as of ``Trainer.predict``."""
+        return super().predict(what, **given)
+
+    def close(self) -> None:
+        """Free everything but the model."""
+        super().close()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+class LinkObjective(Objective):
+    """The loss of links, which tiles have added up by their heads already, and the scores of others."""
+
+    loss_inputs = ()
+    score_inputs = ()
+    score_operators = 0
+    gradient_operators = 3
+
+    def __init__(self, training: "TrainingLinks", scorer: LinkScorer) -> None:
+        self.divisor = 1.0
+        self._links, self._of_links = training, scorer
+        self._sum: Tensor | float = 0.0
+
+    def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
+        return self._links.nbytes + self._of_links.nbytes, 0
+
+    def begin(self) -> None:
+        self._sum = 0.0
+
+    def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
+        tile.contribution.loss = outputs_RC.double().sum()
+        return torch.full_like(outputs_RC, 1 / self.divisor)
+
+    def score(self, tile: Tile, outputs_RC: Tensor) -> None:
+        """They are in place already."""
+
+    def reduce(self, contribution: Contribution) -> None:
+        self._sum = self._sum + contribution.loss
+
+    def mean_loss(self) -> float:
+        return float(self._sum) / self.divisor
+
+    def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
+        return dict.fromkeys(SPLITS) | self._of_links.scores()

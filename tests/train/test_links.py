@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Link prediction: losses, weights and scores of PyG in memory for the same links, whatever the memory."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.transforms import RandomLinkSplit
+
+import ooc
+from ooc.cli import main
+from ooc.engine.record import EpochRecord
+from ooc.storage.store import Store
+from ooc.train.link_metrics import LinkMetric
+from tests.graphs import GraphCase, random_data
+
+_CASE = GraphCase(nodes=300, edges=1500, features=7, self_loops=9, duplicates=20, isolated=5)
+_NODES, _EPOCHS = 300, 3
+
+
+@pytest.fixture(scope="module")
+def graph() -> Data:
+    data = random_data(_CASE)
+    return Data(x=data.x.double(), edge_index=data.edge_index)
+
+
+@pytest.fixture(scope="module")
+def store(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return ooc.convert(graph, tmp_path_factory.mktemp("links") / "g.ooc", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def links() -> ooc.Links:
+    """With a head of many links; validation links have tails of their own, test links share pairs."""
+    generator = torch.Generator().manual_seed(4)
+
+    def pairs(count: int) -> Tensor:
+        return torch.randint(0, _NODES, (2, count), generator=generator)
+
+    train = pairs(400)
+    train[0, :90] = 17
+    tails = torch.randint(0, _NODES, (40, 12), generator=generator)
+    return ooc.Links(train, pairs(40), pairs(30), tails, pairs(50))
+
+
+def _model(encoder: type[nn.Module] = GraphSAGE, decoder: str = "dot") -> ooc.LinkPredictor:
+    torch.manual_seed(1)
+    return ooc.LinkPredictor(encoder(7, 8, 2, 6), decoder).double()
+
+
+def _train(
+    model: ooc.LinkPredictor, graph: Data | Store, links: ooc.Links, **options: Any
+) -> tuple[list[EpochRecord], list[list[tuple[Tensor, Tensor]]]]:
+    """The records, and what each epoch's steps were made of."""
+    given = {"negatives": 2, "steps": 2, "memory": "24M", "seed": 3} | options
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with ooc.LinkTrainer(model, graph, links, optimizer=optimizer, **given) as trainer:
+        records = trainer.fit(_EPOCHS, progress=False)
+        steps = range(given["steps"])
+        return records, [[trainer.negatives(epoch, step) for step in steps] for epoch in range(_EPOCHS)]
+
+
+def _train_by_pyg(model: Any, graph: Data, links: ooc.Links, drawn: list[list[tuple[Tensor, Tensor]]]) -> list[float]:
+    """As anybody would write it; the mean loss of every epoch."""
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for steps in drawn:
+        total = count = 0.0
+        for chosen, tails_EK in steps:
+            heads = links.train[0, chosen]
+            negative = torch.stack((heads.repeat_interleave(tails_EK.shape[1]), tails_EK.reshape(-1)))
+            labels = torch.cat((torch.ones(len(chosen)), torch.zeros(negative.shape[1]))).double()
+            optimizer.zero_grad()
+            pairs = torch.cat((links.train[:, chosen], negative), dim=1)
+            loss = F.binary_cross_entropy_with_logits(model(graph.x, graph.edge_index, pairs), labels)
+            loss.backward()
+            optimizer.step()
+            total, count = total + loss.item() * len(labels), count + len(labels)
+        losses.append(total / count)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [(GraphSAGE, "dot"), (GCN, "mlp"), (GAT, "bilinear"), (GraphSAGE, "distmult"), (GCN, "complex")],
+)
+def test_losses_weights_and_scores_are_those_of_pyg(
+    graph: Data, store: Store, links: ooc.Links, encoder: type[nn.Module], decoder: str
+) -> None:
+    model, other = _model(encoder, decoder), _model(encoder, decoder)
+    records, drawn = _train(model, store, links)
+    losses = _train_by_pyg(other, graph, links, drawn)
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-12)
+    for own, expected in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
+    with torch.no_grad():
+        scores = other(graph.x, graph.edge_index, links.valid)[:, None]
+        pairs = torch.stack((links.valid[0].repeat_interleave(12), links.valid_negatives.reshape(-1)))
+        others = other(graph.x, graph.edge_index, pairs).reshape(-1, 12)
+    ranks = 1 + 0.5 * ((others > scores).sum(dim=1) + (others >= scores).sum(dim=1)).double()
+    assert records[-1].valid_acc == pytest.approx(float((1 / ranks).mean()), rel=1e-12)
+
+
+def test_memory_and_blocks_change_no_bit(store: Store, links: ooc.Links) -> None:
+    results = []
+    for options in ({"memory": "6500K"}, {"memory": "100M"}, {"memory": "24M", "slab_columns": 1, "threads": 2}):
+        model = _model(decoder="mlp")
+        records, _ = _train(model, store, links, **options)
+        found = [(one.loss, one.valid_acc, one.test_acc) for one in records]
+        results.append((found, [parameter.detach().numpy().tobytes() for parameter in model.parameters()]))
+    assert results[0] == results[1] == results[2]
+
+
+def test_every_link_is_in_one_step_and_epochs_draw_anew(store: Store, links: ooc.Links) -> None:
+    _, drawn = _train(_model(), store, links, steps=3)
+    for steps in drawn:
+        assert torch.cat([chosen for chosen, _ in steps]).sort().values.equal(torch.arange(400))
+    first, second = (torch.cat([tails for _, tails in steps]) for steps in drawn[:2])
+    assert not first.equal(second)
+    counts = torch.bincount(torch.cat([t.reshape(-1) for steps in drawn for _, t in steps]), minlength=_NODES)
+    expected = _EPOCHS * 400 * 2 / _NODES
+    assert float(((counts - expected) ** 2 / expected).sum()) < 400  # chi-square of 299 degrees: 1 in 20,000 above
+
+
+def test_random_link_split_is_taken_as_it_is(graph: Data) -> None:
+    torch.manual_seed(0)
+    train, valid, test = RandomLinkSplit(num_val=0.1, num_test=0.1)(graph)
+    links = ooc.Links.of_split(train, valid, test)
+    records, _ = _train(_model(), train, links, metric="roc-auc", steps=1, memory="64M")
+    assert all(0 < one.valid_acc < 1 and one.train_acc is None for one in records if one.valid_acc is not None)
+
+
+def test_metrics_are_as_defined() -> None:
+    rng = np.random.default_rng(0)
+    positive, shared = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 80).astype(float)
+    best = sorted(shared)[-7]
+    assert LinkMetric.of("hits@7").of_shared(positive, shared) == np.mean([score > best for score in positive])
+    assert LinkMetric.of("hits@81").of_shared(positive, shared) == 1.0
+    pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in shared]
+    assert LinkMetric.of("roc-auc").of_shared(positive, shared) == pytest.approx(np.mean(pairs))
+    ranks = [1 + 0.5 * (sum(n > p for n in shared) + sum(n >= p for n in shared)) for p in positive]
+    mrr = LinkMetric.of("mrr")
+    assert mrr.of_shared(positive, shared) == pytest.approx(np.mean([1 / rank for rank in ranks]))
+    own = np.concatenate((positive[:, None], np.tile(shared, (50, 1))), axis=1)
+    assert mrr.total_of_own(own) / 50 == pytest.approx(mrr.of_shared(positive, shared))
+    assert LinkMetric.of("hits@7").total_of_own(own) == sum(rank <= 7 for rank in ranks)
+
+
+@pytest.mark.parametrize("metric", ["hits@0", "hits@", "accuracy"])
+def test_a_metric_that_is_none_of_links_is_refused(store: Store, links: ooc.Links, metric: str) -> None:
+    with pytest.raises(ooc.OptionError, match="mrr, hits@K, roc-auc"):
+        ooc.LinkTrainer(_model(), store, links, metric=metric)
+
+
+def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> None:
+    with pytest.raises(ooc.ModelError, match="LinkPredictor"):
+        ooc.LinkTrainer(GraphSAGE(7, 8, 2, 6), store, links)  # type: ignore[arg-type]
+    with pytest.raises(ooc.OptionError, match="there is no node 300"):
+        ooc.LinkTrainer(_model(), store, ooc.Links(torch.tensor([[0], [300]])))
+    with pytest.raises(ooc.OptionError, match=r"\[2, E\]"):
+        ooc.LinkTrainer(_model(), store, ooc.Links(links.train.T))
+    with pytest.raises(ooc.OptionError, match=r"valid_negatives must be \[2, M\] or \[40, K\]"):
+        ooc.LinkTrainer(_model(), store, ooc.Links(links.train, links.valid, valid_negatives=links.test.T))
+    with pytest.raises(ooc.BudgetError, match="memory="):
+        _train(_model(), store, links, memory="3M")
+
+    class TwoHops(nn.Module):
+        def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
+            return (head_EC * tail_EC.mean(dim=0)).sum(dim=-1)
+
+    with pytest.raises(ooc.ModelError, match="decoder TwoHops"):
+        _train(ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), TwoHops()), store, links)
+
+
+def _saved(folder: Path, graph: Data, links: ooc.Links) -> tuple[str, str]:
+    ooc.convert(Data(x=graph.x.float(), edge_index=graph.edge_index), folder / "g.ooc")
+    names = ("train", "valid", "test", "valid_negatives")
+    np.savez(folder / "links.npz", **{name: np.asarray(getattr(links, name)) for name in names})
+    return str(folder / "g.ooc"), str(folder / "links.npz")
+
+
+def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(tmp_path: Path, graph: Data, links: ooc.Links) -> None:
+    store, file = _saved(tmp_path, graph, links)
+    options = ["--links", file, "--hidden", "8", "--layers", "2", "--decoder", "mlp", "--link-steps", "2", "-q"]
+    options += ["--memory", "24M"]
+    whole, halves = str(tmp_path / "whole"), str(tmp_path / "halves")
+    assert main(["train", store, *options, "--epochs", "4", "--out", whole]) == 0
+    assert main(["train", store, *options, "--epochs", "2", "--out", halves]) == 0
+    assert main(["train", "--resume", "--out", halves, "--epochs", "4", "-q"]) == 0
+    one, other = (np.genfromtxt(_losses(tmp_path / name)) for name in ("whole", "halves"))
+    assert len(one) == 4 and (one == other).all()
+    assert main(["predict", whole, "--what", "embeddings", "--out", str(tmp_path / "z.npy"), "-q"]) == 0
+    assert np.load(tmp_path / "z.npy").shape == (_NODES, 8)
+
+
+def _losses(run: Path) -> list[str]:
+    import json
+
+    return [str(json.loads(line)["loss"]) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--links", "none.npz"], "none.npz cannot be read"),
+        (["--decoder", "mlp"], "--decoder is of link prediction"),
+        (["--metric", "mrr"], "--metric mrr is of links"),
+        (["--links", "links.npz", "--sampler", "neighbor"], "--sampler is not for --links"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_a_line(
+    tmp_path: Path,
+    graph: Data,
+    links: ooc.Links,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _saved(tmp_path, graph, links)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "g.ooc", *options, "--out", "run"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_splits_are_read_as_ogb_has_them(tmp_path: Path) -> None:
+    edges, tails = np.arange(8).reshape(4, 2), np.arange(12).reshape(4, 3)
+    for split in ("train", "valid", "test"):
+        torch.save({"edge": edges, "edge_neg": edges[::-1].copy()}, tmp_path / f"{split}.pt")
+    found = ooc.Links.read(tmp_path)
+    assert (found.train == edges.T).all() and (found.valid_negatives == edges[::-1].T).all()
+    for split in ("train", "valid", "test"):
+        own = {} if split == "train" else {"target_node_neg": torch.from_numpy(tails)}
+        torch.save({"source_node": edges[:, 0], "target_node": edges[:, 1], **own}, tmp_path / f"{split}.pt")
+    found = ooc.Links.read(tmp_path)
+    assert (found.test == edges.T).all() and (found.test_negatives == tails).all()
