@@ -129,6 +129,13 @@ class Exchange:
                 self._ranks.broadcast(rows.view(torch.uint8), rank)
                 self.received_bytes += rows.nbytes * (counted and rank != self._ranks.rank)
 
+    def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger]) -> None:
+        """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
+        for rank, share in enumerate(self._shares):
+            values = values_E[int(offsets[share.start]) : int(offsets[share.stop])]
+            if values.numel():
+                self._ranks.broadcast(values.view(torch.uint8), rank)
+
     def _some_rows(self, matrix_NC: Tensor, halo: Halo) -> None:
         """By lists, so many rows of each process at a time that they take ``_AT_ONCE_BYTES``."""
         rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + 2 * torch.int64.itemsize  # with its numbers in lists

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from ooc.engine.exchange import Exchange
 from ooc.errors import OptionError, SpillError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
@@ -150,7 +152,11 @@ class LinkScorer:
     def attach(self, scored: object, offsets: "npt.NDArray[np.signedinteger] | None") -> None:
         """Have what is run in evaluation put its scores here."""
         assert isinstance(scored, OfScoredLinks) and offsets is not None
-        scored.scores, scored.offsets = self._scores, offsets
+        scored.scores, scored.offsets, self._offsets = self._scores, offsets, offsets
+
+    def gather(self, exchange: Exchange) -> None:
+        """Have the scores of links whose heads are other processes' rows."""
+        exchange.stretches(torch.from_numpy(self._scores), self._offsets)
 
     def scores(self) -> dict[str, float | None]:
         """By split."""

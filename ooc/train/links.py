@@ -81,8 +81,6 @@ class LinkTrainer(Trainer):
         return self._asked
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
-        if self.ranks.count > 1:
-            raise OptionError("links are trained by one process")
         if resources.on_device:
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
         given = dict(make.keywords)
@@ -180,4 +178,6 @@ class LinkObjective(Objective):
         return float(self._sum) / self.divisor
 
     def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
+        if exchange is not None:
+            self._of_links.gather(exchange)
         return dict.fromkeys(SPLITS) | self._of_links.scores()

@@ -17,8 +17,11 @@ import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
 from ooc.storage.store import Store
+from ooc.train.embedding import LearntRows
 from ooc.train.link_metrics import LinkMetric
+from ooc.train.setup import Tuning
 from tests.graphs import GraphCase, random_data
+from tests.processes import together
 
 _CASE = GraphCase(nodes=300, edges=1500, features=7, self_loops=9, duplicates=20, isolated=5)
 _NODES, _EPOCHS = 300, 3
@@ -66,9 +69,11 @@ def _train(
         return records, [[trainer.negatives(epoch, step) for step in steps] for epoch in range(_EPOCHS)]
 
 
-def _train_by_pyg(model: Any, graph: Data, links: ooc.Links, drawn: list[list[tuple[Tensor, Tensor]]]) -> list[float]:
+def _train_by_pyg(
+    model: Any, graph: Data, links: ooc.Links, drawn: list[list[tuple[Tensor, Tensor]]], parameters: Any = None
+) -> list[float]:
     """As anybody would write it; the mean loss of every epoch."""
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    optimizer, losses = torch.optim.Adam(parameters or model.parameters(), lr=0.01), []
     for steps in drawn:
         total = count = 0.0
         for chosen, tails_EK in steps:
@@ -175,6 +180,36 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
 
     with pytest.raises(ooc.ModelError, match="decoder TwoHops"):
         _train(ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), TwoHops()), store, links)
+
+
+def test_an_embedding_is_trained_along(tmp_path: Path, graph: Data, links: ooc.Links) -> None:
+    """Of a graph without features: rows and losses of torch's."""
+    bare = Data(edge_index=graph.edge_index, num_nodes=_NODES)
+    store = ooc.convert(bare, tmp_path / "bare.ooc", dtype="float64")
+    model, other = _model(GCN), _model(GCN)
+    drawn_rows = LearntRows(ooc.Embedding(7), _NODES, torch.float64, seed=3).first_rows(0, (_NODES, 7))
+    with pytest.raises(ooc.OptionError, match="steps=1"):
+        _train(model, store, links, embedding=ooc.Embedding(7))
+    records, drawn = _train(model, store, links, embedding=ooc.Embedding(7), steps=1)
+    rows = nn.Parameter(torch.from_numpy(drawn_rows))
+    parameters = [*other.parameters(), rows]
+    losses = _train_by_pyg(other, Data(x=rows, edge_index=graph.edge_index), links, drawn, parameters)
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-10)
+    with pytest.raises(ooc.ModelError, match="no features"):
+        _train(model, store, links)
+
+
+def test_processes_change_no_bit(store: Store, links: ooc.Links, tmp_path: Path) -> None:
+    def work(rank: int) -> Any:
+        model = _model(GAT, "mlp")
+        records, drawn = _train(model, store, links, memory="200M", threads=1, _tuning=Tuning(tile_rows=16))
+        losses = [(one.loss, one.valid_acc, one.test_acc) for one in records]
+        return losses, drawn[-1][-1][1], [parameter.detach() for parameter in model.parameters()]
+
+    alone, *others = [*together(1, tmp_path, work), *together(3, tmp_path, work)]
+    for losses, tails, weights in others:
+        assert losses == alone[0] and tails.equal(alone[1])
+        assert all(map(torch.equal, weights, alone[2]))
 
 
 def _saved(folder: Path, graph: Data, links: ooc.Links) -> tuple[str, str]:
