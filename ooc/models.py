@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that PyG's layers make and PyG itself has none of; plain modules, which need nothing else of ooc."""
 
+import warnings
 from typing import Any
 
 import torch
-from torch_geometric.nn import MessagePassing, TransformerConv, global_add_pool, global_max_pool, global_mean_pool
+from torch_geometric.nn import (
+    HeteroConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.nn.resolver import normalization_resolver
 
@@ -22,6 +31,66 @@ class Transformer(BasicGNN):  # type: ignore[misc]  # PyG is not typed
         concat = not getattr(self, "_is_conv_to_out", False)
         channels = out_channels // heads if concat else out_channels
         return TransformerConv(in_channels, channels, heads, concat=concat, dropout=self.dropout.p, **kwargs)
+
+
+class Relational(torch.nn.Module):
+    """Layers for graphs with types: for each type of edges a map of its own of the mean over neighbours, added up with
+    a map of a node's own row: R-GCN (Schlichtkrull et al., ESWC 2018), as PyG's ``HeteroConv`` has it.
+
+    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Of the last layer's rows only
+    those of type ``target`` are computed, and before that what leads to them. ``roots``: relations have a map of the
+    row itself each (``SAGEConv``) instead of one for all.
+    """
+
+    def __init__(
+        self,
+        in_channels: dict[str, int],
+        edge_types: list[tuple[str, str, str]],
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int,
+        *,
+        target: str,
+        dropout: float = 0.0,
+        roots: bool = False,
+    ) -> None:
+        super().__init__()
+        wanted = [{target}]
+        while len(wanted) < num_layers:
+            sources = {source for source, _, to in edge_types if to in wanted[0]}
+            wanted.insert(0, wanted[0] | sources)
+        self.target, self.convs, self.own = target, torch.nn.ModuleList(), torch.nn.ModuleList()
+        self.alone: list[list[str]] = []
+        self.dropout = torch.nn.Dropout(dropout)
+        widths = dict(in_channels)
+        for layer, types in enumerate(wanted, start=1):
+            columns = out_channels if layer == num_layers else hidden_channels
+            relations = [one for one in edge_types if one[2] in types]
+            convs = {
+                one: SAGEConv((widths[one[0]], widths[one[2]]), columns, root_weight=roots, bias=roots)
+                for one in relations
+            }
+            with warnings.catch_warnings(action="ignore"):  # of types that are no target, which have maps of their own
+                self.convs.append(HeteroConv(convs, aggr="sum"))
+            alone = types.difference(one[2] for one in relations) if roots else types
+            self.alone.append(sorted(alone))
+            self.own.append(torch.nn.ModuleList(torch.nn.Linear(widths[name], columns) for name in sorted(alone)))
+            widths = dict.fromkeys(types, columns)
+
+    def forward(
+        self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
+    ) -> torch.Tensor:
+        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``."""
+        layers = zip(self.convs, self.alone, self.own, strict=True)
+        for layer, (conv, names, own) in enumerate(layers, start=1):
+            found = conv(x_dict, edge_index_dict)
+            for name, linear in zip(names, own.children(), strict=True):
+                rows = linear(x_dict[name])
+                found[name] = found[name] + rows if name in found else rows
+            x_dict = found
+            if layer < len(self.convs):
+                x_dict = {name: self.dropout(rows.relu()) for name, rows in found.items()}
+        return x_dict[self.target]
 
 
 class Residual(torch.nn.Module):

@@ -12,6 +12,7 @@ from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
+    from ooc.storage.types import Types
 
 _MOST_SHOWN = 12
 """Entries of a list on its line; JSON has all."""
@@ -59,6 +60,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "name": store.name,
         "path": str(store.path),
         **({"num_graphs": store.num_graphs} if store.num_graphs else {}),
+        **({} if store.types is None else _types(store.types)),
         "num_nodes": store.num_nodes,
         "num_edges": store.num_edges,
         "num_features": store.num_features,
@@ -79,6 +81,15 @@ def describe(store: "Store") -> dict[str, Any]:
             facts[name] = store.attributes[name]
     facts["source"] = store.source
     return facts
+
+
+def _types(types: "Types") -> dict[str, Any]:
+    """Nodes with their features, and edges, by type; the rest is said of the nodes that are labelled."""
+    return {
+        "node_types": {name: f"{count:,} × {types.features[name]}" for name, count in types.nodes.items()},
+        "edge_types": {str(relation): count for relation, count in types.edges.items()},
+        "labelled": types.labelled,
+    }
 
 
 def _ids(store: "Store") -> str:

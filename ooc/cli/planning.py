@@ -150,6 +150,8 @@ class Planning:
         store = self._store
         name = store.name if isinstance(self.graph, GraphStatistics) else str(store.path)
         kind = "undirected, both directions counted" if store.undirected else "directed"
+        if store.types is not None:
+            kind = f"{len(store.types.edges)} types; nodes are those of type {store.types.labelled}"
         features = f"{store.num_features} features ({store.array('x').dtype})" if store.num_features else "no features"
         return (
             f"{name}: {store.num_nodes:,} nodes, {store.num_edges:,} edges ({kind}), {features}, "

@@ -78,12 +78,13 @@ class Sizes:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Those of a source that is opened."""
+        """Those of a source that is opened; of one with types as if all nodes had the most features of any."""
+        parts = [source] if source.types is None else [*source.types.nodes.values()]
         return cls(
             name=source.name,
-            num_nodes=source.num_nodes,
+            num_nodes=sum(part.num_nodes for part in parts),
             num_edges=source.num_edges,
-            num_features=source.num_features,
+            num_features=max(part.num_features for part in parts),
             packed_bytes=sum(int(status[0]) for status in source.fingerprint.values() if isinstance(status, list)),
             label_columns=1 if source.task is Task.CLASSES else source.num_classes or 1,
             label_bytes=source.task.dtype.itemsize,

@@ -25,6 +25,7 @@ from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order
 from ooc.conversion.topology import write_topology
+from ooc.conversion.typed import check_options, write_types
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
@@ -36,6 +37,7 @@ from ooc.storage.store import (
     FIRST_VERSION,
     FORMAT_VERSION,
     VERSION_WITH_EDGE_DATA,
+    VERSION_WITH_GRAPHS,
     VERSION_WITH_SPARSE_FEATURES,
     VERSION_WITH_TEXTS,
     Store,
@@ -73,10 +75,10 @@ def convert(
 ) -> Store:
     """Convert ``source`` to the store ``out`` and open it.
 
-    ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data`` (or a ``HeteroData`` of one kind
-    of node and edge), a list or dataset of many of them (see ``docs/graphs.md``), a dictionary of numpy arrays named as
-    in the generic format, ``{"nodes": …, "edges": …}`` of pandas or polars frames, a networkx graph, or a sparse matrix
-    of scipy. ``out`` defaults to NAME.ooc in the current folder.
+    ``source``: a path or ``"synthetic:…"`` (see ``docs/formats.md``), a PyG ``Data`` or ``HeteroData``, a list or
+    dataset of many ``Data`` (see ``docs/graphs.md``), a dictionary of numpy arrays named as in the generic format,
+    ``{"nodes": …, "edges": …}`` of pandas or polars frames, a networkx graph, or a sparse matrix of scipy. ``out``
+    defaults to NAME.ooc in the current folder.
 
     ``format``: what the source is, instead of finding out. ``symmetrize``: add each edge's reverse (None: as is
     usual for the format). ``drop_duplicates``: of edges between the same two nodes keep one (None: as is usual
@@ -126,6 +128,8 @@ def convert(
     sizes, ordered = Sizes.of(graph), order == "hop"
     if ordered and graph.graph_offsets is not None:
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
+    if graph.types is not None:
+        check_options(graph, options, ordered=ordered)
     _shares(graph, budget, ordered=ordered)  # Before anything is made.
     check_folder(target.parent)
     for note in graph.notes:
@@ -169,7 +173,8 @@ def chosen_options(
     if not graph.num_features and (normal or feature_form != "auto"):
         raise OptionError(f"{graph.name} has no features to be normalised or kept without their zeros")
     form = feature_form if graph.num_features else "dense"
-    sparse = form == "sparse" or (form == "auto" and mostly_zeros(graph, dtype, row_normalize=normal))
+    counted = form == "auto" and graph.types is None
+    sparse = form == "sparse" or (counted and mostly_zeros(graph, dtype, row_normalize=normal))
     return Options(symmetrize=both_ways, drop_duplicates=once, dtype=dtype, sparse_features=sparse, **others)
 
 
@@ -189,6 +194,9 @@ def _fill(graph: Source, work: Workplace, *, name: str, options: Options, ordere
             need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + graph.num_nodes * graph.id_bytes
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _shares(graph, budget, ordered=ordered)
+    if graph.types is not None:
+        write_types(graph, graph.types, work, name=name, options=options, shares=shares)
+        return
     store = work.scratch / _UNORDERED if ordered else work.store
     _write(graph, store, work, name=name, options=options, shares=shares)
     if ordered:
@@ -214,7 +222,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
             VERSION_WITH_EDGE_DATA * bool(edge_data),
             VERSION_WITH_TEXTS * bool(graph.id_bytes),
             VERSION_WITH_SPARSE_FEATURES * options.sparse_features,
-            FORMAT_VERSION * (graph.graph_offsets is not None or graph.num_features == 0),
+            VERSION_WITH_GRAPHS * (graph.graph_offsets is not None or graph.num_features == 0),
         ),
         "name": name,
         "num_nodes": graph.num_nodes,

@@ -36,9 +36,9 @@ class CsrWriter:
         self._form = form
         self._index_dtype = np.dtype(np.int32 if form.nodes <= 2**31 else np.int64)
         shapes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
-            "indptr": ((form.nodes + 1,), np.int64),
+            "indptr": ((form.num_rows + 1,), np.int64),
             "indices": ((most_edges,), self._index_dtype),
-            "self_loops": ((form.nodes,), np.int32),
+            "self_loops": ((form.num_rows,), np.int32),
         }
         for name, kind, width in values.columns if values is not None else ():
             shapes[name] = ((most_edges,) if width is None else (most_edges, width), kind)
@@ -103,8 +103,8 @@ class CsrWriter:
     def complete(self) -> None:
         """Complete the remaining rows, and the arrays."""
         nothing = np.empty(0, dtype=np.int64)
-        for start in range(self._row, self._form.nodes, _WINDOW_ROWS):
-            self._end_rows(min(start + _WINDOW_ROWS, self._form.nodes), nothing, nothing)
+        for start in range(self._row, self._form.num_rows, _WINDOW_ROWS):
+            self._end_rows(min(start + _WINDOW_ROWS, self._form.num_rows), nothing, nothing)
         for writer in self._writers.values():
             writer.close(shrink=writer not in (self._indptr, self._loops))
 

@@ -126,9 +126,15 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyForm:
-    """How an edge among ``nodes`` nodes is packed: row and column in ``bits`` bits each."""
+    """How an edge among ``nodes`` nodes is packed: row and column in ``bits`` bits each. ``height``: how many rows
+    there are, where they are nodes of another type than columns."""
 
     nodes: int
+    height: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.nodes if self.height is None else self.height
 
     @property
     def bits(self) -> int:

@@ -112,7 +112,7 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
 
 
 def write_features(
-    source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int
+    source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int, stage: str = _FEATURES
 ) -> dict[str, Any]:
     """Write ``x`` [N, F], from where an earlier process had come; ``entries``, how many there are, where only those
     that are not zero are written.
@@ -122,13 +122,13 @@ def write_features(
     that the ``dtype`` cannot hold, and what would take more without its zeros.
     """
     journal, sparse = work.journal, options.sparse_features
-    if (found := journal.result(_FEATURES)) is not None:
+    if (found := journal.result(stage)) is not None:
         return dict(found)
     wanted = np.dtype(options.dtype)
     smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
     if sparse and smallest:
         raise SourceError(f"{source.name}: normalised rows are not zero where features are; keep them dense")
-    shape, progress = (source.num_nodes, source.num_features), journal.progress(_FEATURES)
+    shape, progress = (source.num_nodes, source.num_features), journal.progress(stage)
     if progress is None:
         rmtree(store / "x", ignore_errors=True)
     writer = (EntriesWriter if sparse else ArrayWriter)(store, "x", shape, wanted, progress=progress)
@@ -141,11 +141,11 @@ def write_features(
                     raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
                 writer.append(_cast(rows, wanted, row))
                 advance(writer.rows)
-                journal.advance(_FEATURES, writer.flush, writer.progress)
+                journal.advance(stage, writer.flush, writer.progress)
             if writer.rows != source.num_nodes:
                 raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
         result = {"entries": writer.entries} if isinstance(writer, EntriesWriter) else {}
-        return journal.finish(_FEATURES, result, writer.flush)
+        return journal.finish(stage, result, writer.flush)
 
 
 def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:

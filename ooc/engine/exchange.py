@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.plan.workload import Direction
+from ooc.plan.workload import EdgesKey
 from ooc.ranks import Ranks
 
 _WORTH_SORTING_OUT = 0.8
@@ -82,10 +82,10 @@ class Exchange:
 
     def __init__(self, ranks: Ranks, shares: Sequence[range]) -> None:
         self._ranks, self._shares = ranks, shares
-        self._halos: dict[Direction, Halo] = {}
+        self._halos: dict[EdgesKey, Halo] = {}
         self.received_bytes = 0
 
-    def find_halo(self, direction: Direction, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> int:
+    def find_halo(self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> int:
         """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
         rows, a few at a time, of a graph of so many ``rows``: the halo where that is much less than all rows. Returns
         the bytes that it takes. Holds a byte a row meanwhile."""
@@ -101,7 +101,7 @@ class Exchange:
         self._halos[direction] = Halo(wanted, [*torch.split(given, given_P)], int(counts_PP.max()))
         return nbytes
 
-    def halo_rows(self, direction: Direction) -> Any:
+    def halo_rows(self, direction: EdgesKey) -> Any:
         """The rows of other processes that pulls of ``direction`` are sent, ascending; None: all."""
         halo = self._halos.get(direction)
         return None if halo is None else torch.cat(halo.wanted).numpy()
@@ -116,7 +116,7 @@ class Exchange:
         """Of all rows, those of each process."""
         return [len(share) / self._shares[-1].stop for share in self._shares]
 
-    def rows(self, matrix_NC: Tensor, direction: Direction | None = None, *, counted: bool = True) -> None:
+    def rows(self, matrix_NC: Tensor, direction: EdgesKey | None = None, *, counted: bool = True) -> None:
         """Of a matrix of which every process has its own rows, have those of others that pulls of ``direction`` gather
         (None: all). ``counted``: a program's."""
         halo = None if direction is None else self._halos.get(direction)

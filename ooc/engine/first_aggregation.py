@@ -18,9 +18,11 @@ import torch
 
 from ooc.engine.runtime import Runtime
 from ooc.errors import StoreError
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling, RelationScaling, ends_of
+from ooc.plan.workload import Direction, RelationEdges
 from ooc.storage.array import METADATA_FILE, Array, flush, flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
+from ooc.storage.types import features_name
 from ooc.storage.writer import ArrayWriter
 
 GROUP = "agg"
@@ -31,7 +33,7 @@ _FREE_SHARE = 2
 """Free space asked for, in sizes of the array: a cache must not be what fills a disk."""
 
 
-def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Array | None:
+def find_aggregation(store: Store, scaling: AnyScaling, dtype: torch.dtype) -> Array | None:
     """The kept aggregation, [N, F] in ``dtype``, or None if there is none that fits the store as it is."""
     name = _name(scaling, dtype)
     try:
@@ -43,11 +45,12 @@ def find_aggregation(store: Store, scaling: Scaling, dtype: torch.dtype) -> Arra
         return None
 
 
-def keep_aggregation(store: Store, scaling: Scaling, runtime: Runtime, matrix: str) -> bool:
+def keep_aggregation(store: Store, scaling: AnyScaling, runtime: Runtime, matrix: str) -> bool:
     """Write ``matrix`` of the run, just computed, to the store. False where there is no room or no right to."""
     dtype = runtime.dtype
     name = _name(scaling, dtype)
-    rows, columns = store.num_nodes, store.num_features
+    grid = runtime.matrices[matrix].grid
+    rows, columns = grid.rows, grid.columns
     if shutil.disk_usage(store.path).free < _FREE_SHARE * rows * columns * dtype.itemsize:
         return False
     _remove_abandoned(store)
@@ -83,13 +86,16 @@ def _remove_abandoned(store: Store) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _name(scaling: Scaling, dtype: torch.dtype) -> str:
-    return f"{GROUP}/{scaling.name.lower()}_{str(dtype).removeprefix('torch.')}"
+def _name(scaling: AnyScaling, dtype: torch.dtype) -> str:
+    return f"{GROUP}/{scaling.label}_{str(dtype).removeprefix('torch.')}"
 
 
-def _stamp(store: Store, scaling: Scaling) -> dict[str, int]:
+def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
     """A checksum over the chunk checksums of each array that the aggregation is made from."""
-    names = ["x", "in/indptr", "in/indices", *(["in/self_loops"] if store.num_self_loops else [])]
+    side, x = Direction.IN.value, features_name(ends_of(scaling)[0])
+    if isinstance(scaling, RelationScaling):
+        side = RelationEdges(scaling.relation.folder, Direction.IN).value
+    names = [x, f"{side}/indptr", f"{side}/indices", *(["in/self_loops"] if store.num_self_loops else [])]
     if scaling.weighted:
         names.append(f"in/{EDGE_WEIGHT}")
     sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}

@@ -19,7 +19,7 @@ from ooc.engine.shuffle import RowsReader
 from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
-from ooc.model.graph import Scaling, damaged
+from ooc.model.graph import AnyScaling, damaged
 from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.passes import ColumnPass, RowPass, edges_name
 from ooc.plan.program.sequence import Step
@@ -53,7 +53,7 @@ class EdgeSweep:
     def __init__(self, runtime: Runtime, pull: Pull) -> None:
         self._offsets = runtime.rows.offsets[pull.direction]
         self._parts_P2 = runtime.rows.parts.get(pull.direction)
-        self._nodes = runtime.plan.rows
+        self._nodes = runtime.store.neighbours(pull.direction.value)
         self._checks = runtime.checks.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
             data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
@@ -112,7 +112,7 @@ class FeatureSweep(EdgeSweep):
 class PullRun(ABC):
     """A pull for one sweep over the rows; ``groups`` of its source's columns."""
 
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, groups: range) -> None:
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, groups: range) -> None:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
         self._edges = EdgeSweep(run.runtime, pull)
         self._apart: ColumnCopy | None = None
@@ -134,7 +134,7 @@ class PullRun(ABC):
         ``out``, if they can be summed right into it."""
         edges = self._edges.take(tile.start, tile.stop)
         source = self.source(tile)
-        if isinstance(self._kernel, Scaling):
+        if isinstance(self._kernel, AnyScaling):
             assert isinstance(source, Tensor)
             return self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
         own = self.own(tile)
@@ -146,7 +146,7 @@ class PullRun(ABC):
 class WholePull(PullRun):
     """From a source that is in memory whole."""
 
-    def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | Scaling) -> None:
+    def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | AnyScaling) -> None:
         kind = pull.per_edge
         super().__init__(run, pull, kernel, range(kind.groups if kind else 0))
         source = run.whole(pull.source, item.index)
@@ -162,7 +162,7 @@ class WholePull(PullRun):
 class BucketedPull(PullRun):
     """From a source that is read bucket by bucket as it has been shuffled."""
 
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | Scaling, source: RowsReader) -> None:
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, source: RowsReader) -> None:
         assert pull.per_edge is not None
         super().__init__(run, pull, kernel, range(pull.per_edge.groups))
         self._source = source
@@ -225,7 +225,7 @@ class SlabPull(PullRun):
     """From one slab of the source, in its buffer."""
 
     def __init__(
-        self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers, slab: int, kernel: Kernel | Scaling
+        self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers, slab: int, kernel: Kernel | AnyScaling
     ) -> None:
         kind, grid = item.pull.per_edge, run.runtime.matrices[item.pull.source].grid
         groups = range(0)

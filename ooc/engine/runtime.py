@@ -25,12 +25,12 @@ from ooc.kernels.deferred_checks import DeferredChecks, Fault
 from ooc.kernels.dropout.edges import UNSORTED
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.pulls import pulls_for
-from ooc.model.graph import GraphRows, Scaling, damaged
+from ooc.model.graph import AnyScaling, GraphRows, damaged
 from ooc.model.workload import edge_array
 from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import CopyTo
-from ooc.plan.workload import Direction, EdgeData, Fate, Kind
+from ooc.plan.workload import Direction, EdgeData, EdgesKey, Fate, Kind
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
@@ -72,11 +72,11 @@ class Runtime:
         self.exchange = exchange
         self.dtype = dtype
         self.spill_dtype = spill_dtype or dtype
-        self.checks: dict[Direction, DeferredChecks] = {}
+        self.checks: dict[EdgesKey, DeferredChecks] = {}
         """On a device, about the neighbour lists of each direction."""
         if device is not None:
-            places = dict.fromkeys(plan.topologies, plan.rows) | {Direction.FEATURES: store.num_features}
-            self.checks = {direction: DeferredChecks(number) for direction, number in places.items()}
+            keys = dict.fromkeys([*plan.topologies, *([Direction.FEATURES] if store.types is None else [])])
+            self.checks = {key: DeferredChecks(store.neighbours(key.value)) for key in keys}
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
@@ -216,7 +216,7 @@ class Runtime:
             file.settle()
 
     def pull_rows(
-        self, source: Tensor, edges: TileEdges, direction: Direction, scaling: Scaling, out: Tensor | None = None
+        self, source: Tensor, edges: TileEdges, direction: EdgesKey, scaling: AnyScaling, out: Tensor | None = None
     ) -> Tensor:
         """The tile's rows of the sum over neighbours, with the self term that ``scaling`` has; in ``out``, of the
         source's type, where kernels can sum right into it.
@@ -235,7 +235,7 @@ class Runtime:
             pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
         except RuntimeError:
             indices = edges.indices_E
-            if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.plan.rows:
+            if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < edges.nodes:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
         if not is_narrow:

@@ -148,10 +148,10 @@ class Session:
         if self._prepared.exchange is not None:  # nobody has all rows of it
             return
         network = self._prepared.network
-        for scaling in network.aggregated_once:
-            name = network.first_aggregation(scaling)
-            if name not in self._prepared.arrays and keep_aggregation(self._store, scaling, runtime, name):
-                self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
+        names = {scaling: network.first_aggregation(scaling) for scaling in network.aggregated_once}
+        made = {scaling: name for scaling, name in names.items() if name not in self._prepared.arrays}
+        if any([keep_aggregation(self._store, scaling, runtime, name) for scaling, name in made.items()]):
+            self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
 
     @torch.no_grad()
     def run(self, program: str, task: str, recorder: EpochRecorder | None = None) -> None:
@@ -166,7 +166,7 @@ class Session:
         torch.set_num_threads(1)
         network, exchange = prepared.network, prepared.exchange
         network.forget_weights()
-        height = panel_rows(self._store.num_nodes, prepared.plan.tile_rows)
+        height = panel_rows(prepared.workload.rows, prepared.plan.tile_rows)
         sums = PanelSums(prepared.builder.reduce, height, network, None if exchange is None else exchange.panels)
         try:
             with reported(self._listener, task, len(prepared.plan.programs[program]), "passes") as advance:

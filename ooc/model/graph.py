@@ -9,9 +9,10 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from ooc.errors import ModelError, StoreError
 from ooc.kernels.cuda.segments import long_parts, most_parts
-from ooc.plan.workload import Direction
+from ooc.plan.workload import Direction, EdgesKey, RelationEdges
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.storage.store import Store
+from ooc.storage.types import EdgeType
 
 _CHUNK_ROWS = 1 << 16
 _CHUNK_EDGES = 1 << 18
@@ -45,6 +47,11 @@ class Scaling(Enum):
     REVERSED_MEAN = "mean against the edges"
     REVERSED_GCN = "gcn against the edges"
     REVERSED_GCN_NO_LOOPS = "gcn against the edges without self-loops"
+
+    @property
+    def label(self) -> str:
+        """What matrices that are summed so are called by."""
+        return self.name.lower()
 
     @property
     def reversed(self) -> bool:
@@ -96,6 +103,47 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN, Scaling.REVERSED_GCN_NO_L
 
 
 @dataclass(frozen=True, slots=True)
+class RelationScaling:
+    """``scaling`` of sums over the edges of one type, by their own degrees: a sum or a mean."""
+
+    scaling: Scaling
+    relation: EdgeType
+
+    def __post_init__(self) -> None:
+        assert self.scaling in (Scaling.SUM, Scaling.MEAN)
+
+    reversed: ClassVar[bool] = False
+    weighted: ClassVar[bool] = False
+    normalized: ClassVar[bool] = False
+    loop_weight: ClassVar[float | None] = None
+    may_vanish: ClassVar[bool] = False
+
+    @property
+    def plain(self) -> bool:
+        return self.scaling.plain
+
+    @property
+    def row_scalings(self) -> int:
+        return self.scaling.row_scalings
+
+    @property
+    def label(self) -> str:
+        return f"{self.scaling.label}.{self.relation.folder}"
+
+    @property
+    def value(self) -> str:
+        return f"{self.scaling.value} over {self.relation}"
+
+
+AnyScaling = Scaling | RelationScaling
+
+
+def ends_of(scaling: AnyScaling) -> tuple[str, str]:
+    """The types of the nodes that are summed, and of those that get the sums; "" where there is but one."""
+    return (scaling.relation.source, scaling.relation.target) if isinstance(scaling, RelationScaling) else ("", "")
+
+
+@dataclass(frozen=True, slots=True)
 class RowScaling:
     """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype.
 
@@ -129,12 +177,12 @@ _PLAIN = RowScaling()
 
 @dataclass(slots=True)
 class GraphRows:
-    """Constants of rows in host memory: ``offsets`` [N+1] by direction, and what each scaling of the model needs; for
+    """Constants of rows in host memory: ``offsets`` [N+1] by topology, and what each scaling of the model needs; for
     the kernels of a device with memory of its own, ``parts`` of long rows [P, 2] (``kernels.cuda.segments``)."""
 
-    offsets: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
-    parts: dict[Direction, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
-    scalings: Mapping[Scaling, RowScaling] = field(default_factory=dict)
+    offsets: dict[EdgesKey, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    parts: dict[EdgesKey, npt.NDArray[np.signedinteger]] = field(default_factory=dict)
+    scalings: Mapping[AnyScaling, RowScaling] = field(default_factory=dict)
 
     def memory(self) -> Iterator[Bytes]:
         """Where it lies, on pages of its own: tiles' parts of it are brought to a device."""
@@ -145,11 +193,11 @@ class GraphRows:
                 if constants_N1 is not None:
                     yield constants_N1.view(-1).view(torch.uint8).numpy()
 
-    def scaled(self, scaling: Scaling) -> RowScaling:
+    def scaled(self, scaling: AnyScaling) -> RowScaling:
         """What ``scaling`` does to rows; nothing where nothing is known of it."""
         return self.scalings.get(scaling, _PLAIN)
 
-    def most_edges(self, direction: Direction) -> int:
+    def most_edges(self, direction: EdgesKey) -> int:
         """The most edges of any row, 0 where nothing is known of them."""
         offsets = self.offsets.get(direction, np.zeros(1, dtype=np.int64))
         return _most_edges(lambda start, stop: offsets[start:stop], len(offsets) - 1)
@@ -166,12 +214,18 @@ class ActiveRows:
 
     ``training`` counts from the rows of the loss, ``scoring`` from those of any split; both have one element
     more than the network has layers, and never shrink. Every in-neighbour of the rows of one element is among
-    those of the next. Without an order by hops all are ``nodes``.
+    those of the next. Without an order by hops all are ``nodes``. ``others``: of a graph with types, by type; the rest
+    is that of the type that is scored.
     """
 
     nodes: int
     training: tuple[int, ...]
     scoring: tuple[int, ...]
+    others: Mapping[str, "ActiveRows"] = field(default_factory=dict)
+
+    def of(self, space: str) -> "ActiveRows":
+        """Those of nodes of type ``space``, "" where there is but one."""
+        return self.others.get(space, self)
 
     def training_rows(self, hops: int) -> int:
         """Rows within ``hops`` of those of the loss; all where the network reaches farther than this was made for."""
@@ -189,6 +243,9 @@ class ActiveRows:
     @classmethod
     def of_store(cls, store: Store, depth: int) -> "ActiveRows":
         """What a store in hop order lets one leave out, by the counts it was written with."""
+        if store.types is not None:
+            others = {name: cls.everything(nodes, depth) for name, nodes in store.types.nodes.items()}
+            return replace(others[store.types.labelled], others=others)
         if store.attributes.get("order") != "hop":
             return cls.everything(store.num_nodes, depth)
         training, scoring = (
@@ -214,39 +271,57 @@ def _swept(store: Store) -> tuple[Direction, ...]:
     return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()), *links)
 
 
+def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]:
+    """All that a network whose sums are scaled so may pull over: of a graph with types, over its own edge types."""
+    if store.types is None:
+        return [*_swept(store)]
+    relations = dict.fromkeys(s.relation for s in scalings if isinstance(s, RelationScaling))
+    return [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
+
+
 def offset_itemsize(store: Store) -> int:
-    most = max(store.topology(direction.value)[1].shape[0] for direction in _swept(store))
-    return 4 if most < 2**31 else 8
+    sides = [d.value for d in _swept(store)] if store.types is None else _sides(store.types.edges)
+    return 4 if all(store.topology(side)[1].shape[0] < 2**31 for side in sides) else 8
 
 
-def rows_nbytes(store: Store, scalings: Collection[Scaling], itemsize: int, *, on_device: bool) -> int:
+def _sides(relations: Iterable[EdgeType]) -> list[str]:
+    return [RelationEdges(one.folder, Direction.IN).value for one in relations]
+
+
+def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
+    if store.types is not None:
+        nodes, offset = store.types.nodes, offset_itemsize(store)
+        ends = sum(store.topology(key.value)[0].shape[0] for key in topologies(store, scalings))
+        scaled = (s.relation.target for s in scalings if isinstance(s, RelationScaling) and not s.plain)
+        return ends * offset + sum(nodes[target] for target in scaled) * itemsize
     constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
     offsets = len(_swept(store)) * offset_itemsize(store)
     parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
     return (store.num_nodes + 1) * (offsets + constants * itemsize) + parts
 
 
-def _counts_own(store: Store, scaling: Scaling) -> bool:
+def _counts_own(store: Store, scaling: AnyScaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
     if scaling is Scaling.LAPLACIAN:
         return store.num_self_loops > 0
     return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
 
 
-def load_rows(store: Store, scalings: Collection[Scaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
+def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
     """Read offsets and derive ``scalings``, in chunks of rows so that nothing larger than the result is held.
     ``on_device``: and list the parts of long rows."""
-    offsets = {side: load_offsets(store, side) for side in _swept(store)}
+    offsets = {side: load_offsets(store, side) for side in topologies(store, scalings)}
     parts = {direction: _parts(stops) for direction, stops in offsets.items()} if on_device else {}
-    into, out_of = offsets[Direction.IN], offsets[directions(store)[-1]]
-    found = {
-        scaling: _row_scaling(
-            store, scaling, out_of if scaling.reversed or scaling is Scaling.LAPLACIAN else into, dtype
-        )
-        for scaling in scalings
-    }
+    found = {scaling: _row_scaling(store, scaling, offsets[_counted_by(store, scaling)], dtype) for scaling in scalings}
     return GraphRows(offsets, parts, found)
+
+
+def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
+    """The topology whose degrees it goes by."""
+    if isinstance(scaling, RelationScaling):
+        return RelationEdges(scaling.relation.folder, Direction.IN)
+    return directions(store)[-1] if scaling.reversed or scaling is Scaling.LAPLACIAN else Direction.IN
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -261,10 +336,10 @@ def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteg
     return np.concatenate(chunks, out=parts_P2)
 
 
-def load_offsets(store: Store, direction: Direction) -> npt.NDArray[np.signedinteger]:
+def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinteger]:
     """Where every row's edges begin, and the last one's end [N+1]."""
-    n, offset_type = store.num_nodes, np.dtype(f"i{offset_itemsize(store)}")
     indptr, indices = store.topology(direction.value)
+    n, offset_type = indptr.shape[0] - 1, np.dtype(f"i{offset_itemsize(store)}")
     rows: npt.NDArray[np.signedinteger] = _on_own_pages((n + 1) * offset_type.itemsize).view(offset_type)
     for start in range(0, n + 1, _CHUNK_ROWS):
         stop = min(n + 1, start + _CHUNK_ROWS)
@@ -296,13 +371,13 @@ def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], ro
 
 
 def _row_scaling(
-    store: Store, scaling: Scaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
+    store: Store, scaling: AnyScaling, into_rows: npt.NDArray[np.signedinteger], dtype: torch.dtype
 ) -> RowScaling:
     """What ``scaling`` does to the store's rows, whose in-edges (or out-edges) begin at ``into_rows``
     [N+1]."""
     if scaling.plain:
         return _PLAIN
-    n, fill, laplacian = store.num_nodes, scaling.loop_weight, scaling is Scaling.LAPLACIAN
+    n, fill, laplacian = len(into_rows) - 1, scaling.loop_weight, scaling is Scaling.LAPLACIAN
     scale = _row_constants(n, dtype)
     own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):

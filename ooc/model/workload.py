@@ -8,16 +8,28 @@ import torch
 
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
-from ooc.model.graph import GraphRows
+from ooc.model.graph import GraphRows, ends_of
 from ooc.model.lowering.network import Network
 from ooc.model.stages import EMBEDDING, StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
-from ooc.plan.workload import Bucketing, Direction, EdgeArray, EdgeData, Kind, Matrix, Stage, Topology, Workload
+from ooc.plan.workload import (
+    Bucketing,
+    Direction,
+    EdgeArray,
+    EdgeData,
+    EdgesKey,
+    Kind,
+    Matrix,
+    Stage,
+    Topology,
+    Workload,
+)
 from ooc.storage.array import Array
 from ooc.storage.store import Store
+from ooc.storage.types import features_name
 
-TileEdges = Callable[[Direction, int], Sequence[int]]
+TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
 ScatterCounts = Callable[[int, int, int, int], Sequence[int]]
@@ -45,13 +57,20 @@ _MOST_WAITING_BYTES = 8 << 20
 """Of results that wait. Where the gradients of a tile are so large that they would be more, one a worker waits; what
 that costs in time was not measured."""
 
-STORE_MATRICES = ("x", "y", "split/train", "split/valid", "split/test")
+LABELS = ("y", "split/train", "split/valid", "split/test")
+
+
+def store_matrices(store: Store) -> tuple[str, ...]:
+    """The store's matrices that stages load."""
+    return (*map(features_name, [""] if store.types is None else store.types.nodes), *LABELS)
 
 
 def matrix_columns(network: Network, store: Store) -> dict[str, int]:
     """Columns of the matrices that are there before any stage."""
-    columns = {name: 1 for name in STORE_MATRICES} | {"x": store.num_features, "y": label_columns(store)}
-    return columns | dict.fromkeys(map(network.first_aggregation, network.aggregated_once), store.num_features)
+    features = {"": store.num_features} if store.types is None else store.types.features
+    columns = {name: 1 for name in LABELS} | {"y": label_columns(store)}
+    columns |= {features_name(space): width for space, width in features.items()}
+    return columns | {network.first_aggregation(s): features[ends_of(s)[0]] for s in network.aggregated_once}
 
 
 def describe_workload(
@@ -80,11 +99,11 @@ def describe_workload(
     read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
     height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
     height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
-    matrices = {}
-    for name in sorted(used, key=lambda name: (name not in STORE_MATRICES, name)):
+    matrices, of_store = {}, store_matrices(store)
+    for name in sorted(used, key=lambda name: (name not in of_store, name)):
         if name in arrays:
             kind = Kind.LEARNT if name.partition(".")[0] == EMBEDDING else Kind.STORE
-            matrices[name] = Matrix(name, store.num_nodes, columns[name], arrays[name].itemsize, kind)
+            matrices[name] = Matrix(name, arrays[name].shape[0], columns[name], arrays[name].itemsize, kind)
         elif name in builder.packed:
             matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)
         else:
@@ -97,7 +116,7 @@ def describe_workload(
         if s.pull is not None and s.pull.direction.of_edges  # what links scatter differs from step to step
         for name in s.pull.added_to
     }
-    pulled: dict[Direction, set[EdgeData]] = {}
+    pulled: dict[EdgesKey, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
@@ -114,7 +133,7 @@ def describe_workload(
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
     return Workload(
-        rows=store.num_nodes,
+        rows=store.num_nodes if store.types is None else max(store.types.nodes.values()),
         tile_rows=tile_rows,
         matrices=matrices,
         programs=programs,
@@ -125,8 +144,7 @@ def describe_workload(
                 counts.tile_edges(d, tile_rows),
                 {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
             )
-            for d in Direction
-            if d in pulled
+            for d in sorted(pulled, key=_place)
         },
         fixed_host_bytes=fixed_host_bytes,
         fixed_device_bytes=(_OF_A_PARAMETER * parameters + idle) * itemsize
@@ -154,14 +172,19 @@ def describe_workload(
     )
 
 
-def edge_array(store: Store, direction: Direction, data: EdgeData) -> Array:
+def _place(key: EdgesKey) -> tuple[int, str]:
+    """In what order topologies are listed."""
+    return ([*Direction].index(key), "") if isinstance(key, Direction) else (len(Direction), key.value)
+
+
+def edge_array(store: Store, direction: EdgesKey, data: EdgeData) -> Array:
     """What the store's edges carry, in the order of ``direction``; of features without their zeros, their values."""
     if direction is Direction.FEATURES:
         return store.edge_data(direction.value)[0]
     return (store.edge_weight if data is EdgeData.WEIGHT else store.edge_features)(direction.value)
 
 
-def _edge_array(store: Store, direction: Direction, data: EdgeData) -> EdgeArray:
+def _edge_array(store: Store, direction: EdgesKey, data: EdgeData) -> EdgeArray:
     array = edge_array(store, direction, data)
     return EdgeArray(array.columns, array.itemsize)
 
@@ -176,7 +199,7 @@ def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int
 def counted(rows: GraphRows) -> TileEdges:
     """The edges of the tiles of a graph whose offsets are in memory."""
 
-    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+    def tile_edges(direction: EdgesKey, tile_rows: int) -> Sequence[int]:
         offsets = rows.offsets[direction]
         return [*offsets[:-1:tile_rows].tolist(), int(offsets[-1])]
 
@@ -187,13 +210,14 @@ def stored(store: Store) -> TileEdges:
     """The edges of a store's tiles, read from its offsets, a few at a time."""
     known: dict[tuple[str, int], Sequence[int]] = {}
 
-    def tile_edges(direction: Direction, tile_rows: int) -> Sequence[int]:
+    def tile_edges(direction: EdgesKey, tile_rows: int) -> Sequence[int]:
         indptr, indices = store.topology(direction.value)
         key = indptr.name, tile_rows
         if key not in known:
             chunk = _CHUNK_TILES * tile_rows
-            starts = range(0, store.num_nodes, chunk)
-            read = (indptr.read(start, min(start + chunk, store.num_nodes))[::tile_rows] for start in starts)
+            rows = indptr.shape[0] - 1
+            starts = range(0, rows, chunk)
+            read = (indptr.read(start, min(start + chunk, rows))[::tile_rows] for start in starts)
             known[key] = [*(int(edges) for offsets in read for edges in offsets), indices.shape[0]]
         return known[key]
 

@@ -61,6 +61,30 @@ class Direction(Enum):
         return self in (Direction.IN, Direction.OUT)
 
 
+@dataclass(frozen=True, slots=True)
+class RelationEdges:
+    """The edges of one type of a graph with several, over in-edges or out-edges: ``folder`` is the store's name of it.
+
+    Its rows are nodes of one type, its neighbours of the same or another one."""
+
+    folder: str
+    direction: Direction
+
+    @property
+    def value(self) -> str:
+        """As of a ``Direction``: what the store calls this topology."""
+        return f"edges/{self.folder}/{self.direction.value}"
+
+    @property
+    def of_edges(self) -> bool:
+        """As of a ``Direction``: these are edges."""
+        return True
+
+
+EdgesKey = Direction | RelationEdges
+"""Which topology: of a graph with types each edge type has its own ones."""
+
+
 class EdgeData(Enum):
     """What edges carry beside their two ends."""
 
@@ -157,7 +181,7 @@ class Pull:
 
     source: str
     output: str
-    direction: Direction
+    direction: EdgesKey
     per_edge: PerEdge | None = None
     edge_data: tuple[EdgeData, ...] = ()
     scattered: str | None = None
@@ -244,7 +268,7 @@ class Topology:
     ``data``: what is read of that direction's edges besides. ``halo``: where several processes each compute a share of
     the rows, those of others that the edges into this one's lead to, ascending (None: any)."""
 
-    direction: Direction
+    direction: EdgesKey
     index_itemsize: int
     tile_edges: Sequence[int]
     data: Mapping[EdgeData, EdgeArray] = field(default_factory=dict)
@@ -299,7 +323,7 @@ class Workload:
     tile_rows: int
     matrices: dict[str, Matrix]
     programs: dict[str, tuple[Stage, ...]]
-    topologies: dict[Direction, Topology]
+    topologies: dict[EdgesKey, Topology]
     fixed_host_bytes: int
     fixed_device_bytes: int
     pulled_itemsize: int

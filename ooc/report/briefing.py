@@ -36,6 +36,9 @@ def describe_store(store: Store) -> str:
     nodes, edges = format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")
     trained = f"{100 * store.split_sizes['train'] / store.num_nodes:.2g} % of the nodes to train on"
     width = f"{store.num_features} features, {store.num_classes} {outputs}"
+    if store.types is not None:
+        counts = f"{len(store.types.nodes)} types of nodes and {len(store.types.edges)} of edges"
+        nodes = f"{counts}, {format_count(store.num_nodes, 'nodes')} of type {store.types.labelled}"
     return f"{store.path.name}: {nodes}, {edges}, {width}, {trained}; {format_size(store.nbytes)}"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing
 
 from ooc.errors import ModelError
-from ooc.model.graph import RowScaling, Scaling
+from ooc.model.graph import AnyScaling, RowScaling
 from ooc.model.layers.sums import normalization_of
 
 _ARGUMENTS = ("x", "edge_index", "edge_weight")
@@ -28,7 +28,7 @@ class GcnNormalization:
     """Of the ``GCNConv`` in ``model``; ``scalings`` are of the store's rows. ModelError for another layer that takes
     degrees of its edges."""
 
-    def __init__(self, model: nn.Module, scalings: Mapping[Scaling, RowScaling]) -> None:
+    def __init__(self, model: nn.Module, scalings: Mapping[AnyScaling, RowScaling]) -> None:
         self._scalings = scalings
         self._convs = [m for m in model.modules() if isinstance(m, GCNConv) and m.normalize]
         for module in model.modules():

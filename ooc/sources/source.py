@@ -4,7 +4,7 @@
 Shapes: N nodes, E edges, F features.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from ooc.events import Listener
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
+from ooc.storage.types import EdgeType
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -87,6 +88,9 @@ class Source:
     ``fingerprint`` says which input this is, as JSON: for files their path, size and time of change (see
     :func:`fingerprint_of`). A conversion goes on with what another process left only if it is the same;
     with an empty one it starts over.
+
+    ``types``: of a graph with several types of nodes and edges; the rest is then that of the nodes that have labels,
+    and ``num_edges`` counts the edges of all types.
     """
 
     name: str
@@ -118,6 +122,7 @@ class Source:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     description: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    types: "SourceTypes | None" = None
 
     @property
     def num_edge_numbers(self) -> int:
@@ -133,6 +138,24 @@ class Source:
     def labelled(self) -> str:
         """What one of these is called."""
         return "node" if self.graph_offsets is None else "graph"
+
+
+@dataclass(frozen=True)
+class RelationSource:
+    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes."""
+
+    num_edges: int
+    edges: Callable[[int], Iterator[EdgeBlock]]
+
+
+@dataclass(frozen=True)
+class SourceTypes:
+    """``nodes``: by type, of which sources give the features alone; ``edges`` by type; ``labelled``: the type of nodes
+    that has labels and splits."""
+
+    nodes: Mapping[str, Source]
+    edges: Mapping[EdgeType, RelationSource]
+    labelled: str
 
 
 def fingerprint_of(*paths: Path) -> dict[str, Any]:

@@ -14,16 +14,18 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
+from ooc.storage.types import EDGES, NODES, Types, features_name
 from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-FORMAT_VERSION = 5
-"""Knows many graphs in one store, and nodes without features."""
-VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS, VERSION_WITH_EDGE_DATA, FIRST_VERSION = 4, 3, 2, 1
-"""Those before know features without their zeros, ids that are texts, and edge data. Stores without stay as they were,
-so that every ooc reads those it understands."""
+FORMAT_VERSION = 6
+"""Knows types of nodes and edges."""
+VERSION_WITH_GRAPHS, VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS = 5, 4, 3
+VERSION_WITH_EDGE_DATA, FIRST_VERSION = 2, 1
+"""Those before know many graphs in one store, nodes without features, features without their zeros, ids that are texts,
+and edge data. Stores without stay as they were, so that every ooc reads those it understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
@@ -92,8 +94,10 @@ class Store:
     have some of their labels only. ``sparse_features``: the features, where they are kept without their zeros; None
     where all of them are kept. ``undirected``: each edge is there both ways, with the same data. ``num_graphs``: of a
     store of many graphs, G: the rows ``graphs/indptr[g]`` to ``graphs/indptr[g + 1]`` are graph g's, and labels and
-    splits are of graphs. Otherwise 0. ``identity``: what tells the folder that was opened from another one of the same
-    name; None: of no folder.
+    splits are of graphs. Otherwise 0. ``types``: those of nodes and edges, where there are several (None: one each).
+    Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, and
+    ``num_edges`` those of all types together. ``identity``: what tells the folder that was opened from another one of
+    the same name; None: of no folder.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Store:
         self.num_graphs = int(attributes.get("num_graphs", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
+        self.types = Types.of(attributes)
         self.sparse_features: SparseArray | None = None
         if "num_feature_entries" in attributes:
             self.sparse_features = SparseArray("x", path / "x", self.num_features, arrays)
@@ -123,8 +128,14 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
-    def check_one_graph(self, what: str) -> None:
-        """StoreError for a store of many graphs; ``what``: is done with the nodes of one."""
+    def check_one_graph(self, what: str, *, takes_types: bool = False) -> None:
+        """StoreError for a store of many graphs, or of several types if it does not take those; ``what``: is done with
+        the nodes of one."""
+        if self.types is not None and not takes_types:
+            raise StoreError(
+                f"{self.path} has {len(self.types.nodes)} types of nodes and {len(self.types.edges)} of edges, and "
+                f"{what} is for graphs with one of each"
+            )
         if self.num_graphs:
             raise StoreError(
                 f"{self.path} holds {self.num_graphs:,} graphs, which have the labels, and {what} is for nodes of one "
@@ -157,6 +168,8 @@ class Store:
         """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
         if name == "x" and self.sparse_features is not None:
             return self.sparse_features
+        if name == "x" and self.types is not None:
+            name = features_name(self.types.labelled)
         if name not in self._arrays:
             present = ", ".join(self.arrays())
             raise StoreError(f"the store {self.path} has no array {name!r}; it has {present}")
@@ -172,9 +185,19 @@ class Store:
 
     def topology(self, direction: str) -> tuple[Array, Array]:
         """``(indptr, indices)`` by ``"in"`` or ``"out"`` edges, the same arrays where undirected; ``"x"``: of features
-        that are kept without their zeros, whose values are their :meth:`edge_data`."""
+        that are kept without their zeros, whose values are their :meth:`edge_data`. Of a store with types by
+        ``"edges/author__writes__paper/in"``."""
         folder = self._folder(direction)
         return self.array(f"{folder}/indptr"), self.array(f"{folder}/indices")
+
+    def neighbours(self, direction: str) -> int:
+        """How many there may be to lead to by the ``indices`` of a topology: nodes of the type at the other end, and of
+        features their columns."""
+        if self.types is not None:
+            _, folder, side = direction.split("/")
+            kind = self.types.by_folder(folder)
+            return self.types.nodes[kind.source if side == "in" else kind.target]
+        return self.num_features if direction == "x" else self.num_nodes
 
     def edge_weight(self, direction: str) -> Array:
         """The weights [E] of the edges, in the order of that direction's indices. StoreError if they have none."""
@@ -280,10 +303,14 @@ def edge_data_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
     nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
+    types = Types.of(attributes)
     graphs = int(attributes.get("num_graphs", 0))
     labelled = graphs or nodes
     labels = (labelled,) if task_of(attributes) is Task.CLASSES else (labelled, int(attributes["num_classes"]))
     shapes: dict[str, tuple[int, ...]] = {"y": labels}
+    if types is not None:
+        shapes |= {"perm": (nodes,)} | {f"split/{split}": (nodes,) for split in SPLITS}
+        return shapes | types.array_shapes()
     if "num_feature_entries" in attributes:
         entries = int(attributes["num_feature_entries"])
         shapes |= {f"x/{part}": (nodes + 1,) if part == "indptr" else (entries,) for part in PARTS}
@@ -302,6 +329,13 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if attributes.get("has_ids", False):
         shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
     return shapes
+
+
+def array_path(attributes: dict[str, Any], name: str) -> str:
+    """Where in a store of these attributes the array ``name`` lies: of one with types, labels are in the group of the
+    type that has them."""
+    typed = "node_types" in attributes and not name.startswith((f"{NODES}/", f"{EDGES}/"))
+    return f"{NODES}/{attributes['labelled']}/{name}" if typed else name
 
 
 def open_store(path: str | Path) -> Store:
@@ -326,7 +360,7 @@ def open_store(path: str | Path) -> Store:
         if any(not isinstance(attributes[count], int) or attributes[count] < 0 for count in _COUNTS):
             raise ValueError("a count is no number")
         shapes = array_shapes(attributes)
-        arrays = {name: open_array(path, name) for name in shapes}
+        arrays = {name: open_array(path, array_path(attributes, name)) for name in shapes}
         store = Store(path, attributes, arrays, identity=identity)
         _ = store.split_sizes
     except (KeyError, ValueError, TypeError) as error:

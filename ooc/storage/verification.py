@@ -11,6 +11,7 @@ from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import SPLITS, Store
+from ooc.storage.types import EDGES, features_name
 
 _ROWS = 1 << 14
 _EDGES = 1 << 18
@@ -33,15 +34,25 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     if problems:
         return problems  # What follows would read the damaged arrays and say it all again.
     problems += _nodes(store, listener)
-    problems += _features(store, listener)
-    inward = _direction(store, "in", listener)
-    problems += inward.problems
-    outward = inward if store.undirected else _direction(store, "out", listener)
+    if store.types is None:
+        return problems + _features(store, "x", listener) + _topology(store, "", listener)
+    for kind in store.types.nodes:
+        problems += _features(store, features_name(kind), listener)
+    for relation in store.types.edges:
+        problems += _topology(store, f"{EDGES}/{relation.folder}/", listener)
+    return problems
+
+
+def _topology(store: Store, group: str, listener: Listener) -> list[str]:
+    """Of the edges in ``group``, ``""`` or ``"edges/author__writes__paper/"``."""
+    inward = _direction(store, f"{group}in", listener)
+    problems = inward.problems
+    outward = inward if store.undirected else _direction(store, f"{group}out", listener)
     if outward is not inward:
-        problems += outward.problems
+        problems = problems + outward.problems
     if not problems and inward.edges != outward.reversed_edges:
         sides = "in-edges and their own reverse" if store.undirected else "in-edges and out-edges"
-        problems.append(f"topology: {sides} are not each other's transpose")
+        problems.append(f"{group or 'topology'}: {sides} are not each other's transpose")
     return problems
 
 
@@ -100,17 +111,17 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
     return list(found.values())
 
 
-def _features(store: Store, listener: Listener) -> list[str]:
+def _features(store: Store, name: str, listener: Listener) -> list[str]:
     if store.sparse_features is not None:
-        return _direction(store, "x", listener).problems
+        return _direction(store, name, listener).problems
     if not store.num_features:
         return []
-    x = store.array("x")
-    with reported(listener, "checking features", store.num_nodes, "nodes") as advance:
+    x = store.array(name)
+    with reported(listener, "checking features", x.shape[0], "nodes") as advance:
         for start, rows in x.blocks(max(1, _BLOCK_BYTES // x.row_bytes)):
             if not (finite := np.isfinite(rows)).all():
                 at, column = np.argwhere(~finite)[0]
-                return [f"x: feature {column} of node {start + at} is {rows[at, column]}"]
+                return [f"{name}: feature {column} of node {start + at} is {rows[at, column]}"]
             advance(start + len(rows))
     return []
 
@@ -151,7 +162,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     """Of the edges of a direction; or of the entries of features, ``side`` x, each column once in a row."""
     indptr, indices = store.topology(side)
     of_features = side == "x"
-    columns_in_all = store.num_features if of_features else store.num_nodes
+    height, columns_in_all = indptr.shape[0] - 1, store.neighbours(side)
     if problem := _offsets_problem(indptr, indices.shape[0]):
         result.problems.append(problem)
         return result
@@ -164,8 +175,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     graphs = store.array("graphs/indptr").read() if store.num_graphs and not of_features else None
     task = ("checking features", "entries") if of_features else (f"checking {side}-edges", "edges")
     with reported(listener, task[0], indices.shape[0], task[1]) as advance:
-        for start in range(0, store.num_nodes, _ROWS):
-            stop = min(start + _ROWS, store.num_nodes)
+        for start in range(0, height, _ROWS):
+            stop = min(start + _ROWS, height)
             loops = np.zeros(stop - start, dtype=np.int64)
             for rows, columns in _pieces(indptr.read(start, stop + 1), indices, start, most):
                 if ((columns < 0) | (columns >= columns_in_all)).any():
@@ -185,7 +196,7 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
             loops_total += int(loops.sum())
             if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
                 found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
-    if loops_total != store.num_self_loops and not of_features:
+    if loops_total != store.num_self_loops and not of_features and store.types is None:
         found["total"] = f"{side}: {loops_total} self-loops found, {store.num_self_loops} are said to be"
     result.problems = list(found.values())
     return result

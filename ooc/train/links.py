@@ -85,6 +85,7 @@ class LinkTrainer(Trainer):
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
         given = dict(make.keywords)
         _, store, *_ = make.args
+        store.check_one_graph("link prediction")
         resources.spill_dir.mkdir(parents=True, exist_ok=True)
         self._folder = TemporaryDirectory(prefix="ooc-links-", dir=resources.spill_dir)
         places = Places(store, resources.limits.memory_bytes)

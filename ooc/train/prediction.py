@@ -35,7 +35,7 @@ from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, Saving, edge_counts, lower_model, whole_tiles
+from ooc.train.setup import Job, Saving, check_types, edge_counts, lower_model, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40
@@ -100,9 +100,13 @@ class Prediction:
         ignore_edge_data: str = "none",
         learnt: LearntRows | None = None,
     ) -> None:
-        store.check_one_graph("prediction by the full graph")
+        store.check_one_graph("prediction by the full graph", takes_types=True)
         self._store = store
         self._what = _what(what, store.task)
+        if store.types is not None:
+            check_types(store, resources)
+            if self._what is What.EMBEDDINGS:
+                raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are not predicted")
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
         columns, of_links = 0 if learnt is None else learnt.embedding.columns, isinstance(model, LinkPredictor)
@@ -291,6 +295,8 @@ def _shown(node: int | bytes) -> str:
 
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
     """By hops before the wanted rows, the leading rows that hold all that can reach them."""
+    if store.types is not None:
+        return ActiveRows.of_store(store, depth)
     if wanted is None:
         return ActiveRows.everything(store.num_nodes, depth)
     seeds = np.zeros(store.num_nodes, dtype=np.bool_)

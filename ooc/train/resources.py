@@ -103,12 +103,14 @@ class Resources:
         model ``makes_dense`` rows of them."""
         shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
         weight = max(map(prod, shapes), default=0)
-        x, features = store.sparse_features, store.num_features
+        x, features, nodes = store.sparse_features, store.num_features, store.num_nodes
+        if store.types is not None:
+            features, nodes = max(store.types.features.values()), max(store.types.nodes.values())
         if x is not None and not makes_dense:
             shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, *chain.from_iterable(shapes)])
-        usual = usual_tile_rows(columns, store.num_nodes, on_device=self.on_device, weight=weight)
+        usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
         tile_rows = self.tile_rows or usual
         of_edges = opaque_columns(model, columns)
         if not self.tile_rows and not self.on_device and of_edges:

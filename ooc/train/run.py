@@ -159,6 +159,8 @@ class RunFolder:
         identity = {name: store.attributes[name] for name in names}
         others = {"num_edge_features": store.num_edge_features, "num_graphs": store.num_graphs}
         identity |= {name: number for name, number in others.items() if number}
+        if store.types is not None:
+            identity |= store.types.attributes()
         if self.config.setdefault("store_facts", identity) != identity:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 

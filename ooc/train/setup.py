@@ -24,12 +24,22 @@ from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
-from ooc.model.graph import ActiveRows, GraphRows, Scaling, damaged, load_rows, most_edges, rows_nbytes
+from ooc.model.graph import (
+    ActiveRows,
+    AnyScaling,
+    GraphRows,
+    RelationScaling,
+    Scaling,
+    damaged,
+    load_rows,
+    most_edges,
+    rows_nbytes,
+)
 from ooc.model.lowering.assembly import Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step, panel_rows
-from ooc.model.workload import STORE_MATRICES, EdgeCounts, TileEdges, counted, describe_workload, matrix_columns, stored
+from ooc.model.workload import EdgeCounts, TileEdges, counted, describe_workload, matrix_columns, store_matrices, stored
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.layout import Layout
@@ -39,7 +49,7 @@ from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
-from ooc.plan.workload import Direction, EdgeData
+from ooc.plan.workload import Direction, EdgeData, EdgesKey
 from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
@@ -114,12 +124,14 @@ def prepare(
     what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
-    store.check_one_graph("training of the full graph")
+    store.check_one_graph("training of the full graph", takes_types=True)
     if objective is None and not store.split_sizes["train"]:
         raise StoreError(f"{store.path} has no training nodes; convert it with a split, or train links")
     averaging = averaging or Averaging(model, None, 1)
     if learnt is not None:
         _check_embedding(resources, averaging)
+    if store.types is not None:
+        check_types(store, resources, input_dropout=input_dropout, embedding=learnt is not None)
     resources, network, active = lower_model(
         model,
         store,
@@ -311,9 +323,9 @@ class Job:
             self._exchange_bytes += exchange.find_halo(direction, sources, self._store.num_nodes)
         self._candidates.clear()
 
-    def _planned_halos(self) -> list[dict[Direction, Any]]:
+    def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
-        nodes, found = self._store.num_nodes, [dict[Direction, Any]() for _ in self._shares]
+        nodes, found = self._store.num_nodes, [dict[EdgesKey, Any]() for _ in self._shares]
         for direction in self._halo_directions() if self._store.path.exists() else ():
             wanted = [wanted_rows(self._sources(direction, one), self._shares, one, nodes) for one in self._shares]
             nbytes = halo_nbytes(torch.tensor([[*map(len, one)] for one in wanted]), self._shares, nodes)
@@ -324,7 +336,7 @@ class Job:
         self._candidates.clear()
         return found
 
-    def _halo_directions(self) -> list[Direction]:
+    def _halo_directions(self) -> list[EdgesKey]:
         """Those that are pulled in, if there is the memory to know halos: a byte a row to find them, and up to four for
         every row of its lists. In one order everywhere."""
         limits, self._exchange_bytes = self.resources.limits, 0
@@ -333,7 +345,7 @@ class Job:
             return []
         return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
-    def _sources(self, direction: Direction, share: range) -> Iterator[Any]:
+    def _sources(self, direction: EdgesKey, share: range) -> Iterator[Any]:
         """Where all edges into rows of a share come from, a few at a time; StoreError for what is no row."""
         indptr, indices = self._store.topology(direction.value)
         first, stop = (int(indptr.read(row, row + 1)[0]) for row in (share.start, share.stop))
@@ -348,7 +360,7 @@ class Job:
         workload: Workload,
         plan: Plan,
         share: range,
-        halos: Mapping[Direction, Any],
+        halos: Mapping[EdgesKey, Any],
         limits: Limits,
         hardware: Hardware,
     ) -> tuple[Workload, Plan]:
@@ -442,7 +454,8 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
 def _arrays(network: Network, store: Store) -> dict[str, Array]:
     """The store's matrices, with the first aggregations that were kept and are of use."""
     without_zeros = {"x"} if store.sparse_features is not None else set()
-    arrays = {name: store.array(name) for name in STORE_MATRICES if store.has(name) and name not in without_zeros}
+    names = [name for name in store_matrices(store) if store.has(name) and name not in without_zeros]
+    arrays = {name: store.array(name) for name in names}
     for scaling in network.aggregated_once:
         kept = find_aggregation(store, scaling, network.dtype)
         if kept is not None:
@@ -473,9 +486,14 @@ def lower_model(
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
 
     def active_rows(hops: int) -> ActiveRows:
-        if Saving.ACTIVE_ROWS not in savings:
+        if Saving.ACTIVE_ROWS not in savings and store.types is None:
             return ActiveRows.everything(store.num_nodes, hops)
         return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
+
+    def edges_per_row(scaling: AnyScaling) -> float:
+        if store.types is None or not isinstance(scaling, RelationScaling):
+            return store.num_edges / store.num_nodes
+        return store.types.edges[scaling.relation] / store.types.nodes[scaling.relation.target]
 
     x = store.sparse_features
     of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
@@ -493,8 +511,8 @@ def lower_model(
             feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
             sparse_products=not given.on_device,
             most_edges=of_a_row,
+            types=store.types,
         )
-        edges_per_row = store.num_edges / store.num_nodes
         classes = store.num_classes if of_classes else 0
         network = lower(model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
         if not network.makes_dense:  # then tiles are as low as they are for dense features
@@ -518,7 +536,7 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
     def up(rows: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(min(active.nodes, -(-count // tile_rows) * tile_rows) for count in rows)
 
-    return ActiveRows(active.nodes, up(active.training), up(active.scoring))
+    return replace(active, training=up(active.training), scoring=up(active.scoring))
 
 
 # ---- a graph that is not here -------------------------------------------------------------------------------
@@ -576,6 +594,19 @@ def _dtype(name: str, graph: GraphStatistics) -> str:
     if name.endswith("/indices"):
         return "int32" if graph.nodes <= 2**31 else "int64"
     return "int64"
+
+
+def check_types(store: Store, resources: Resources, *, input_dropout: float = 0.0, embedding: bool = False) -> None:
+    """OptionError for what graphs with types are not trained with."""
+    refused = {
+        "several processes": resources.ranks.count > 1,
+        "a GPU": resources.on_device,
+        "input_dropout": input_dropout > 0,
+        "an embedding": embedding,
+    }
+    for what, asked in refused.items():
+        if asked:
+            raise OptionError(f"{store.path} has several types of nodes or edges: {what} is not supported for such")
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
+from ooc.storage.types import Types
 from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.loss import training_classes
 from ooc.train.setup import edge_data_used
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 _SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
+MODELS_FOR_TYPES = ("rgcn", "sage")
+MODELS_FOR_TYPES_ALONE = frozenset(("rgcn",))
 _NORMS: dict[str, dict[str, Any]] = {
     "none": {},
     # PyG's default mode takes its statistics over the whole graph.
@@ -62,7 +65,8 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     _loaded(settings.model)  # which may draw random numbers, once
     torch.manual_seed(settings.seed)
     outputs = store.num_classes if settings.links is None else settings.hidden
-    return _model(settings, store.num_features + settings.embedding, outputs, store.num_edge_features)
+    features = store.num_features + settings.embedding
+    return _model(settings, features, outputs, store.num_edge_features, store.types)
 
 
 def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
@@ -78,6 +82,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
     plain = plain and settings.heads == 1 and settings.aggr == "auto"
+    plain = plain and store.types is None
     if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
         return build_model(settings, store)
     return ModelShape(
@@ -126,9 +131,14 @@ def rebuild_model(
     sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
     if any(type(size) is not int or size < 0 for size in sizes):
         raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
+    try:
+        types = Types.of(facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.path} says of its store types of nodes and edges that are none") from error
     features, classes, edge_features = sizes
     outputs = classes if settings.links is None else settings.hidden
-    model = with_decoder(settings, _model(settings, features + settings.embedding, outputs, edge_features))
+    made = _model(settings, features + settings.embedding, outputs, edge_features, types)
+    model = with_decoder(settings, made)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -150,12 +160,16 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
         )
 
 
-def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
+def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int, types: Types | None) -> nn.Module:
     from ooc.models import Residual
 
     made = _loaded(settings.model)
     if made is not None:
-        return _own(made, settings, features, outputs, edge_features)
+        return _own(made, settings, features, outputs, edge_features, types)
+    if types is not None:
+        return _relational(settings, outputs, types)
+    if settings.model in MODELS_FOR_TYPES_ALONE:
+        raise OptionError(f"--model {settings.model} is for graphs with types of nodes and edges; this one has none")
     kind, options = _kind(settings.model)
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
     common |= _edge_options(settings, edge_features)
@@ -168,6 +182,29 @@ def _model(settings: TrainSettings, features: int, outputs: int, edge_features: 
     model = kind(features, width, out_channels=outputs, jk=jk, **norm, **common)
     assert isinstance(model, nn.Module)
     return model
+
+
+def _relational(settings: TrainSettings, outputs: int, types: Types) -> nn.Module:
+    """A model for a graph with types. OptionError for what there is none with."""
+    from ooc.models import Relational
+
+    if settings.model not in MODELS_FOR_TYPES:
+        names = ", ".join(MODELS_FOR_TYPES)
+        raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
+    for option in fields(TrainSettings):
+        left_out = option.name in ("norm", "jk", "residual", "heads", "aggr")
+        if left_out and getattr(settings, option.name) != option.default:
+            raise OptionError(f"--{option.name} is not for graphs with types; a model of your own may have it")
+    return Relational(
+        dict(types.features),
+        [(one.source, one.relation, one.target) for one in types.edges],
+        settings.hidden,
+        settings.layers,
+        outputs,
+        target=types.labelled,
+        dropout=settings.dropout,
+        roots=settings.model == "sage",
+    )
 
 
 def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
@@ -264,11 +301,21 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
 
 
 def _own(
-    make: Callable[..., Any], settings: TrainSettings, features: int, outputs: int, edge_features: int
+    make: Callable[..., Any],
+    settings: TrainSettings,
+    features: int,
+    outputs: int,
+    edge_features: int,
+    types: Types | None,
 ) -> nn.Module:
-    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names."""
+    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names. Of a graph with
+    types ``in_channels`` are by type of nodes, and there is its ``metadata``."""
+    of_types: dict[str, Any] = {}
+    if types is not None:
+        of_types["metadata"] = [*types.nodes], [tuple(one) for one in types.edges]
     offered: dict[str, Any] = {
-        "in_channels": features,
+        "in_channels": features if types is None else dict(types.features),
+        **of_types,
         "out_channels": outputs,
         "hidden_channels": settings.hidden,
         "num_layers": settings.layers,

@@ -45,6 +45,7 @@ MODEL_NAMES = {
     "gat": "GAT",
     "gatv2": "GATv2",
     "transformer": "graph transformer",
+    "rgcn": "R-GCN",
 }
 """What people call the models."""
 _MODELS_WITH_WEIGHTS = ("gcn",)

@@ -74,6 +74,10 @@ def lower_convolution(
     lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
+    if assembly.setting.types is not None and (lower is None or not _takes_relations(conv)):
+        raise ModelError(
+            f"{where}: of the convolutions, graphs with types take SAGEConv, GraphConv and GINConv, with sums or means"
+        )
     if lower is None:
         return lower_opaque(conv, where, args, kwargs, assembly)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
@@ -90,8 +94,14 @@ def lower_convolution(
     if conv.flow == "target_to_source":
         arguments["edge_index"] = replace(graph, flipped=not graph.flipped)
     call = Call(where, arguments, assembly, trace)
-    assembly.convolved.append(call.matrix("x"))
+    if assembly.setting.types is None:
+        assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
+
+
+def _takes_relations(conv: gnn.MessagePassing) -> bool:
+    """Whether it can be run over the edges of one type, between nodes of two."""
+    return type(conv) in _OF_ANY_AGGREGATION and conv.aggr in (*SUMS, "mean") and conv.flow == "source_to_target"
 
 
 def is_opaque(conv: gnn.MessagePassing) -> bool:
@@ -155,9 +165,9 @@ def _gen(
 
 def _sage(conv: Any, call: Call) -> Value:
     assembly = call.assembly
-    x = source = call.matrix("x")
+    source, x = call.ends("x")
     if conv.project:
-        source = assembly.rectified(sum_of_maps(call, [conv.lin], [x]))
+        source = assembly.rectified(sum_of_maps(call, [conv.lin], [source]))
     total = _with_root(call, conv.aggr, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
     if conv.normalize:
         total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
@@ -165,9 +175,9 @@ def _sage(conv: Any, call: Call) -> Value:
 
 
 def _graph(conv: Any, call: Call) -> Value:
-    x = call.matrix("x")
+    source, x = call.ends("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    return _with_root(call, conv.aggr, (conv.lin_rel, x), (conv.lin_root, x), weighted=weighted)
+    return _with_root(call, conv.aggr, (conv.lin_rel, source), (conv.lin_root, x), weighted=weighted)
 
 
 def _with_root(
@@ -194,8 +204,8 @@ def _with_root(
 
 
 def _gin(conv: Any, call: Call) -> Value:
-    x = call.matrix("x")
-    return _gin_update(conv, call, aggregated(call, x, conv.aggr), x)
+    source, x = call.ends("x")
+    return _gin_update(conv, call, aggregated(call, source, conv.aggr), x)
 
 
 def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:

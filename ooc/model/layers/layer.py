@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.kernels.tensors import gradients_of
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, check_matrix
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
+from ooc.storage.types import EdgeType
 
 if TYPE_CHECKING:
     from torch_geometric.nn import MessagePassing
@@ -38,9 +39,10 @@ ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Stands for the edge index: good for nothing but being given to a convolution. ``flipped``: every edge the other
-    way round."""
+    way round. ``relation``: of a graph with types, whose edges these are."""
 
     flipped: bool = False
+    relation: EdgeType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,25 @@ class Call:
         if not isinstance(value, Value):
             raise ModelError(f"{self.where}: {name} must be one matrix of rows")
         return value
+
+    def ends(self, name: str) -> tuple[Value, Value]:
+        """The argument ``name`` as rows of sources and rows of targets: one matrix for both, or a pair."""
+        given, relation = self.arguments[name], self.relation
+        if relation is None:
+            return self.matrix(name), self.matrix(name)
+        source, target = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
+        if not isinstance(source, Value) or not isinstance(target, Value):
+            raise self.refuse(f"{name} must be rows of the sources and rows of the targets of its edges")
+        for rows, space in ((source, relation.source), (target, relation.target)):
+            if rows.space != space:
+                raise self.refuse(f"{name} has rows of {rows.space!r} where the edges {relation} have {space!r}")
+        return source, target
+
+    @property
+    def relation(self) -> EdgeType | None:
+        """The type of the edges, of a graph with several."""
+        graph = self.arguments.get("edge_index")
+        return graph.relation if isinstance(graph, Graph) else None
 
     def takes(self, name: str, data: EdgeData) -> bool:
         """Whether the argument ``name`` is what the store's edges carry of this kind; it may be nothing, too."""
@@ -96,7 +117,11 @@ class Call:
             raise self.refuse(_NOT_FLIPPED)
         return self.assembly.per_edge(make, *inputs, trains=trains)
 
-    def _oriented(self, scaling: Scaling) -> Scaling:
+    def _oriented(self, scaling: Scaling) -> AnyScaling:
+        if self.relation is not None:
+            if self.flipped or scaling not in (Scaling.SUM, Scaling.MEAN):
+                raise self.refuse("of a graph with types, edges are summed or averaged over as they are")
+            return RelationScaling(scaling, self.relation)
         other = scaling.against_the_edges() if self.flipped else scaling
         if other is None:
             raise self.refuse(_NOT_FLIPPED)

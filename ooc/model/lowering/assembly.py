@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
@@ -30,6 +30,7 @@ from ooc.model.lowering.values import (
     Value,
 )
 from ooc.plan.workload import EdgeData
+from ooc.storage.types import Types
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -38,15 +39,16 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a network is made for. ``aggregate_once``: whether what is aggregated from constant features may be computed
-    once; ``sum_first(i, hops, weight, once)``: whether the i-th product with a weight comes after its aggregation,
-    which could be computed once; ``edge_data``: what edges carry that has to have a part in the result, so many
-    features; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
-    multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
-    module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
-    both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so with ``sparse_products``. ``embedding_columns``: of rows that are trained
-    themselves, which are the model's input, behind the features if there are such (0: none). ``most_edges``: into a
-    row, asked where there are opaque layers. ``lower`` has an answer of its own for type, order and mode."""
+    once; ``sum_first(i, hops, weight, once, scaling)``: whether the i-th product with a weight comes after its
+    aggregation, which is scaled so and could be computed once; ``edge_data``: what edges carry that has to have a part
+    in the result, so many features; ``training``: with dropout and the statistics of these rows; ``product``: how rows
+    and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them;
+    ``traced``: what a module was found to call, by the module, what it was called for, and ``training``. The settings
+    of one model share both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have
+    a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: of rows that are
+    trained themselves, which are the model's input, behind the features if there are such (0: none). ``most_edges``:
+    into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and edges, where the
+    counts are those of the type that is scored. ``lower`` has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -60,7 +62,8 @@ class Setting:
     sparse_products: bool = True
     most_edges: Callable[[], float] = lambda: inf
     dtype: torch.dtype = torch.float32
-    sum_first: Callable[[int, int, nn.Parameter, bool], bool] = lambda *question: True
+    types: Types | None = None
+    sum_first: Callable[[int, int, nn.Parameter, bool, AnyScaling], bool] = lambda *question: True
     training: bool = True
     probed: list[tuple[Any, Any]] = field(default_factory=list)
     traced: dict[Hashable, Any] = field(default_factory=dict)
@@ -86,8 +89,19 @@ class Assembly:
         self.cut_off: list[nn.Parameter] = []
         self.observed: list[Moments] = []
         self._count = 0
-        self._aggregates: dict[tuple[Value, Scaling], Aggregate] = {}
+        self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}
         self._products_of_sparse: dict[tuple[Value, nn.Parameter], Value] = {}
+
+    def num_rows(self, value: Value) -> int:
+        """How many rows ``value`` has."""
+        types = self.setting.types
+        return self.setting.num_nodes if types is None else types.nodes[value.space]
+
+    def features_of_types(self) -> list[Value]:
+        """x of each type of nodes."""
+        types = self.setting.types
+        assert types is not None
+        return [Features(self.next_index(), types.features[name], space=name) for name in types.nodes]
 
     def features(self) -> Value:
         """x, after the dropout on the input, if there is any: its site is 0."""
@@ -110,7 +124,7 @@ class Assembly:
         """``x`` for all that takes rows with their zeros; what does not takes what is before (``_without_zeros``)."""
         return Dense(self.next_index(), (x,), x.tail) if x.entries_per_row is not None else x
 
-    def aggregate(self, source: Value, scaling: Scaling) -> Aggregate:
+    def aggregate(self, source: Value, scaling: AnyScaling) -> Aggregate:
         """The scaled sum over neighbours; the same object for the same question."""
         check_matrix(source)
         found = self._aggregates.get((source, scaling))
@@ -119,11 +133,11 @@ class Assembly:
             found = self._aggregates[source, scaling] = Aggregate(self.next_index(), source, scaling, once=once)
         return found
 
-    def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
+    def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: AnyScaling, hops: int = 1) -> Value:
         """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
         check_matrix(source)
         place = len(self.products)
-        sum_first = self.setting.sum_first(place, hops, weight, self._sums_once(source, scaling))
+        sum_first = self.setting.sum_first(place, hops, weight, self._sums_once(source, scaling), scaling)
         value = source if sum_first else self.linear(source, weight)
         for _ in range(hops):
             value = self.aggregate(value, scaling)
@@ -138,9 +152,9 @@ class Assembly:
         value = _without_zeros(value)
         return isinstance(value, Features) or (isinstance(value, Aggregate) and self.is_constant(value.source))
 
-    def _sums_once(self, source: Value, scaling: Scaling) -> bool:
+    def _sums_once(self, source: Value, scaling: AnyScaling) -> bool:
         """Whether this sum of ``source`` is computed once: of x, or of what was summed from it in the same way."""
-        summed = isinstance(source, Aggregate) and source.once and source.scaling is scaling
+        summed = isinstance(source, Aggregate) and source.once and source.scaling == scaling
         return self.setting.aggregate_once and (summed or isinstance(_without_zeros(source), Features))
 
     def linear(self, source: Value, weight: nn.Parameter) -> Value:

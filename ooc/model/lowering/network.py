@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ooc.errors import ModelError
-from ooc.model.graph import ActiveRows, Scaling
+from ooc.model.graph import ActiveRows, AnyScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -39,7 +39,7 @@ class Network:
 
     training: Value
     evaluation: Value
-    scalings: tuple[Scaling, ...]
+    scalings: tuple[AnyScaling, ...]
     """How its sums are scaled, each way once."""
     dtype: torch.dtype
     parameters: list[nn.Parameter]
@@ -74,16 +74,16 @@ class Network:
         return self.evaluation if index == self.depth else self.embeddings[index - 1]
 
     @property
-    def aggregated_once(self) -> tuple[Scaling, ...]:
+    def aggregated_once(self) -> tuple[AnyScaling, ...]:
         """The scalings of which A(X) of the features as they are is needed: the same in every epoch."""
         values = [v for v in values_of(self.training) if not (isinstance(v, Aggregate) and v.once)]
         once = {source for value in values for source in value.inputs if isinstance(source, Aggregate) and source.once}
-        return tuple(s for s in self.scalings if any(v.hops == 1 and v.scaling is s for v in once))
+        return tuple(s for s in self.scalings if any(v.hops == 1 and v.scaling == s for v in once))
 
-    def first_aggregation(self, scaling: Scaling, hops: int = 1) -> str:
+    def first_aggregation(self, scaling: AnyScaling, hops: int = 1) -> str:
         """The name of the matrix that holds A^hops(X), aggregated once."""
         name = "ax" if hops == 1 else f"ax{hops}"
-        return name if scaling is self.scalings[0] else f"{name}.{scaling.name.lower()}"
+        return name if scaling == self.scalings[0] else f"{name}.{scaling.label}"
 
     @property
     def same_in_evaluation(self) -> bool:
@@ -151,7 +151,12 @@ class Network:
 
 
 def lower(
-    model: nn.Module, setting: Setting, *, num_classes: int, active: Callable[[int], ActiveRows], edges_per_row: float
+    model: nn.Module,
+    setting: Setting,
+    *,
+    num_classes: int,
+    active: Callable[[int], ActiveRows],
+    edges_per_row: Callable[[AnyScaling], float],
 ) -> Network:
     """The values of ``model``; ModelError names what cannot be run exactly.
 
@@ -163,7 +168,7 @@ def lower(
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
-    asked: list[tuple[int, int, nn.Parameter, bool]] = []
+    asked: list[tuple[int, int, nn.Parameter, bool, AnyScaling]] = []
 
     def every_sum_first(*question: Any) -> bool:
         asked.append(question)
@@ -176,17 +181,17 @@ def lower(
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
 
-    def sum_first(place: int, hops: int, weight: nn.Parameter, once: bool) -> bool:
+    def sum_first(place: int, hops: int, weight: nn.Parameter, once: bool, scaling: AnyScaling) -> bool:
         out_columns, in_columns = weight.shape
+        edges = hops * edges_per_row(scaling)
         if once:
-            return not transforming_constants_pays(
-                edges_per_row=edges_per_row * hops, in_columns=in_columns, out_columns=out_columns
-            )
+            return not transforming_constants_pays(edges_per_row=edges, in_columns=in_columns, out_columns=out_columns)
         after = distances.get(draft.products[place], 0)
+        source, target = ends_of(scaling)
         return aggregating_first_pays(
-            rows_before=rows.training_rows(min(EVERYWHERE, after + hops)),
-            rows_after=rows.training_rows(after),
-            edges_per_row=edges_per_row * hops,
+            rows_before=rows.of(source).training_rows(min(EVERYWHERE, after + hops)),
+            rows_after=rows.of(target).training_rows(after),
+            edges_per_row=edges,
             in_columns=in_columns,
             out_columns=out_columns,
         )

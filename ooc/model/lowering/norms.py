@@ -32,7 +32,7 @@ def _batch_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
     if kind is not nn.BatchNorm1d:
         raise ModelError(f"norm {where}: a {kind.__name__} in it is not supported")
     tracked = inner.running_mean is not None
-    alone = getattr(norm, "allow_single_element", False) and assembly.setting.num_nodes <= 1
+    alone = getattr(norm, "allow_single_element", False) and assembly.num_rows(source) <= 1
     if alone or (tracked and not inner.training):
         return _by_running_statistics(inner, where, source, assembly)
 
@@ -61,7 +61,7 @@ def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assem
 def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
     """(x - mean) / √(variance + ε), then the affine map, if there is one. Running statistics move by ``share`` towards
     an epoch's, of which the variance is unbiased, as torch's; None: there are none."""
-    if assembly.setting.num_nodes <= 1:
+    if assembly.num_rows(source) <= 1:
         raise ModelError(f"norm {where} needs more than one node to train on")
 
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     gnn.GraphNorm: _graph_norm,
     gnn.PairNorm: _pair_norm,
     gnn.MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
-    gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.setting.num_nodes**-0.5, x)]),
+    gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.num_rows(x) ** -0.5, x)]),
 }
 NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.MessageNorm)
 """Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
+from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
 _NODES, _EDGES = 13, 40
@@ -174,6 +176,18 @@ def small_inputs(
     return x.to(place), edge_index.to(place), weight.to(place), features.to(place)
 
 
+def small_inputs_of_types(types: Types, *, dtype: torch.dtype, place: torch.device) -> list[Tensor]:
+    """Features of every type of nodes, then edges of every type, of a small random graph."""
+    generator = torch.Generator().manual_seed(1)
+    counts = {name: _NODES + at for at, name in enumerate(types.nodes)}
+    x = [torch.randn(count, types.features[name], generator=generator, dtype=dtype) for name, count in counts.items()]
+    edges = [
+        torch.stack([torch.randint(counts[end], (_EDGES,), generator=generator) for end in (one.source, one.target)])
+        for one in types.edges
+    ]
+    return [one.to(place) for one in (*x, *edges)]
+
+
 def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
     """Rows of so many numbers."""
     return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
@@ -199,12 +213,27 @@ class _Tracer(fx.Tracer):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        with mock.patch.object(hetero_conv, "group", _group_in_one_call):
+            return super().trace(*args, **kwargs)
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta[_PLACE] = place_in_model(walk_stack(sys._getframe(1)))
         if not torch.is_grad_enabled():
             self.without_gradients.add(node)
         return node
+
+
+join_relations = hetero_conv.group
+"""How ``HeteroConv`` joins what a node gets over several types of edges."""
+
+
+def _group_in_one_call(found: list[Any], aggr: str | None) -> Any:
+    """``join_relations`` as one call of a trace: its own would stack rows, which no stage does."""
+    if len(found) < 2 or aggr is None or aggr == "cat":
+        return join_relations(found, aggr)
+    return found[0].tracer.create_proxy("call_function", join_relations, (found, aggr), {})
 
 
 class _Before:

@@ -39,14 +39,17 @@ from ooc.model.lowering.symbolic import (
     LINEAR,
     Calls,
     attribute,
+    join_relations,
     place_in_model,
     place_of_node,
     replaced_functions,
     small_inputs,
+    small_inputs_of_types,
     small_rows,
 )
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
+from ooc.storage.types import Types
 
 _COUNTED = (
     "it asks for the number of rows by len(), which is another one for every tile; what looks at all nodes at once has "
@@ -91,17 +94,44 @@ class _Whole(nn.Module):
         return output
 
 
+class _WholeOfTypes(nn.Module):
+    """A model called as those for graphs with types are: with features by type of nodes, and edges by their type. Of
+    what it gives, the rows of the type that is scored. ``forward`` takes them one by one (``whole_of_types``)."""
+
+    def __init__(self, model: nn.Module, types: Types) -> None:
+        super().__init__()
+        self.model = model
+        self.types = types
+
+    def call(self, *given: Tensor) -> Tensor:
+        nodes, edges, labelled = list(self.types.nodes), list(self.types.edges), self.types.labelled
+        x_dict = dict(zip(nodes, given[: len(nodes)], strict=True))
+        edge_index_dict = {tuple(one): index for one, index in zip(edges, given[len(nodes) :], strict=True)}
+        output = self.model(x_dict, edge_index_dict)
+        if isinstance(output, dict) and labelled not in output:
+            raise ModelError(f"the model gives nothing for {labelled!r}, the type that has labels")
+        found: Tensor = output[labelled] if isinstance(output, dict) else output
+        return found
+
+
+def _whole_of_types(model: nn.Module, types: Types) -> nn.Module:
+    """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
+    names = ", ".join(f"given{at}" for at in range(len(types.nodes) + len(types.edges)))
+    forward = eval(f"lambda self, {names}: self.call({names})")
+    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, types)
+    return whole
+
+
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
-    kind = type(model).__name__
+    kind, types = type(model).__name__, assembly.setting.types
     taken = _edge_arguments(model, assembly.setting.edge_data)
     try:
         inspect.signature(model.forward).bind(None, None, **{ARGUMENTS[data]: None for data in taken})
     except TypeError as error:
-        raise ModelError(
-            f"model {kind} is not supported: its forward must take (x, edge_index), and edge_weight or edge_attr where "
-            "the store has them"
-        ) from error
+        arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
+        more = "" if types else ", and edge_weight or edge_attr where the store has them"
+        raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
     modes = [(module, module.training) for module in model.modules()]
     as_given = model.training
     try:
@@ -113,11 +143,23 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         known = model, setting.training
         if known not in setting.traced:
             place, dtype = next(model.parameters()).device, setting.dtype
-            tried = small_inputs(setting.in_columns, setting.num_edge_features, dtype=dtype, place=place)
-            whole = _Whole(model, taken)
+            whole: nn.Module
+            tried: Sequence[Tensor]
+            if types is None:
+                tried = small_inputs(setting.in_columns, setting.num_edge_features, dtype=dtype, place=place)
+                whole = _Whole(model, taken)
+            else:
+                tried = small_inputs_of_types(types, dtype=dtype, place=place)
+                whole = _whole_of_types(model, types)
             setting.traced[known] = whole, Calls(whole, kind, tried, training=setting.training)
         whole, calls = setting.traced[known]
         assembly.cut_off = calls.cut_off
+        if types is not None:
+            edges = [Graph(relation=one) for one in types.edges]
+            found = _Interpreter(whole, assembly).run(calls, [*assembly.features_of_types(), *edges])
+            if found.space != types.labelled:
+                raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
+            return found
         carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
         return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
     except ModelError:
@@ -279,6 +321,8 @@ class _Interpreter:
         rectified = self._rectified(target, args, kwargs)
         if rectified is not None:
             return rectified
+        if target is join_relations:
+            return self._joined(*args)
         if target is operator.getitem:
             self._check_all_rows(name, *args)
         special = self._shape(target, args) if len(args) >= 1 else None
@@ -291,12 +335,23 @@ class _Interpreter:
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
         return self._apply(name, target, node.op == "call_method", args, kwargs)
 
+    def _joined(self, found: Sequence[Value], aggr: str) -> Value:
+        """What rows get over several types of edges, put together."""
+        if aggr in ("sum", "mean") and len(set(found)) == len(found) and all(len(one.tail) == 1 for one in found):
+            factor = 1.0 if aggr == "sum" else 1.0 / len(found)
+            return self._assembly.sum([(factor, one) for one in found])
+
+        def joined(*rows: Tensor) -> Any:
+            return join_relations(list(rows), aggr)
+
+        return self._assembly.rowwise(f"HeteroConv's {aggr}", joined, found)
+
     def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
         """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
         rows = key[0] if isinstance(key, (tuple, list)) and key else key
         if not isinstance(source, Value) or not isinstance(rows, slice):
             return
-        bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.setting.num_nodes
+        bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.num_rows(source)
         if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
             raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
 

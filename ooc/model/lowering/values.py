@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ooc.errors import ModelError
 from ooc.kernels.dropout.rows import keep_scale
 from ooc.kernels.tensors import first_rows, gradients_of, shaped
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
 
@@ -65,7 +66,9 @@ class Gradients:
 
 
 class Value:
-    """A matrix of one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is a row's shape."""
+    """A matrix of one row a node. ``index`` orders the values of a network, inputs first; ``tail`` is a row's shape;
+    ``space`` the type of the nodes, "" where there is but one. ModelError where inputs are of nodes of several types.
+    """
 
     heavy = False
     """Whether computing it again costs a dense product."""
@@ -80,6 +83,10 @@ class Value:
         self.inputs = tuple(inputs)
         self.tail = tuple(tail)
         self.parameters: tuple[nn.Parameter, ...] = ()
+        self.space: str = inputs[0].space if inputs else ""
+        for other in inputs:
+            if other.space != self.space:
+                raise ModelError(f"it computes with rows of {self.space!r} and of {other.space!r} at once")
 
     @cached_property
     def columns(self) -> int:
@@ -136,8 +143,9 @@ class Value:
 class Features(Value):
     """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
 
-    def __init__(self, index: int, columns: int, entries_per_row: float | None = None) -> None:
+    def __init__(self, index: int, columns: int, entries_per_row: float | None = None, space: str = "") -> None:
         super().__init__(index, (), (columns,))
+        self.space = space
         self.entries_per_row = entries_per_row
 
 
@@ -163,9 +171,11 @@ class Dense(Value):
 class Aggregate(Value):
     """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
 
-    def __init__(self, index: int, source: Value, scaling: Scaling, *, once: bool) -> None:
+    def __init__(self, index: int, source: Value, scaling: AnyScaling, *, once: bool) -> None:
         super().__init__(index, (source,), source.tail)
         self.scaling = scaling
+        if isinstance(scaling, RelationScaling):
+            self.space = scaling.relation.target
         self.hops: int = 1 + (source.hops if isinstance(source, Aggregate) and once else 0)
         self.once = once
         """Of constant features: the same in every epoch, A^hops(x)."""

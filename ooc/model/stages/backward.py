@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.tensors import shaped, typed
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Normalized, Rows, Value
@@ -52,7 +52,8 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
     return program.step(
         compute,
         "loss",
-        program.context.active.training_rows(0),
+        last,
+        program.active(last).training_rows(0),
         recipe,
         pull=pull,
         kernel=kernel,
@@ -86,7 +87,7 @@ def _backward(program: Program, stage: int) -> Step:
     backward = tile_backward(program, stage)
     above = schedule.pulled(stage + 1)
     pull: Pull | None = None
-    kernel: Kernel | Scaling = Scaling.SUM
+    kernel: Kernel | AnyScaling = Scaling.SUM
     if above is not None and above.source.trains and not isinstance(above, Opaque):
         sums, message = names.of("dp", above), names.of("dm", above)
         per_edge, kernel = None, above.scaling
@@ -107,7 +108,8 @@ def _backward(program: Program, stage: int) -> Step:
     return program.step(
         compute,
         names.backward(stage),
-        context.active.training_rows(schedule.stage_hops[stage]),
+        stage,
+        program.active(stage).training_rows(schedule.stage_hops[stage]),
         recipe,
         pull=pull,
         kernel=kernel,
@@ -139,7 +141,8 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     return program.step(
         compute,
         f"{'sources' if opaque else 'targets'} {names.backward(stage).removeprefix('backward ')}",
-        program.context.active.training_rows(program.schedule.stage_hops[stage]),
+        stage,
+        program.active(stage).training_rows(program.schedule.stage_hops[stage]),
         _ONLY_PULLED,
         pull=pull,
         stores={name: brought.columns} if brought is not None and trained else {},
@@ -159,7 +162,8 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     """
     context, schedule, names = program.context, program.schedule, program.names
     incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.incoming(stage)]
-    followed = [(v, context.active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
+    active = program.active(stage)
+    followed = [(v, active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
     learnt = schedule.learnt if stage == 0 else None
     stepped = step_of_rows(program) if learnt is not None and program.steps_in_backward else None
@@ -211,7 +215,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     return backward
 
 
-def _scaled_by(program: Program, value: Value, name: str) -> Scaling | None:
+def _scaled_by(program: Program, value: Value, name: str) -> AnyScaling | None:
     """What the gradient of ``value`` in matrix ``name`` has been scaled by, where it goes with that of sums."""
     shared = program.schedule.shares_gradient(value)
     return shared.scaling if shared is not None and name == program.names.of("dp", shared) else None

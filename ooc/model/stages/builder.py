@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ooc.model.graph import Scaling
+from ooc.model.graph import ActiveRows, AnyScaling, ends_of
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
 from ooc.model.stages.context import Sink, StageContext, Step, Tensors, Tile
@@ -16,6 +16,7 @@ from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import read_backward, recomputable
 from ooc.model.stages.schedule import Schedule
 from ooc.plan.workload import Kept, Pull
+from ooc.storage.types import features_name
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,20 +43,21 @@ class StageBuilder(StageContext):
         """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
         program, schedule = self._training, self._training.schedule
         recomputed = schedule.dropped.union(program.recomputation.values)
+        stages = ((v, schedule.stage[v]) for v in schedule.values if v in recomputed)
         return {
-            program.names.value(v): (self.active.training_rows(schedule.stage_hops[schedule.stage[v]]), v.columns)
-            for v in schedule.values
-            if v in recomputed
+            program.names.value(v): (program.active(stage).training_rows(schedule.stage_hops[stage]), v.columns)
+            for v, stage in stages
         }
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """What forward stages keep for the backward pass."""
+        """What forward stages keep for the backward pass; all first ones together, as number 0."""
         program, schedule = self._training, self._training.schedule
         waiting: dict[int, list[Value]] = {}
         for value in read_backward(schedule):
             if value not in program.recomputation.values:
-                waiting.setdefault(schedule.stage[value], []).append(value)
+                stage = schedule.stage[value]
+                waiting.setdefault(0 if stage < schedule.first_stages else stage, []).append(value)
         recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
         return tuple(
             Kept(stage, tuple(map(program.names.value, values)), stage in recomputed)
@@ -80,7 +82,7 @@ class StageBuilder(StageContext):
         for moments, part in tile.moments:
             if tile.start == 0:
                 moments.statistics.begin()
-            moments.statistics.add(part, rows=self.active.nodes)
+            moments.statistics.add(part, rows=self.active.of(moments.space).nodes)
         for moments, d_mean, d_variance in tile.moment_gradients:
             moments.statistics.add_gradients(d_mean, d_variance)
         if tile.diverged and self.embedding is not None:
@@ -105,15 +107,17 @@ class StageBuilder(StageContext):
         constants = [v for program in (self._training, self._evaluation) for v in program.constants()]
         steps: list[Step] = []
         for scaling in self.network.scalings:
-            wanted = {v.hops: v for v in constants if v.scaling is scaling}
+            wanted = {v.hops: v for v in constants if v.scaling == scaling}
             if wanted and not (max(wanted) == 1 and self.network.first_aggregation(scaling) in self.aggregated):
                 steps += self._aggregate_once(scaling, wanted)
         return steps
 
-    def _aggregate_once(self, scaling: Scaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
+    def _aggregate_once(self, scaling: AnyScaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
         """``wanted``: by hops."""
-        program, nodes, network = self._training, self.active.nodes, self.network
-        other = "" if scaling is network.scalings[0] else f".{scaling.name.lower()}"
+        program, network = self._training, self.network
+        source, target = ends_of(scaling)
+        x, sources, targets = features_name(source), self.active.of(source).nodes, self.active.of(target).nodes
+        other = "" if scaling == network.scalings[0] else f".{scaling.label}"
         so = f" by {scaling.value}" if other else ""
         last = max(wanted)
 
@@ -121,7 +125,7 @@ class StageBuilder(StageContext):
             return f"mx{hop}{other}"
 
         def scaled(tile: Tile) -> Tensors:
-            rows = tile.inputs["x"] if self.sparse is None else tile.inputs["x"].dense()
+            rows = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
             return {message(1): self.scaled_before(rows.to(network.dtype), tile, scaling)}
 
         steps: list[Step] = []
@@ -129,9 +133,9 @@ class StageBuilder(StageContext):
             name, sums = network.first_aggregation(scaling, hop), f"px{hop}{other}"
             kept = (name,) if hop in wanted and name not in self.aggregated else ()
             stores = (*kept, *((message(hop + 1),) if hop < last else ()))
-            self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns["x"])
+            self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns[x])
             if hop == 1:
-                steps.append(Step(program.spec(f"scale x{so}", nodes, loads=("x",), stores=(message(1),)), scaled))
+                steps.append(Step(program.spec(f"scale x{so}", sources, loads=(x,), stores=(message(1),)), scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
                 rows = self.scaled_after(tile.inputs[sums], tile, scaling)
@@ -141,18 +145,18 @@ class StageBuilder(StageContext):
 
             pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            steps.append(Step(program.spec(title, nodes, pull=pull, stores=stores), compute, scaling))
+            steps.append(Step(program.spec(title, targets, pull=pull, stores=stores), compute, scaling))
         return steps
 
     def train(self) -> list[Step]:
         """Forward stage by stage, the loss and its gradient, backward stage by stage."""
         program = self._training
-        return [*forward_steps(program, self.active.training_rows), loss_step(program), *backward_steps(program)]
+        return [*forward_steps(program, ActiveRows.training_rows), loss_step(program), *backward_steps(program)]
 
     def evaluate(self) -> list[Step]:
         """Forward in evaluation mode, then every split scored."""
         program = self._evaluation
-        return [*forward_steps(program, self.active.scoring_rows), score_step(program)]
+        return [*forward_steps(program, ActiveRows.scoring_rows), score_step(program)]
 
     def train_and_score(self) -> list[Step]:
         """``train``, its forward pass reaching as far as ``evaluate``'s and scored before the weights change: where
@@ -161,7 +165,7 @@ class StageBuilder(StageContext):
         Bit for bit the losses and scores of the two programs: both cut rows into the same tiles.
         """
         program = self._training
-        steps = forward_steps(program, self.active.scoring_rows)
+        steps = forward_steps(program, ActiveRows.scoring_rows)
         if self.active.training_rows(0) == self.active.scoring_rows(0):
             return [*steps, loss_step(program, scored=True), *backward_steps(program)]
         return [*steps, score_step(program), loss_step(program), *backward_steps(program)]
@@ -173,4 +177,4 @@ class StageBuilder(StageContext):
         """
         target = self.network.layer(layer)
         program = Program(self, Schedule(target, training=False, recompute=False))
-        return [*forward_steps(program, self.active.scoring_rows), output_step(program, sink)]
+        return [*forward_steps(program, ActiveRows.scoring_rows), output_step(program, sink)]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.row_optimizers import RowOptimizer
-from ooc.model.graph import ActiveRows, GraphRows, Scaling
+from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, Scaling
 from ooc.model.layers.per_edge import Scattered
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.values import Moments, Summed, TileMoments
-from ooc.plan.workload import Direction, Stage
+from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
 
 Tensors = dict[str, Tensor]
 Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor | Scattered]
@@ -58,7 +58,7 @@ class Tile:
     start: int
     stop: int
     inputs: dict[str, Any]
-    factors: dict[tuple[Scaling, int], Tensor | None] = field(default_factory=dict)
+    factors: dict[tuple[AnyScaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
     contribution: Contribution = field(default_factory=Contribution)
     moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Step:
 
     spec: Stage
     compute: Callable[[Tile], Tensors]
-    kernel: Kernel | Scaling = Scaling.SUM
+    kernel: Kernel | AnyScaling = Scaling.SUM
 
 
 class LossAndScores(Protocol):
@@ -125,26 +125,28 @@ class StageContext:
     read_rows: dict[str, int] = field(default_factory=dict)
     embedding: "RowStep | None" = None
 
-    def direction(self, scaling: Scaling, *, backward: bool = False) -> Direction:
+    def direction(self, scaling: AnyScaling, *, backward: bool = False) -> EdgesKey:
         """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
+        if isinstance(scaling, RelationScaling):
+            return RelationEdges(scaling.relation.folder, Direction.OUT if backward else Direction.IN)
         return Direction.IN if scaling.reversed == backward else self.backward_direction
 
-    def scaled_before(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def scaled_before(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """s · rows."""
         scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
         return rows if scale is None else rows * scale
 
-    def scaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def scaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """t · rows."""
         scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows * scale
 
-    def unscaled_after(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor:
+    def unscaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """rows / t, where t is nowhere zero."""
         scale = self._scale(rows, tile, scaling)
         return rows if scale is None else rows / scale
 
-    def _scale(self, rows: Tensor, tile: Tile, scaling: Scaling) -> Tensor | None:
+    def _scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor | None:
         """The factors of the tile's first rows, as many as ``rows`` has, where these are: brought to a device once."""
         asked = scaling, rows.shape[0]
         if asked not in tile.factors:

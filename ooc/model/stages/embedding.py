@@ -50,5 +50,5 @@ def embedding_steps(program: "Program") -> list[Step]:
     matrices = program.learnt_matrices
     loads = (ALL_GRADIENTS, *matrices)
     nothing = Recipe((), (), pulled=False)
-    step = program.step(compute, "step", program.context.active.nodes, nothing, loads=loads, stores=matrices)
+    step = program.step(compute, "step", 0, program.context.active.nodes, nothing, loads=loads, stores=matrices)
     return [step]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import shaped, typed
+from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Rows, Value, tile_moments
 from ooc.model.stages.context import Sink, Step, Tensors, Tile
@@ -26,26 +27,32 @@ RowsOf = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
 
 
-def forward_steps(program: Program, rows: Callable[[int], int]) -> list[Step]:
-    """The stages before the last one; ``rows`` by hops before the output."""
+def forward_steps(program: Program, rows: Callable[[ActiveRows, int], int]) -> list[Step]:
+    """The stages before the last one; ``rows`` of the active ones by hops before the output."""
     schedule, names = program.schedule, program.names
     return [
         _forward(
             program,
             names.forward(stage),
             program.recomputation.forward(stage),
-            rows(schedule.stage_hops[stage]),
+            rows(program.active(stage), schedule.stage_hops[stage]),
             schedule.moments(stage),
         )
         for stage in range(schedule.last)
+        if not schedule.is_idle(stage)
     ]
 
 
 def recompute_steps(program: Program, backward: int) -> list[Step]:
     """The forward stages that are run again before the backward of stage ``backward``."""
-    hops, active = program.schedule.stage_hops, program.context.active
+    hops, names = program.schedule.stage_hops, program.names
     return [
-        _forward(program, program.names.recomputed(run.stage, backward), run, active.training_rows(hops[run.stage]))
+        _forward(
+            program,
+            names.recomputed(run.stage, backward),
+            run,
+            program.active(run.stage).training_rows(hops[run.stage]),
+        )
         for run in program.recomputation.before(backward)
     ]
 
@@ -71,7 +78,9 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
     stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
     measured = [barrier.source for barrier in moments]
-    return program.step(compute, title, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured)
+    return program.step(
+        compute, title, run.stage, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured
+    )
 
 
 def score_step(program: Program) -> Step:
@@ -103,7 +112,16 @@ def _last(
     pull, kernel = program.pull(recipe, schedule.last)
     rows, scoring = context.active.scoring_rows(0), context.objective.score_operators
     return program.step(
-        compute, title, rows, recipe, pull=pull, kernel=kernel, loads=inputs, reverse=reverse, scoring=scoring
+        compute,
+        title,
+        schedule.last,
+        rows,
+        recipe,
+        pull=pull,
+        kernel=kernel,
+        loads=inputs,
+        reverse=reverse,
+        scoring=scoring,
     )
 
 
@@ -119,7 +137,7 @@ def materialise(
     Called with a tile: the rows of all these values, as far as they are needed. A tile lies whole within the rows that
     reach the loss, or whole beyond them.
     """
-    context, names, active = program.context, program.names, program.context.active
+    context, names, active = program.context, program.names, program.active(stage)
     dtype = context.network.dtype
     pulled = program.schedule.pulled(stage) if recipe.pulled else None
     sums = "" if pulled is None else names.of("p", pulled, recipe.repeated)

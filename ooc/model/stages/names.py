@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What matrices and stages are called. k counts the aggregations, from 1, with those that are done once.
 
-x, y, split/…    the store's         ax, ax2, …   A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
+x, y, split/…    the store's (nodes/paper/x, … of a graph with types)
+ax, ax2, …       A(x), A(A(x)), …, aggregated once; ax.mean, … where A is another one
 m<k>, p<k>       what aggregation k pulls, and its sum over in-edges
 dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
 dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
@@ -24,6 +25,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
 from ooc.model.stages.schedule import Schedule, is_constant
+from ooc.storage.types import features_name
 
 EMBEDDING, ALL_GRADIENTS = "emb", "demb.all"
 
@@ -99,7 +101,7 @@ class Names:
 
     def _name(self, value: Value) -> str:
         if isinstance(value, Features):
-            return "x"
+            return features_name(value.space)
         if isinstance(value, Learnt):
             return EMBEDDING
         if isinstance(value, Aggregate) and value.once:

@@ -16,7 +16,7 @@ from functools import cache, cached_property, partial
 from torch import Tensor
 
 from ooc.kernels.sparse_rows import DRAWN_BYTES, DRAWN_NUMBERS, ENTRY_BYTES
-from ooc.model.graph import Scaling
+from ooc.model.graph import ActiveRows, AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE
@@ -110,6 +110,10 @@ class Program:
         active = self.context.active
         return self.schedule.learnt is not None and active.training_rows(self.schedule.stage_hops[0]) == active.nodes
 
+    def active(self, stage: int) -> ActiveRows:
+        """Which rows have to be computed, of the type of nodes that ``stage`` is over."""
+        return self.context.active.of(self.schedule.spaces[stage])
+
     def rows(self, tile: Tile) -> Rows:
         """The rows of a tile, before any value of them is computed."""
         return Rows(tile.start, tile.stop, self.context.seed, self.context.epoch)
@@ -120,7 +124,7 @@ class Program:
             rows if isinstance(aggregate, EdgeAggregate) else self.context.scaled_before(rows, tile, aggregate.scaling)
         )
 
-    def pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | Scaling]:
+    def pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | AnyScaling]:
         """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with."""
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
@@ -153,11 +157,12 @@ class Program:
         self,
         compute: Callable[[Tile], Tensors],
         title: str,
+        stage: int,
         rows: int,
         recipe: Recipe,
         *,
         pull: Pull | None = None,
-        kernel: Kernel | Scaling = Scaling.SUM,
+        kernel: Kernel | AnyScaling = Scaling.SUM,
         loads: Iterable[str] = (),
         stores: dict[str, int] | None = None,
         backward: int | None = None,
@@ -165,17 +170,17 @@ class Program:
         scoring: int = 0,
         measured: Sequence[Value] = (),
     ) -> Step:
-        """The stage that ``compute`` computes, described. ``scoring``: operators by which outputs get a loss or scores.
-        ``measured``: values whose moments are taken. The bound on temporaries counts all that is computed, recorded and
-        differentiated."""
-        columns, stores = self.context.columns, stores or {}
+        """The step of ``stage`` that ``compute`` computes, described. ``scoring``: operators by which outputs get a
+        loss or scores. ``measured``: values whose moments are taken. The bound on temporaries counts all that is
+        computed, recorded and differentiated."""
+        columns, stores, active = self.context.columns, stores or {}, self.active(stage)
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}
         reach = {name: recipe.reach[leaf] for leaf, name in leaves.items() if leaf in recipe.reach}
         columns |= stores
         names = tuple(dict.fromkeys([*leaves.values(), *loads]))
         for name in (*names, *(pull.own if pull is not None else ())):
-            wanted = min(rows, self.context.active.training_rows(reach[name])) if name in reach else rows
+            wanted = min(rows, active.training_rows(reach[name])) if name in reach else rows
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
         differentiated = self.schedule.backward_of(backward) if backward is not None else []
         temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order if v.entries_per_row is None]
@@ -195,11 +200,11 @@ class Program:
         # What is loaded is read once, what is stored read and written; what is pulled or stored to be pulled is scaled
         # by rows, and gradients that several values give are added up.
         values = sum(columns[name] for name in names if name != self.context.sparse) + 2 * sum(stores.values())
-        if pull is not None and isinstance(kernel, Scaling):
+        if pull is not None and isinstance(kernel, AnyScaling):
             values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
         if scoring:
             values += 2 * _SCORING_COPIES * self.schedule.output.columns
-        reaching, users = self.context.active.training_rows, self.schedule.users
+        reaching, users = active.training_rows, self.schedule.users
         work = [Work(0, values, 2 * (len(names) + len(stores)) + scoring)]
         work += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
         work += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
@@ -236,7 +241,7 @@ class Program:
             names = [*loads, *stores, *stores, *((pull.source,) if pull else ())]
             temporary_columns = sum(self.context.columns[name] for name in names)
         itemsize = max(4, self.context.network.dtype.itemsize)
-        drawn = DRAWN_BYTES * max(DRAWN_NUMBERS, self.context.columns["x"])
+        drawn = DRAWN_BYTES * max(DRAWN_NUMBERS, self.context.columns.get("x", 0))
         return Stage(
             title,
             rows,

@@ -131,11 +131,11 @@ class Recomputation:
 
 def recomputable(schedule: Schedule) -> tuple[int, ...]:
     """The stages that may be recomputed: those of which the backward pass reads something, up to the first attention or
-    maximum, whose result is kept with what its own backward needs. Without the first stage, which pulls nothing: what
-    it keeps is computed from what is there in every epoch, wherever it is needed (``Schedule``)."""
+    maximum, whose result is kept with what its own backward needs. Without the first stages, which pull nothing: what
+    they keep is computed from what is there in every epoch, wherever it is needed (``Schedule``)."""
     read = {schedule.stage[leaf] for leaf in read_backward(schedule)}
     found = []
-    for stage in range(1, schedule.last):
+    for stage in range(schedule.first_stages, schedule.last):
         if isinstance(schedule.pulled(stage), EdgeAggregate):
             break
         if stage in read:

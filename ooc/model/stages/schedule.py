@@ -13,6 +13,10 @@ and read at each use, or computed again from what is kept. Kept are
   the last sum on the way there;
 - of what a rectifier is given the signs, a bit a value, where the backward of its stage needs nothing else of it.
 
+Where nodes are of several types, a stage is over the rows of one of them, and there is a first stage for each. The
+backward of the stage before an aggregation pulls the gradient of what that has pulled, so it has to be over the rows of
+its source: where it would not be, a *relay* lies between the two, a stage without values that only does that.
+
 Pure: nothing here computes anything.
 """
 
@@ -70,8 +74,9 @@ class Recipe:
 class Schedule:
     """The stages of ``output``. ``training``: with a backward pass; ``recompute``: what comes of constants is not kept.
 
-    ``stage`` says when a value is first there, ``barriers[s]`` what stage s begins with (None: the first stage),
-    ``kept`` what is kept, ``users`` who takes a value as input.
+    ``stage`` says when a value is first there, ``barriers[s]`` what stage s begins with (None: first stages and
+    relays), ``spaces[s]`` the type of its rows, ``first_stages`` how many come before any aggregation, ``kept`` what is
+    kept, ``users`` who takes a value as input.
     """
 
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
@@ -81,7 +86,10 @@ class Schedule:
             signs = [value.signs for value in self.values if isinstance(value, Rectified)]
             self.values = list(in_order([*self.values, *signs]))
         self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
-        self.barriers: list[Value | None] = [None]
+        self.spaces = [*dict.fromkeys(value.space for value in self.values if is_constant(value))]
+        self.first_stages = len(self.spaces)
+        self.barriers: list[Value | None] = [None] * self.first_stages
+        self._training = training
         self.stage: dict[Value, int] = {}
         self.hops = hops(output)
         for value in self.values:
@@ -103,7 +111,7 @@ class Schedule:
 
     def _enter(self, value: Value) -> None:
         if is_constant(value):
-            self.stage[value] = 0
+            self.stage[value] = self._first_stage(value)
             return
         if isinstance(value, Signs):
             self.stage[value] = self.stage[value.source]
@@ -112,10 +120,27 @@ class Schedule:
         for source in dict.fromkeys(value.inputs):
             self.users[source].append(value)
         if isinstance(value, (Aggregate, Moments)):
-            self.barriers.append(value)
-            self.stage[value] = len(self.barriers) - 1
+            relayed = self._training and isinstance(value, Aggregate) and value.source.trains
+            if relayed and self.spaces[-1] != value.source.space:
+                self._begin(None, value.source.space)
+            self.stage[value] = self._begin(value, value.space)
         else:
             self.stage[value] = max((self.stage[source] for source in value.inputs), default=0)
+
+    def _begin(self, barrier: Value | None, space: str) -> int:
+        """A stage more."""
+        self.barriers.append(barrier)
+        self.spaces.append(space)
+        return len(self.barriers) - 1
+
+    def _first_stage(self, value: Value) -> int:
+        """That of what is there before any stage: the first one over its rows."""
+        return self.spaces.index(value.space)
+
+    def is_idle(self, stage: int) -> bool:
+        """Whether its forward has nothing to do: as a relay, or the first stage of nodes that are only summed over."""
+        stores = any(self.stage[value] == stage for value in self.kept) or self.messages(stage) or self.moments(stage)
+        return len(set(self.spaces)) > 1 and not stores
 
     def pulled(self, stage: int) -> Aggregate | None:
         """What ``stage`` pulls, if it begins with an aggregation."""

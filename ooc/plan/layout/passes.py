@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ooc.plan.layout.grid import Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
-from ooc.plan.workload import Direction, EdgeArray, EdgeData, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Stage, Topology, Workload
 
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
@@ -49,7 +49,7 @@ class MatrixPlan:
         return align_up(self.grid.rows * self.grid.width(0) * self.region_itemsize)
 
 
-def edges_name(direction: Direction, data: EdgeData | None = None) -> str:
+def edges_name(direction: EdgesKey, data: EdgeData | None = None) -> str:
     """What the topology of ``direction`` is called among the matrices, ``in-edges``, ``out-edges``, and what edges
     carry: ``in-weight``, ``in-features``, …"""
     if direction is Direction.FEATURES:
@@ -236,7 +236,7 @@ def passes_using(passes: Sequence[Pass], name: str) -> list[int]:
     return [step.index for step in passes if name in step.reads or name in step.stores]
 
 
-def pulled_by(name: str, passes: Sequence[Pass]) -> list[Direction]:
+def pulled_by(name: str, passes: Sequence[Pass]) -> list[EdgesKey]:
     """The directions in which ``passes`` pull matrix ``name``."""
     found = (item.pull.direction for item in passes if item.pull is not None and item.pull.source == name)
     return [*dict.fromkeys(found)]

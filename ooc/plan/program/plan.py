@@ -32,7 +32,7 @@ from ooc.plan.program.program import Program, Unrolling, found_in_memory
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
-from ooc.plan.workload import Direction, Fate, Kind, Matrix, Topology, Workload
+from ooc.plan.workload import EdgesKey, Fate, Kind, Matrix, Topology, Workload
 from ooc.sizes import format_size
 
 
@@ -76,7 +76,7 @@ class Plan(Layout):
     tile_rows: int
     frames: int
     recomputed: tuple[Matrix, ...]
-    topologies: dict[Direction, Topology]
+    topologies: dict[EdgesKey, Topology]
     blocks: BlockTable
     unrolled: dict[str, Program]
     fixed_device_bytes: int
@@ -186,7 +186,7 @@ class Plan(Layout):
         it is written, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
         passes, found = self.programs[name], []
         for item in passes:
-            rows_of: list[tuple[str, int, int, list[Direction]]] = []  # matrix, rows written, columns, pulled in
+            rows_of: list[tuple[str, int, int, list[EdgesKey]]] = []  # matrix, rows written, columns, pulled in
             sweeps = sweeps_of(item)
             if sweeps is not None:
                 source, grid = sweeps.pull.source, self.matrices[sweeps.pull.source].grid
@@ -210,7 +210,7 @@ class Plan(Layout):
             found.append(nbytes)
         return found
 
-    def _received_rows(self, rows: int, directions: Sequence[Direction]) -> int:
+    def _received_rows(self, rows: int, directions: Sequence[EdgesKey]) -> int:
         """Of the first ``rows`` rows of a matrix, those of others that this process is sent for pulls in these."""
         if self.share is None or not directions:
             return 0
@@ -360,7 +360,7 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
     return BlockTable.of(found)
 
 
-def _swept(layout: Layout, workload: Workload) -> dict[Direction, Topology]:
+def _swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
     """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
     passes = [item for program in layout.programs.values() for item in program]
     names = {name for item in passes for name, _, _ in edges_swept(item, workload)}

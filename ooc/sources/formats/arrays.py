@@ -7,6 +7,7 @@ or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]
 ``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F]; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,9 +31,10 @@ from ooc.sources.labels import (
     unsaid_split_note,
 )
 from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, Source, ranges
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, RelationSource, Source, SourceTypes, ranges
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
+from ooc.storage.types import EdgeType
 
 EDGE_DATA_NAMES = ("edge_weight", "edge_attr")
 _OF_SPLITS = (
@@ -353,6 +355,8 @@ def pyg_source(data: Any, request: Request) -> Source:
         raise SourceError(f"a PyG {kind} cannot be converted, only a homogeneous Data")
     if kind == "Data" and getattr(data, "adj_t", None) is not None and data.edge_index is None:
         raise SourceError("the PyG Data has adj_t, but no edge_index")
+    if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
+        return _of_types(data, request)
     parts = [(data, _OF_PYG)] if kind == "Data" else _of_one_kind(data)
     arrays: dict[str, AnyArray] = {}
     for part, name in ((part, name) for part, names in parts for name in names):
@@ -365,16 +369,61 @@ def pyg_source(data: Any, request: Request) -> Source:
 
 
 def _of_one_kind(data: Any) -> list[tuple[Any, tuple[str, ...]]]:
-    """What a HeteroData with one kind of node and one of edge has of either; SourceError for others."""
-    nodes, edges = data.node_types, data.edge_types
-    if len(nodes) != 1 or len(edges) != 1:
-        kinds = f"{len(nodes)} kinds of node ({', '.join(nodes[:9])}) and {len(edges)} of edge"
-        raise SourceError(
-            f"the PyG HeteroData has {kinds}; graphs of one kind of each are trained on: data.to_homogeneous() makes "
-            "such a graph where all kinds of node have features of one width, but which kind a node or an edge is of "
-            "is then no longer seen by the model, unless it is among the features"
-        )
-    return [(data[nodes[0]], _OF_NODES), (data[edges[0]], ("edge_index", *EDGE_DATA_NAMES))]
+    """What a HeteroData with one kind of node and one of edge has of either."""
+    return [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
+
+
+def _of_types(data: Any, request: Request) -> Source:
+    """The graph of a HeteroData of several types: one of them has labels and splits, each has features."""
+    name = "the PyG HeteroData"
+    labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
+    if len(labelled) != 1 or not data.edge_types:
+        told = ", ".join(labelled) or "none"
+        raise SourceError(f"{name}: one type of nodes has to have labels, and there have to be edges; with y: {told}")
+    nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
+    edges: dict[EdgeType, RelationSource] = {}
+    for kind in map(EdgeType._make, data.edge_types):
+        named = all(re.fullmatch(r"\w[\w .+-]*", part) for part in kind)
+        if not named or any(kind.folder.lower() == other.folder.lower() for other in edges):
+            raise SourceError(f"{name}: the edge type {kind} cannot be the name of a folder; rename it")
+        if missing := [end for end in (kind.source, kind.target) if end not in nodes]:
+            raise SourceError(f"{name}: there are no nodes {missing[0]!r}, which the edges {kind} lead to")
+        edges[kind] = _relation(data[tuple(kind)], kind, request)
+    count = sum(one.num_edges for one in edges.values())
+    return replace(nodes[labelled[0]], num_edges=count, types=SourceTypes(nodes, edges, labelled[0]))
+
+
+def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:
+    """The nodes of one type; without edges, and with labels if they have them."""
+    name = f"the PyG HeteroData's {kind!r}"
+    given = {part: tensor for part in _OF_NODES if (tensor := getattr(data, part, None)) is not None}
+    if "x" not in given:
+        raise SourceError(f"{name} has no features; give it x (embeddings that are learnt are not supported for types)")
+    arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64)}
+    for part, tensor in given.items():
+        arrays |= _of_tensor(tensor, part) if labelled or part == "x" else {}
+    if not labelled:  # which nobody reads
+        request = replace(request, split=None)
+        arrays |= {"y": np.zeros(len(given["x"]), dtype=np.int64), "train_mask": np.ones(len(given["x"]), np.bool_)}
+    return array_source(arrays, ArrayOptions(request=request, name=name, format="pyg"))
+
+
+def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
+    """The edges of one type."""
+    name = f"the PyG HeteroData's edges {kind}"
+    if (tensor := getattr(data, "edge_index", None)) is None:
+        raise SourceError(f"{name} have no edge_index")
+    carried = [part for part in EDGE_DATA_NAMES if getattr(data, part, None) is not None]
+    if carried and not request.drop_edge_data:
+        raise SourceError(f"{name} have {carried[0]}, which graphs with types do not keep; give drop_edge_data=True")
+    columns, count = _edge_columns(_of_tensor(tensor, "edge_index"), name)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(count, size):
+            sources, targets = (column[start:stop].astype(np.int64) for column in columns)
+            yield EdgeBlock(sources, targets)
+
+    return RelationSource(count, edges)
 
 
 def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:

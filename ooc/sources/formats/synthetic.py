@@ -10,7 +10,8 @@ parameters alone. N nodes, E edges, F features, C classes.
 
 import math
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from ooc.errors import OptionError, SourceError
 from ooc.sources.formats.synthetic_graphs import GraphParameters, synthetic_graphs
 from ooc.sources.reading import SPLIT, Reader, Request
 from ooc.sources.shuffle import Shuffle
-from ooc.sources.source import EdgeBlock, Ids, LabelBlock, Source, ranges
+from ooc.sources.source import EdgeBlock, Ids, LabelBlock, RelationSource, Source, SourceTypes, ranges
 from ooc.storage.array import AnyArray
+from ooc.storage.types import EdgeType
 
 PREFIX = "synthetic:"
 _HOMOPHILY = 0.7
@@ -30,12 +32,13 @@ _TAIL = 0.4
 _CLASS_DISTANCE = 2.0
 _EDGE_BLOCK = 1 << 16
 _FEATURE_BLOCK_VALUES = 1 << 19
-_ORDER, _SPLIT, _CENTRES, _EDGES, _FEATURES = range(5)
+_ORDER, _SPLIT, _CENTRES, _EDGES, _FEATURES, _RELATION_STREAMS = range(6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """What ``synthetic:…`` takes. ``labelled``: fraction of nodes with a label; ``train``: of those."""
+    """What ``synthetic:…`` takes. ``labelled``: fraction of nodes with a label; ``train``: of those. ``types``: 1, or 3
+    of nodes: papers, which are labelled and half of all nodes, authors and topics, and 4 of edges (``_RELATIONS``)."""
 
     nodes: int
     edges: int
@@ -44,6 +47,7 @@ class Parameters:
     labelled: float = 1.0
     train: float = 0.5
     directed: int = 1
+    types: int = 1
     seed: int = 0
 
     @classmethod
@@ -62,11 +66,14 @@ class Parameters:
             "labelled": (0, 1),
             "train": (0, 1),
             "directed": (0, 1),
+            "types": (1, 3),
             "seed": (0, 2**63),
         }
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 raise SourceError(f"{PREFIX} {name}={getattr(self, name)} is not between {least} and {most}")
+        if self.types == 2 or (self.types == 3 and (self.nodes < 8 * self.classes or not self.directed)):
+            raise SourceError(f"{PREFIX} types is 1 or 3, the latter of directed graphs of 8 nodes a class")
 
 
 def _values(text: str, kind: type[Any]) -> dict[str, Any]:
@@ -102,6 +109,8 @@ def _open(text: str, request: Request) -> Source:
 def synthetic_source(text: str) -> Source:
     """The graph that ``text`` describes."""
     parameters = Parameters.parse(text)
+    if parameters.types > 1:
+        return _typed_source(parameters)
     graph = _Graph(parameters)
     return Source(
         name="synthetic",
@@ -115,8 +124,71 @@ def synthetic_source(text: str) -> Source:
         labels=graph.labels,
         symmetrize=not parameters.directed,
         fingerprint={"parameters": asdict(parameters)},
-        description=asdict(parameters),
+        description={name: value for name, value in asdict(parameters).items() if name != "types"},
     )
+
+
+_NODES = {"paper": (1 / 2, 1), "author": (3 / 8, 1 / 2), "topic": (1 / 8, 1 / 4)}
+"""Of each type: the share of all nodes, and of the features."""
+_RELATIONS = {
+    EdgeType("author", "writes", "paper"): 1 / 4,
+    EdgeType("paper", "written_by", "author"): 1 / 4,
+    EdgeType("paper", "cites", "paper"): 3 / 8,
+    EdgeType("topic", "covers", "paper"): 1 / 8,
+}
+"""Of each type: the share of all edges. No edge leads to a topic."""
+
+
+def _typed_source(parameters: Parameters) -> Source:
+    """Each type of nodes is a graph of its own, without edges; those of all types are drawn between them."""
+    graphs, nodes, classes = {}, {}, parameters.classes
+    for at, (name, (share, width)) in enumerate(_NODES.items()):
+        of_type = replace(
+            parameters,
+            nodes=max(classes, round(share * parameters.nodes)),
+            features=max(1, round(width * parameters.features)),
+            edges=0,
+            seed=parameters.seed + at,
+        )
+        graphs[name] = graph = _Graph(of_type)
+        nodes[name] = _nodes_of(graph, of_type)
+    counts = {relation: round(share * parameters.edges) for relation, share in _RELATIONS.items()}
+    edges = {
+        relation: RelationSource(count, partial(_edges_between, graphs, relation, count))
+        for relation, count in counts.items()
+    }
+    return replace(
+        nodes["paper"],
+        num_edges=sum(counts.values()),
+        fingerprint={"parameters": asdict(parameters)},
+        description=asdict(parameters),
+        types=SourceTypes(nodes, edges, "paper"),
+    )
+
+
+def _nodes_of(graph: "_Graph", parameters: Parameters) -> Source:
+    return Source(
+        name="synthetic",
+        format="synthetic",
+        num_nodes=parameters.nodes,
+        num_edges=0,
+        num_features=parameters.features,
+        num_classes=parameters.classes,
+        edges=lambda size: iter(()),
+        features=lambda size: graph.features(),
+        labels=graph.labels,
+    )
+
+
+def _edges_between(graphs: "dict[str, _Graph]", relation: EdgeType, count: int, size: int) -> Iterator[EdgeBlock]:
+    """``count`` edges of one type. Those of ``written_by`` are those of ``writes``, the other way round."""
+    back = relation.relation == "written_by"
+    drawn = EdgeType("author", "writes", "paper") if back else relation
+    stream = _RELATION_STREAMS + [*_RELATIONS].index(drawn)
+    source, target = graphs[drawn.source], graphs[drawn.target]
+    for block, (start, stop) in enumerate(ranges(count, _EDGE_BLOCK)):
+        ends = source.edges_to(target, stream, block, stop - start)
+        yield EdgeBlock(*(reversed(ends) if back else ends))
 
 
 class _Graph:
@@ -140,6 +212,15 @@ class _Graph:
             loops &= sources == targets
             targets[loops] = (targets[loops] + 1) % p.nodes
             yield EdgeBlock(self._order.at(sources), self._order.at(targets))
+
+    def edges_to(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
+        """The ends of ``count`` edges to nodes of another graph with as many classes."""
+        random = self._random(stream, block)
+        classes = random.integers(0, self._p.classes, count)
+        sources = self._places(classes, random)
+        elsewhere = random.random(count, dtype=np.float32) >= _HOMOPHILY
+        classes[elsewhere] = random.integers(0, self._p.classes, int(elsewhere.sum()))
+        return self._order.at(sources), other._order.at(other._places(classes, random))
 
     def features(self) -> Iterator[AnyArray]:
         """Class mean plus unit noise, float32 [rows, F]."""
@@ -185,7 +266,7 @@ class _Graph:
 
 
 READER = Reader(
-    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph; with graphs=... many",
+    needs=f"{PREFIX}nodes=...,edges=...,features=...,classes=...: a made-up graph; graphs=... many, types=3 of 3 types",
     folder=None,
     recognises=lambda path: str(path).startswith(PREFIX),
     open=lambda path, request: _open(str(path), request),

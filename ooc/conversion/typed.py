@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source with types of nodes and edges → a group of the store for each: features by type of nodes, labels and splits
+of the one that has them, both directions of each type of edges, sorted on disk as those of other graphs are."""
+
+from dataclasses import asdict
+from shutil import rmtree
+from typing import Any
+
+from ooc.conversion.budget import Options, Shares
+from ooc.conversion.edge_sort import parts_for
+from ooc.conversion.edges import KeyForm, Run
+from ooc.conversion.node_arrays import write_features, write_labels
+from ooc.conversion.output import Workplace
+from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
+from ooc.errors import OptionError, SourceError
+from ooc.sources.files.prefetching import prefetched
+from ooc.sources.source import RelationSource, Source, SourceTypes
+from ooc.storage.store import FORMAT_VERSION, write_group
+from ooc.storage.types import EDGES, NODES, EdgeType, Types
+
+
+def check_options(graph: Source, options: Options, *, ordered: bool) -> None:
+    """OptionError for what is not done to graphs with types."""
+    asked = {
+        "symmetrize": options.symmetrize,
+        "drop_duplicates": options.drop_duplicates,
+        "self_loops": options.self_loops,
+        "row_normalize": options.row_normalize,
+        "order='hop'": ordered,
+        "feature_form='sparse'": options.sparse_features,
+    }
+    for name, given in asked.items():
+        if given:
+            raise OptionError(f"{graph.name} has several types of nodes or edges: {name} is not supported for such")
+
+
+def write_types(
+    graph: Source, parts: SourceTypes, work: Workplace, *, name: str, options: Options, shares: Shares
+) -> None:
+    """Write all of ``graph``, whose types are ``parts``, rows as they are."""
+    store, journal = work.store, work.journal
+    groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in parts.nodes), f"{NODES}/{parts.labelled}/split"]
+    labelled = store / NODES / parts.labelled
+    labels = write_labels(graph, labelled, block_rows=shares.label_rows, journal=journal)
+    for kind, nodes in parts.nodes.items():
+        rows, stage = shares.feature_rows, f"features of {kind}"
+        write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
+    edges = {}
+    for relation, found in parts.edges.items():
+        ends = parts.nodes[relation.source].num_nodes, parts.nodes[relation.target].num_nodes
+        edges[relation] = _write_relation(relation, found, ends, work, shares)
+        groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
+    for group in groups:
+        write_group(store / group, {})
+    types = Types(
+        {kind: nodes.num_nodes for kind, nodes in parts.nodes.items()},
+        {kind: nodes.num_features for kind, nodes in parts.nodes.items()},
+        edges,
+        parts.labelled,
+    )
+    attributes: dict[str, Any] = {
+        "ooc_format": FORMAT_VERSION,
+        "name": name,
+        "num_nodes": graph.num_nodes,
+        "num_edges": sum(edges.values()),
+        "num_features": graph.num_features,
+        "num_classes": labels["num_classes"],
+        "task": graph.task.value,
+        "undirected": False,
+        "num_self_loops": 0,
+        "split_sizes": labels["split_sizes"],
+        **({"incomplete_labels": labels["incomplete"]} if labels["incomplete"] else {}),
+        "order": "none",
+        **types.attributes(),
+        "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
+        "created": journal.created,
+        "complete": True,
+    }
+    write_group(store, attributes)
+
+
+def _write_relation(
+    relation: EdgeType, found: RelationSource, ends: tuple[int, int], work: Workplace, shares: Shares
+) -> int:
+    """Write both directions of the edges of one type between so many sources and targets; how many there are."""
+    sources, targets = ends
+    widest, group = max(ends), f"{EDGES}/{relation.folder}"
+    forms = {"in": KeyForm(widest, targets), "out": KeyForm(widest, sources)}
+    folders = {side: work.scratch / relation.folder / side for side in forms}
+    (work.scratch / relation.folder).mkdir(parents=True, exist_ok=True)
+    pieces = _packed(relation, found, ends, forms["in"], shares.edges)
+    stream = EdgeStream(f"edges {relation}", f"reading edges {relation}", pieces, found.num_edges)
+    buckets = spread(work, stream, folders, KeyForm(widest), parts_for(found.num_edges, shares.sort_keys), None)
+    for side, form in forms.items():
+        direction = Direction(work.store, f"{group}/{side}", f"{side}-edges {relation}", folders[side])
+        write_direction(work, direction, buckets[side], form, None, shares)
+        rmtree(work.store / group / side / "self_loops", ignore_errors=True)
+    return int(work.journal.result(f"in-edges {relation}")["edges"])
+
+
+def _packed(relation: EdgeType, found: RelationSource, ends: tuple[int, int], form: KeyForm, size: int) -> Pieces:
+    """The edges as keys of each direction, and how many have come so far; SourceError for one that leaves the graph."""
+    done = 0
+    with prefetched(found.edges(size)) as blocks:
+        for block in blocks:
+            for ids, count, kind in zip((block.sources, block.targets), ends, (relation[0], relation[2]), strict=True):
+                if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+                    raise SourceError(f"an edge {relation} leaves the graph: nodes {kind!r} are 0 to {count - 1}")
+            done += len(block.sources)
+            inward, outward = form.pack(block.targets, block.sources), form.pack(block.sources, block.targets)
+            yield done, [("in", Run(inward)), ("out", Run(outward))]
+    if done != found.num_edges:
+        raise SourceError(f"there are {done} edges {relation}, not the {found.num_edges} that are said to be")

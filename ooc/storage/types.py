@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of nodes and edges of a store that has several, named as PyG's ``HeteroData`` names them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+NODES, EDGES = "nodes", "edges"
+"""The groups of a store that hold a group for each type."""
+
+
+class EdgeType(NamedTuple):
+    """Edges of one kind, from nodes of type ``source`` to nodes of type ``target``."""
+
+    source: str
+    relation: str
+    target: str
+
+    @property
+    def folder(self) -> str:
+        """Its group in the store, ``author__writes__paper``."""
+        return "__".join(self)
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers; ``labelled``: the node type that
+    has labels and splits."""
+
+    nodes: Mapping[str, int]
+    features: Mapping[str, int]
+    edges: Mapping[EdgeType, int]
+    labelled: str
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> "Types | None":
+        """Those of a store of these attributes; None where it has but one. KeyError, TypeError or ValueError where they
+        are none."""
+        if "node_types" not in attributes:
+            return None
+        nodes = {str(name): int(kind["num_nodes"]) for name, kind in attributes["node_types"].items()}
+        features = {str(name): int(kind["num_features"]) for name, kind in attributes["node_types"].items()}
+        edges = {EdgeType(*map(str, kind["type"])): int(kind["num_edges"]) for kind in attributes["edge_types"]}
+        found = cls(nodes, features, edges, str(attributes["labelled"]))
+        if found.labelled not in nodes or any({one.source, one.target} - set(nodes) for one in edges):
+            raise ValueError("a type that is named is none of the store's")
+        return found
+
+    def attributes(self) -> dict[str, Any]:
+        """What ``of`` reads."""
+        return {
+            "node_types": {
+                name: {"num_nodes": count, "num_features": self.features[name]} for name, count in self.nodes.items()
+            },
+            "edge_types": [{"type": list(one), "num_edges": count} for one, count in self.edges.items()],
+            "labelled": self.labelled,
+        }
+
+    def by_folder(self, folder: str) -> EdgeType:
+        """The edge type of that group."""
+        return next(one for one in self.edges if one.folder == folder)
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The arrays of features and edges, and their shapes."""
+        shapes: dict[str, tuple[int, ...]] = {
+            features_name(name): (count, self.features[name]) for name, count in self.nodes.items()
+        }
+        for kind, count in self.edges.items():
+            for direction, rows in (("in", kind.target), ("out", kind.source)):
+                group = f"{EDGES}/{kind.folder}/{direction}"
+                shapes |= {f"{group}/indptr": (self.nodes[rows] + 1,), f"{group}/indices": (count,)}
+        return shapes
+
+
+def features_name(node_type: str) -> str:
+    """The matrix of the features of a node type; "" is the one type of a store without types."""
+    return f"{NODES}/{node_type}/x" if node_type else "x"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores with types of nodes and edges: what is written, what is refused, what is found damaged."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+import ooc
+from ooc.errors import OptionError, SourceError
+from ooc.storage.types import EdgeType, Types
+from ooc.storage.verification import verify
+from tests.exactness.test_types import graph
+
+
+def test_a_hetero_data_becomes_groups_by_type(tmp_path: Path) -> None:
+    data = graph()
+    store = ooc.convert(data, tmp_path / "g.ooc", dtype="float64")
+    assert store.types is not None and store.types.labelled == "paper"
+    assert store.types.nodes == {"paper": 90, "author": 61, "topic": 20}
+    assert (store.num_nodes, store.num_features, store.num_edges) == (90, 7, 710)
+    for kind in data.node_types:
+        np.testing.assert_array_equal(store.array(f"nodes/{kind}/x").read(), data[kind].x.numpy())
+        assert (tmp_path / "g.ooc" / "nodes" / kind / "x" / "zarr.json").exists()
+    np.testing.assert_array_equal(store.array("y").read(), data["paper"].y.numpy())
+    for source, relation, target in data.edge_types:
+        sources, targets = data[source, relation, target].edge_index.numpy()
+        folder = f"edges/{EdgeType(source, relation, target).folder}"
+        for side, rows, columns, height in (("in", targets, sources, target), ("out", sources, targets, source)):
+            indptr, indices = store.topology(f"{folder}/{side}")
+            counts = np.bincount(rows, minlength=data[height].num_nodes)
+            np.testing.assert_array_equal(indptr.read(), np.concatenate(([0], np.cumsum(counts))))
+            np.testing.assert_array_equal(indices.read(), columns[np.lexsort((columns, rows))])
+            assert store.neighbours(f"{folder}/{side}") == data[target if side == "out" else source].num_nodes
+    assert verify(store) == []
+    assert ooc.open(tmp_path / "g.ooc").types == store.types
+
+
+def test_the_same_store_in_little_memory(tmp_path: Path) -> None:
+    source = "synthetic:nodes=3000,edges=300000,features=8,classes=4,types=3"
+    stores = [ooc.convert(source, tmp_path / f"{k}.ooc", host_budget=b) for k, b in enumerate(("34M", "1G"))]
+    assert stores[0].types is not None and sum(stores[0].types.edges.values()) == 300_000
+    for name in stores[0].arrays():
+        np.testing.assert_array_equal(*(store.array(name).checksums() for store in stores), err_msg=name)
+    assert verify(stores[0]) == []
+    writes, back = (
+        stores[0].array(f"edges/{kind}").read()
+        for kind in ("author__writes__paper/in/indices", "paper__written_by__author/out/indices")
+    )
+    np.testing.assert_array_equal(writes, back)  # the same edges the other way round
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    store = ooc.convert("synthetic:nodes=800,edges=4000,features=4,classes=4,types=3", tmp_path / "g.ooc")
+    path = store.array("edges/paper__cites__paper/in/indices").chunk_path(0)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    assert any("paper__cites__paper" in problem for problem in verify(store))
+
+
+def _with(change: Callable[[HeteroData], object]) -> HeteroData:
+    data = graph()
+    change(data)
+    return data
+
+
+def _leave_out_features(data: HeteroData) -> None:
+    del data["topic"].x
+    data["topic"].num_nodes = 20
+
+
+REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
+    "no features": (_leave_out_features, "'topic' has no features"),
+    "labels twice": (lambda data: setattr(data["author"], "y", torch.zeros(61).long()), "with y: paper, author"),
+    "no labels": (lambda data: data["paper"].__delattr__("y"), "with y: none"),
+    "weights": (
+        lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(300)),
+        "edges paper cites paper have edge_weight",
+    ),
+    "an end that is not there": (
+        lambda data: data["topic", "covers", "paper"].edge_index[0].add_(1000),
+        "an edge topic covers paper leaves the graph: nodes 'topic' are 0 to 19",
+    ),
+    "a name for no folder": (
+        lambda data: setattr(data["paper", "in/out", "paper"], "edge_index", torch.zeros(2, 1).long()),
+        "cannot be the name of a folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    change, told = REFUSED[name]
+    with pytest.raises(SourceError, match=told):
+        ooc.convert(_with(change), tmp_path / "g.ooc")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["symmetrize", "self_loops", "row_normalize", "order"])
+def test_options_that_are_for_one_type_are_refused(option: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=option):
+        ooc.convert(graph(), tmp_path / "g.ooc", **{option: "hop" if option == "order" else True})
+
+
+def test_types_are_read_as_they_are_written() -> None:
+    types = Types({"a": 3, "b": 2}, {"a": 1, "b": 4}, {EdgeType("a", "to", "b"): 5}, "b")
+    assert Types.of(types.attributes()) == types
+    assert Types.of({}) is None
+    with pytest.raises(ValueError, match="none of the store's"):
+        Types.of(types.attributes() | {"labelled": "c"})

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs with types of nodes and edges against PyG's HeteroData, full batch."""
+
+import copy
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import (
+    BatchNorm,
+    GATConv,
+    GINConv,
+    GraphConv,
+    HeteroConv,
+    HeteroDictLinear,
+    HGTConv,
+    SAGEConv,
+    to_hetero,
+)
+
+import ooc
+from ooc.errors import BudgetError, ModelError, OocError, OptionError
+from ooc.model.lowering.network import values_of
+from ooc.models import Relational
+from ooc.plan.planner import Chosen, make_plan
+from ooc.train.setup import Saving, Tuning
+
+HIDDEN, CLASSES, EPOCHS = 5, 4, 3
+pytestmark = pytest.mark.filterwarnings("ignore:There exist node types", "ignore:The type 'written by'")
+TOLERANCE = 1e-10
+Make = Callable[[HeteroData], nn.Module]
+
+
+def graph(*, topics_reached: bool = False) -> HeteroData:
+    """3 types of nodes with 7, 5 and 3 features; edges within a type, between types, both ways and of a type without
+    any; the last nodes have none, and no edge leads to a topic unless they are reached."""
+    random = torch.Generator().manual_seed(1)
+    counts, data = {"paper": 90, "author": 61, "topic": 20}, HeteroData()
+    for (kind, count), width in zip(counts.items(), (7, 5, 3), strict=True):
+        data[kind].x = torch.randn(count, width, generator=random, dtype=torch.float64)
+    data["paper"].y = torch.randint(CLASSES, (90,), generator=random)
+    part = torch.rand(90, generator=random)
+    data["paper"].train_mask, data["paper"].val_mask, data["paper"].test_mask = part < 0.5, part > 0.8, part < 0
+    relations = {
+        ("author", "writes", "paper"): 200,
+        ("paper", "cites", "paper"): 300,
+        ("paper", "written by", "author"): 150,
+        ("topic", "covers", "paper"): 60,
+    }
+    relations[("paper", "about", "topic") if topics_reached else ("paper", "edits", "author")] = 40 * topics_reached
+    for (source, name, target), edges in relations.items():
+        ends = [torch.randint(counts[end] * 4 // 5, (edges,), generator=random) for end in (source, target)]
+        data[source, name, target].edge_index = torch.stack(ends)
+    return data
+
+
+class Relations(nn.Module):
+    """Two layers of ``HeteroConv`` between linear maps; what no edge leads to stays as it was."""
+
+    def __init__(self, data: HeteroData, conv: Callable[[], nn.Module], group: str = "sum", norm: bool = False) -> None:
+        super().__init__()
+        self.lift = HeteroDictLinear({kind: data[kind].x.shape[1] for kind in data.node_types}, HIDDEN)
+        self.convs = nn.ModuleList(HeteroConv({kind: conv() for kind in data.edge_types}, group) for _ in range(2))
+        self.norm = nn.ModuleDict({kind: BatchNorm(HIDDEN) for kind in data.node_types} if norm else {})
+        self.out = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        x_dict = self.lift(x_dict)
+        for conv in self.convs:
+            found = conv(x_dict, edge_index_dict)
+            if len(self.norm) and conv is self.convs[0]:
+                found = {kind: self.norm[kind](rows) for kind, rows in found.items()}
+            x_dict = {**x_dict, **{kind: rows.relu() for kind, rows in found.items()}}
+        return self.out(x_dict["paper"])
+
+
+class FeaturesFirst(nn.Module):
+    """Sums of features as they are in the first layer."""
+
+    def __init__(self, data: HeteroData, first: str = "mean") -> None:
+        super().__init__()
+        widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+        convs = {one: SAGEConv((widths[one[0]], widths[one[2]]), HIDDEN, aggr=first) for one in data.edge_types}
+        self.first, self.topic = HeteroConv(convs), nn.Linear(widths["topic"], HIDDEN)
+        self.second = HeteroConv({one: GraphConv((HIDDEN, HIDDEN), CLASSES) for one in data.edge_types})
+
+    def forward(
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]
+    ) -> dict[str, Tensor]:
+        found = {kind: F.relu(rows) for kind, rows in self.first(x_dict, edge_index_dict).items()}
+        found["topic"] = self.topic(x_dict["topic"])
+        result: dict[str, Tensor] = self.second(found, edge_index_dict)
+        return result
+
+
+class Layers(nn.Module):
+    """A homogeneous model, for ``to_hetero``."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv((-1, -1), HIDDEN) for _ in range(layers - 1))
+        self.last = SAGEConv((-1, -1), CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        found: Tensor = self.last(x, edge_index)
+        return found
+
+
+def hidden_sage(aggr: str = "mean", **options: Any) -> Callable[[], nn.Module]:
+    return lambda: SAGEConv((HIDDEN, HIDDEN), HIDDEN, aggr=aggr, **options)
+
+
+def relational(data: HeteroData, **options: Any) -> nn.Module:
+    widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+    return Relational(widths, data.edge_types, HIDDEN, 3, CLASSES, target="paper", **options)
+
+
+MODELS: dict[str, Make] = {
+    "means, added up": lambda data: Relations(data, hidden_sage()),
+    "sums, averaged": lambda data: Relations(data, hidden_sage("sum"), "mean"),
+    "the largest": lambda data: Relations(data, hidden_sage(project=True, normalize=True), "max"),
+    "batch norm": lambda data: Relations(data, hidden_sage(), norm=True),
+    "gin": lambda data: Relations(data, lambda: GINConv(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU()))),
+    "features first": FeaturesFirst,
+    "rgcn": relational,
+    "sage": lambda data: relational(data, roots=True),
+}
+
+
+def made(make: Make, data: HeteroData) -> nn.Module:
+    """The model, with the weights that this always draws."""
+    torch.manual_seed(3)
+    model = make(data).double()
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)  # lazily sized parameters
+    return model
+
+
+def store_of(data: HeteroData, folder: Path) -> ooc.Store:
+    return ooc.convert(data, folder / "graph.ooc", dtype="float64", force=True)
+
+
+def trained(model: nn.Module, store: ooc.Store, folder: Path, **options: Any) -> list[float]:
+    """Losses by epoch; the gradients are left in the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with ooc.Trainer(model, store, optimizer=optimizer, spill_dir=folder / "spill", **options) as trainer:
+        return [record.loss for record in trainer.fit(epochs=EPOCHS)]
+
+
+def reference(model: nn.Module, data: HeteroData) -> list[float]:
+    """PyG's."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        output = model(data.x_dict, data.edge_index_dict)
+        output = output["paper"] if isinstance(output, dict) else output
+        mask = data["paper"].train_mask
+        loss = F.cross_entropy(output[mask], data["paper"].y[mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_as_pyg(make: Make, data: HeteroData, folder: Path, **options: Any) -> None:
+    model = made(make, data)
+    expected = copy.deepcopy(model)
+    losses = trained(model, store_of(data, folder), folder, **options)
+    torch.testing.assert_close(losses, reference(expected, data), rtol=TOLERANCE, atol=TOLERANCE)
+    for (name, found), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+        assert (found.grad is None) == (wanted.grad is None), name
+        if found.grad is not None:
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+    for (name, found), wanted in zip(model.named_buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> None:
+    assert_as_pyg(MODELS[name], graph(), tmp_path, _tuning=Tuning(tile_rows=16))
+
+
+@pytest.mark.parametrize("savings", [(), (Saving.FIRST_AGGREGATION,)], ids=["none", "first aggregation"])
+@pytest.mark.parametrize("first", ["mean", "sum"])
+def test_savings_change_nothing(first: str, savings: Collection[Saving], tmp_path: Path) -> None:
+    assert_as_pyg(lambda data: FeaturesFirst(data, first), graph(), tmp_path, _tuning=Tuning(savings=savings))
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_to_hetero_is_pygs(layers: int, tmp_path: Path) -> None:
+    data = graph(topics_reached=True)
+    assert_as_pyg(lambda data: to_hetero(Layers(layers), data.metadata()), data, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["means, added up", "features first"])
+def test_the_same_bits_whatever_the_budgets(name: str, tmp_path: Path) -> None:
+    """Memory, blocks, slabs, stages that are recomputed, and a first aggregation that was kept."""
+    data = graph()
+    model, tuning = made(MODELS[name], data), Tuning(tile_rows=16)
+    expected = trained(copy.deepcopy(model), store_of(data, tmp_path), tmp_path, _tuning=tuning)
+    store = ooc.open(tmp_path / "graph.ooc")
+    with pytest.raises(BudgetError) as too_small:
+        trained(copy.deepcopy(model), store, tmp_path, memory=1, _tuning=tuning)
+    told = re.search(r"memory='?(\w+)", str(too_small.value))
+    assert told is not None
+    least = {"memory": told.group(1)}
+    ways: list[dict[str, Any]] = [least, {"block_rows": 16, "slab_columns": 2, "memory": "40M"}]
+    for way in ways:
+        again = copy.deepcopy(model)
+        assert trained(again, store, tmp_path, _tuning=tuning, **way) == expected, way
+
+
+def test_what_is_not_kept_is_computed_again_to_the_same_bits(tmp_path: Path) -> None:
+    data = graph()
+    store, found = store_of(data, tmp_path), []
+    for forced in (frozenset[int](), None):
+        with pytest.MonkeyPatch.context() as patch:
+            if forced is None:
+                patch.setattr("ooc.train.setup.choose_workload", _recompute_all)
+            model = made(MODELS["rgcn"], data)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            with ooc.Trainer(model, store, optimizer=optimizer, spill_dir=tmp_path / "spill") as trainer:
+                found.append([record.loss for record in trainer.fit(epochs=EPOCHS)])
+                again = any("for backward" in item.title for item in trainer.plan.programs["train"])
+                assert again == (forced is None)
+    assert found[0] == found[1]
+
+
+def _recompute_all(variants: Callable[[frozenset[int]], Any], *machine: Any) -> Chosen:
+    recomputed = frozenset(kept.stage for kept in variants(frozenset()).kept if kept.recomputable)
+    return Chosen(recomputed, make_plan(variants(recomputed), *machine))
+
+
+def test_dropout_of_types_differs_and_not_with_budgets(tmp_path: Path) -> None:
+    data = graph()
+    store, model = store_of(data, tmp_path), made(lambda data: relational(data, dropout=0.5), data)
+    ways: list[dict[str, Any]] = [{}, {"slab_columns": 2, "block_rows": 32}]
+    one, other = (trained(copy.deepcopy(model), store, tmp_path, _tuning=Tuning(tile_rows=16), **way) for way in ways)
+    assert one == other
+    assert one != trained(made(relational, data), store, tmp_path, _tuning=Tuning(tile_rows=16))
+
+
+def test_stages_are_over_one_type_and_relays_pull_for_others(tmp_path: Path) -> None:
+    data = graph()
+    with ooc.Trainer(made(MODELS["means, added up"], data), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
+        schedule = trainer._prepared.builder._training.schedule
+        for stage, barrier in enumerate(schedule.barriers):
+            assert barrier is None or barrier.space == schedule.spaces[stage]
+            pulled = schedule.pulled(stage)
+            if pulled is not None and pulled.source.trains:
+                assert schedule.spaces[stage - 1] == pulled.source.space
+        relays = [stage for stage in range(schedule.first_stages, schedule.last) if schedule.barriers[stage] is None]
+        assert relays
+        titles = [item.title for item in trainer.plan.programs["train"]]
+        assert not any(trainer._prepared.builder._training.names.forward(relay) in titles for relay in relays)
+        assert {value.space for value in values_of(schedule.output)} == {"paper", "author", "topic"}
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        self.lin = nn.ModuleDict({kind: nn.Linear(data[kind].x.shape[1], CLASSES) for kind in data.node_types})
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        return self.lin["paper"](x_dict["paper"]) + self.lin["author"](x_dict["author"]).sum(dim=0)
+
+
+class OfAuthors(nn.Module):
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        self.conv = SAGEConv((7, 5), CLASSES)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        found: Tensor = self.conv((x_dict["paper"], x_dict["author"]), edge_index_dict["paper", "written by", "author"])
+        return found
+
+
+class Transformed(nn.Module):
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+        self.conv = HGTConv(widths, CLASSES, data.metadata())
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Any:
+        return self.conv(x_dict, edge_index_dict)["paper"]
+
+
+REFUSED: dict[str, tuple[Make, str]] = {
+    "attention": (
+        lambda data: Relations(data, lambda: GATConv(HIDDEN, HIDDEN, add_self_loops=False)),
+        r"GATConv \(.*\): of the convolutions, graphs with types take",
+    ),
+    "maxima": (lambda data: Relations(data, hidden_sage("max")), r"SAGEConv \(.*\): of the convolutions"),
+    "rows of two types": (Mixed, "sum looks across rows"),
+    "rows of another type": (OfAuthors, "gives rows of 'author', labelled are 'paper'"),
+    "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
+    "hgt": (Transformed, "HGTConv"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_not_exact_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    make, told = REFUSED[name]
+    with pytest.raises(ModelError, match=told):
+        ooc.Trainer(make(graph()).double(), store_of(graph(), tmp_path))
+
+
+def test_what_graphs_with_types_do_not_have_is_refused(tmp_path: Path) -> None:
+    store, model = store_of(graph(), tmp_path), made(MODELS["rgcn"], graph())
+    with pytest.raises(OptionError, match="input_dropout is not supported"):
+        ooc.Trainer(model, store, input_dropout=0.5)
+    refused: list[Callable[[], Any]] = [
+        lambda: ooc.NeighborLoader(store, [2], batch_size=4),
+        lambda: ooc.remote_backend(store),
+    ]
+    for call in refused:
+        with pytest.raises(OocError, match="3 types of nodes and 5 of edges"):
+            call()
+
+
+def test_predictions_are_those_of_the_type_with_labels(tmp_path: Path) -> None:
+    data = graph()
+    store, model = store_of(data, tmp_path), made(MODELS["features first"], data)
+    with ooc.Trainer(model, store, spill_dir=tmp_path / "spill") as trainer:
+        trainer.fit(epochs=1)
+        found = trainer.predict()
+    with torch.no_grad():
+        expected = model.eval()(data.x_dict, data.edge_index_dict)["paper"]
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=TOLERANCE, atol=TOLERANCE)
