@@ -112,7 +112,7 @@ class Resources:
         columns = max([features, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
         tile_rows = self.tile_rows or usual
-        of_edges = opaque_columns(model, columns)
+        of_edges = opaque_columns(model, columns) if store.types is None else 0
         if not self.tile_rows and not self.on_device and of_edges:
             edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * of_edges
             edges_per_row = max(1.0, most_joined(store) / store.num_nodes)
