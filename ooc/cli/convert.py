@@ -108,6 +108,11 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 )
 @click.option("--drop-edge-data", is_flag=True, help="Convert without the weights or features that edges have.")
 @click.option(
+    "--hold-out-links",
+    metavar="VALID,TEST[,SEED]",
+    help="Shares of the edges to leave out of the graph, as links for ooc train --links; they go to NAME.links.npz.",
+)
+@click.option(
     "--column",
     "columns",
     multiple=True,

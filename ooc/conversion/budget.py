@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from ooc.conversion.edge_sort import sort_bytes
+from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.order import order_bytes
 from ooc.errors import BudgetError, SourceError
 from ooc.memory import available_memory_bytes
@@ -52,6 +53,7 @@ class Options:
     dtype: str
     sparse_features: bool = False
     """Without their zeros."""
+    hold_out: HeldOut | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

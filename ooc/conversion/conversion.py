@@ -20,6 +20,7 @@ from ooc.conversion.budget import (
     divide,
 )
 from ooc.conversion.edges import ValueForm
+from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.node_arrays import mostly_zeros, write_features, write_labels
 from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
@@ -67,6 +68,7 @@ def convert(
     order: str = "none",
     host_budget: int | str | None = None,
     drop_edge_data: bool = False,
+    hold_out_links: str | None = None,
     columns: Mapping[str, str] | None = None,
     force: bool = False,
     on_cancel: str = "keep",
@@ -88,7 +90,9 @@ def convert(
     at most. ``split``: the column of
     two-dimensional masks, or ``"random[:SEED]"``. ``order`` of the rows: ``"none"`` (as in the source) or
     ``"hop"`` (see ``ooc.conversion.order``). ``host_budget``: bytes to work in (default: half of what is
-    available). ``drop_edge_data``: convert without the weights or features that edges have. ``columns``: what a
+    available). ``drop_edge_data``: convert without the weights or features that edges have. ``hold_out_links``:
+    shares of the edges to leave out for validation and testing, ``"0.05,0.1"`` or with a seed ``"0.05,0.1,7"``; they go
+    to NAME.links.npz beside ``out`` (see ``docs/links.md``). ``columns``: what a
     column of a table is, by its name, where it would be taken for something else: id, feature, label, split, train,
     val, test, src, dst, weight or ignore. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps
     the work so far (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats
@@ -124,7 +128,10 @@ def convert(
         row_normalize=row_normalize,
         dtype=dtype,
         feature_form=feature_form,
+        hold_out=None if hold_out_links is None else HeldOut.parse(hold_out_links),
     )
+    if options.hold_out is not None and graph.graph_offsets is not None:
+        raise OptionError(f"{graph.name} has many graphs, none of whose links are held out; leave out hold_out_links=")
     sizes, ordered = Sizes.of(graph), order == "hop"
     if ordered and graph.graph_offsets is not None:
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
@@ -146,7 +153,8 @@ def convert(
             need = disk_bytes(sizes, options, ordered=ordered) - work.written_bytes()
             check_disk(f"converting {graph.name}", need, work.folder)
             name = target.name.removesuffix(".ooc")
-            _fill(graph, work, name=name, options=options, ordered=ordered, budget=budget)
+            links = target.with_name(f"{name}.links.npz")
+            _fill(graph, work, name=name, options=options, ordered=ordered, budget=budget, links=links)
     return open_store(target)
 
 
@@ -185,8 +193,10 @@ def _shares(graph: Source, budget_bytes: int, *, ordered: bool) -> list[Shares]:
     return [divide(sizes, budget_bytes), *([divide(twice, budget_bytes, ordering=True)] if ordered else [])]
 
 
-def _fill(graph: Source, work: Workplace, *, name: str, options: Options, ordered: bool, budget: int) -> None:
-    """Write the store, or what an earlier process left to be written of it."""
+def _fill(
+    graph: Source, work: Workplace, *, name: str, options: Options, ordered: bool, budget: int, links: Path
+) -> None:
+    """Write the store, or what an earlier process left to be written of it; ``links``: the file of those held out."""
     if graph.prepare is not None:
         (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
         graph = graph.prepare(prepared, work.listener)
@@ -199,6 +209,10 @@ def _fill(graph: Source, work: Workplace, *, name: str, options: Options, ordere
         return
     store = work.scratch / _UNORDERED if ordered else work.store
     _write(graph, store, work, name=name, options=options, shares=shares)
+    if options.hold_out is not None:
+        undirected = open_store(store).undirected
+        options.hold_out.write(graph, links, undirected=undirected, block_edges=shares.edges, budget_bytes=budget)
+        work.listener(Note(f"{graph.name}: edges that are held out as links are in {links}"))
     if ordered:
         write_in_order(open_store(store), work, name=name, shares=ordering[0])
 

@@ -101,6 +101,10 @@ def _packed(source: Source, form: KeyForm, options: Options, values: ValueForm |
                 kept = sources != targets
                 sources, targets = sources[kept], targets[kept]
                 carried = carried[kept] if carried is not None else None
+            if options.hold_out is not None:
+                kept = options.hold_out.of(sources, targets) < 0
+                sources, targets = sources[kept], targets[kept]
+                carried = carried[kept] if carried is not None else None
             done += count
             forward, reverse = form.pack(targets, sources), form.pack(sources, targets)
             if not options.symmetrize:

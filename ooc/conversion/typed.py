@@ -28,6 +28,7 @@ def check_options(graph: Source, options: Options, *, ordered: bool) -> None:
         "row_normalize": options.row_normalize,
         "order='hop'": ordered,
         "feature_form='sparse'": options.sparse_features,
+        "hold_out_links": options.hold_out is not None,
     }
     for name, given in asked.items():
         if given:

@@ -13,6 +13,7 @@ from rich.console import Console
 from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_bytes, describe_demand
 from ooc.conversion.conversion import chosen_options
 from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
+from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.output import check_target, resolved
 from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
@@ -46,8 +47,11 @@ def print_forecast(
     """
     budget = default_budget_bytes() if host_budget is None else host_budget
     feature_form = options.pop("feature_form")
-    names = [field.name for field in fields(Options) if field.name != "sparse_features"]
+    held_out = options.pop("hold_out_links")
+    names = [field.name for field in fields(Options) if field.name not in ("sparse_features", "hold_out")]
     wanted: dict[str, Any] = {name: options.pop(name) for name in names}
+    if held_out is not None:
+        HeldOut.parse(held_out)  # which says what is wrong; it saves too little to be counted
     given = {name: value for name, value in options.items() if value is not None}
     dataset = named(source)
     place = Path(source) if dataset is None else dataset.find(root)

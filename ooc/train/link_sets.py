@@ -42,13 +42,14 @@ _NAMES = ("train", "valid", "test", "valid_negatives", "test_negatives")
 class Links:
     """Which links are trained and scored, each [2, E], heads above tails, by the ids that nodes have in the source.
 
-    Edges of the graph carry messages, whether or not they are among the links; leave out of the graph what is scored.
+    ``train`` None: the graph's own edges, those of an undirected one once each, without self-loops. Edges of the graph
+    carry messages, whether or not they are among the links; leave out of the graph what is scored.
     ``valid_negatives`` and ``test_negatives`` are pairs that are no links: [2, M], against all of which each link is
     ranked (as OGB does for ``hits@K``), or [E, K], tails of their own for every link's head (as for ``mrr``). None:
     ``negatives`` tails for each link, drawn once.
     """
 
-    train: Any
+    train: Any = None
     valid: Any = None
     test: Any = None
     valid_negatives: Any = None
@@ -78,9 +79,8 @@ def _of_npz(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as file:
         found = {name: file[name] for name in file.files}
     unknown = [name for name in found if name not in _NAMES]
-    if unknown or "train" not in found:
-        has = f"it has {unknown[0]}" if unknown else "it has no train"
-        raise ValueError(f"{has}; its arrays are {', '.join(_NAMES)}")
+    if unknown:
+        raise ValueError(f"it has {unknown[0]}; its arrays are {', '.join(_NAMES)}")
     return found
 
 
@@ -129,6 +129,17 @@ class Places:
             shape = list(found.shape)
             raise OptionError(f"links {what} must be [2, E], heads above tails, E at least 1, not {shape}")
         return self.of(what, found)
+
+    def edges(self) -> Ints:
+        """[2, E] of the graph's own, as rows."""
+        store, side = self._store, "in" if self._store.undirected else "out"
+        self.check(store.num_edges)
+        offsets, tails = (array.read().astype(np.int64) for array in store.topology(side))
+        found = np.stack((np.repeat(np.arange(store.num_nodes), np.diff(offsets)), tails))
+        kept = found[0] < found[1] if store.undirected else found[0] != found[1]
+        if not kept.any():
+            raise OptionError(f"{store.path} has no edges to train as links")
+        return found[:, kept]
 
     def of(self, what: str, ids: Any) -> Ints:
         """Of any ids; in their shape."""

@@ -90,9 +90,9 @@ class LinkTrainer(Trainer):
         self._folder = TemporaryDirectory(prefix="ooc-links-", dir=resources.spill_dir)
         places = Places(store, resources.limits.memory_bytes)
         folder = Path(self._folder.name)
-        self._training = TrainingLinks(
-            folder, store, places.rows("train", self._links.train), self._drawn, given["seed"]
-        )
+        pairs = self._links.train
+        train_2E = places.edges() if pairs is None else places.rows("train", pairs)
+        self._training = TrainingLinks(folder, store, train_2E, self._drawn, given["seed"])
         scored = {
             split: scored_links(store, places, self._links, split, given["seed"])
             for split in ("valid", "test")

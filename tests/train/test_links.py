@@ -140,6 +140,38 @@ def test_random_link_split_is_taken_as_it_is(graph: Data) -> None:
     assert all(0 < one.valid_acc < 1 and one.train_acc is None for one in records if one.valid_acc is not None)
 
 
+@pytest.mark.parametrize("directed", [False, True])
+def test_edges_are_held_out_when_a_store_is_made(tmp_path: Path, graph: Data, directed: bool) -> None:
+    """All of them are in one of three, by the source's ids, whatever their direction; what is left is trained on."""
+    edges = graph.edge_index if directed else torch.cat((graph.edge_index, graph.edge_index.flip(0)), dim=1)
+    edges = edges.unique(dim=1)
+    data = Data(x=graph.x, edge_index=edges, y=torch.zeros(_NODES).long())
+    ooc.convert(data, tmp_path / "g.ooc", hold_out_links="0.2,0.3,5", split="random", order="hop", dtype="float64")
+    links, store = ooc.Links.read(tmp_path / "g.links.npz"), ooc.open(tmp_path / "g.ooc")
+    offsets, tails = (array.read() for array in store.topology("in" if store.undirected else "out"))
+    numbers = store.array("perm").read()
+    left = [
+        *zip(numbers[np.repeat(np.arange(_NODES), np.diff(offsets))].tolist(), numbers[tails].tolist(), strict=True)
+    ]
+    held = [*zip(*links.valid.tolist(), strict=True), *zip(*links.test.tolist(), strict=True)]
+    if not directed:
+        held += [(tail, head) for head, tail in held]
+    assert sorted(left + held) == sorted(zip(*edges.tolist(), strict=True))
+    assert 0.15 < links.valid.shape[1] / (links.valid.shape[1] + links.test.shape[1]) * 0.5 < 0.25
+    with ooc.LinkTrainer(_model(), store, links, memory="24M") as trainer:
+        trainer.fit(1, progress=False)
+        chosen, _ = trainer.negatives(0)
+    loops = sum(head == tail for head, tail in left)
+    assert len(chosen) == (len(left) - loops) // (1 if directed else 2)
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1"])
+def test_shares_to_hold_out_that_are_none_are_refused(tmp_path: Path, graph: Data, text: str) -> None:
+    with pytest.raises(ooc.OptionError, match="such as"):
+        ooc.convert(graph, tmp_path / "g.ooc", hold_out_links=text)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_metrics_are_as_defined() -> None:
     rng = np.random.default_rng(0)
     positive, shared = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 80).astype(float)
