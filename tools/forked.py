@@ -214,6 +214,8 @@ def _content(path: Path) -> Any:
         return [_computed(json.loads(line)) for line in path.read_text().splitlines()]
     if path.name in ("starts.jsonl", "plan.json", "planned.json", "timeline.json", "config.json", "config.toml"):
         return True
+    if path.parent.name == "embedding":  # the states tell of those that count
+        return True
     if path.suffix == ".safetensors":  # whose metadata come in any order
         import safetensors.torch
 
@@ -229,6 +231,11 @@ def _state(path: Path) -> Any:
     import torch
 
     state = torch.load(path, map_location="cpu", weights_only=True)
+    if "embedding" in state:  # whichever file has them; of the best epoch the rows alone are kept
+        of_best = path.name == "best.pt"
+        versions = [one for one in state["embedding"]["versions"].items() if one[0] == "emb" or not of_best]
+        files = {name: path.parent / "embedding" / f"{name}.{version}.npy" for name, version in versions}
+        state["embedding"] = {name: file.read_bytes() for name, file in files.items()}
     return {
         name: [_computed(one) for one in value] if name == "history" else _plain(value)
         for name, value in state.items()

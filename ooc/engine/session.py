@@ -24,7 +24,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.program.staging import CopyTo
-from ooc.plan.workload import Direction
+from ooc.plan.workload import Direction, Kind
 from ooc.prefetch.device import Device
 from ooc.sizes import format_size
 from ooc.storage.array import Array
@@ -182,6 +182,14 @@ class Session:
         """Find nothing in memory that the last program has left there: what it has learnt is not to be kept."""
         if self._runtime is not None:
             self._runtime.settle()
+
+    def await_learnt(self) -> None:
+        """Return when the SSD has what the last program has learnt."""
+        runtime = self._running()
+        for name, planned in runtime.plan.matrices.items():
+            if planned.matrix.kind is Kind.LEARNT:
+                for block in range(planned.grid.blocks):
+                    runtime.workspace.await_written(runtime.matrices[name].number(0, block))
 
     def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""

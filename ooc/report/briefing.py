@@ -94,13 +94,15 @@ def _by_role(report: PlanReport) -> Iterator[tuple[str, list[tuple[int, Shares]]
     produced = {life["matrix"]: life["produced"] for life in lifetimes(workload, report.program)}
     nbytes = {fate["matrix"]: fate["bytes"] for fate in report.plan.fates()}
     roles: dict[str, list[tuple[int, Shares]]] = {
-        role: [] for role in ("graph", "features", "activations", "gradients")
+        role: [] for role in ("graph", "features", "embedding", "activations", "gradients")
     }
     for name, share in report.plan.shares().items():
         if name not in workload.matrices:
             role = "features" if name.startswith("x/") else "graph"
         elif workload.matrices[name].kind in (Kind.STORE, Kind.CONSTANT):
             role = "features"
+        elif workload.matrices[name].kind is Kind.LEARNT:
+            role = "embedding"
         elif produced.get(name) is None or stages.index(produced[name]) < loss:
             role = "activations"
         else:

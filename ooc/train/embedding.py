@@ -114,6 +114,8 @@ class LearntRows:
                     array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
                 for version, path in enumerate(array.paths):
                     _make_file(path, array, anew=version not in (self._saved.get(name), self._best))
+            if in_run:
+                flush(folder)
         except OSError as error:
             room = format_size(sum(array.file_nbytes * len(array.paths) for array in self.arrays.values()))
             raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None

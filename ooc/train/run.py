@@ -146,6 +146,9 @@ class RunFolder:
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
             self.started = True
+            (self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}").unlink(
+                missing_ok=True
+            )  # of a killed epoch: the last, perhaps
             _replace(self.path / CONFIG, text.encode())
             if self.repeated_by is not None:
                 _replace(self.path / REPEATED_BY, self.repeated_by.encode(errors="surrogateescape"))

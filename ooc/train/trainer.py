@@ -124,6 +124,7 @@ class Trainer:
             if not allow_nonfinite:
                 state.check_weights()
             if self._learnt is not None:
+                self._session.await_learnt()
                 self._learnt.commit()
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)
@@ -314,7 +315,12 @@ class Trainer:
         self._session.start()
 
     def _start_embedding(self) -> None:
+        """Have its rows; not anew where a run has some that nobody has asked to go on with."""
         if self._learnt is not None:
+            if self._run is not None:
+                if self._run.has_checkpoint and not self.epoch:
+                    raise RunError(f"{self._run.path} holds a run already; give fit(resume=True) first")
+                self._run.start()
             self._learnt.open(self.spill_dir, shares_forward="train_and_score" in self._prepared.steps)
 
     # ---- setting up and closing ----------------------------------------------------------------------------

@@ -187,6 +187,17 @@ def test_a_version_that_is_not_there_is_named(store: Store, tmp_path: Path) -> N
         outcome(store, APART, tmp_path / "run", resume=True)
 
 
+def test_a_runs_rows_are_not_made_anew(store: Store, tmp_path: Path) -> None:
+    """Predicting or scoring before the run is gone on with is refused, and leaves it as it was."""
+    outcome(store, APART, tmp_path / "run", eval_every=0)
+    files = {file: file.read_bytes() for file in (tmp_path / "run" / "embedding").iterdir()}
+    with trainer_of(store, APART, tmp_path / "run") as trainer:
+        for ask in (trainer.evaluate, lambda: rows_of(trainer), lambda: trainer.fit(1)):
+            with pytest.raises(RunError, match="holds a run already"):
+                ask()
+    assert {file: file.read_bytes() for file in files} == files
+
+
 def test_versions_are_arrays_of_numpy(store: Store, tmp_path: Path) -> None:
     """In the order of the store's rows."""
     with trainer_of(store, APART, tmp_path / "run") as trainer:
@@ -237,3 +248,22 @@ def test_a_model_that_ignores_it_is_refused(store: Store) -> None:
 
     with pytest.raises(ModelError):
         Trainer(Blind(), store, memory="48M", embedding=8)
+
+
+def test_rows_are_on_the_disk_before_a_checkpoint_names_them(store: Store, tmp_path: Path) -> None:
+    """No write of them is under way when they are committed."""
+    seen = []
+    with trainer_of(store, APART, tmp_path / "run") as trainer, pytest.MonkeyPatch.context() as patch:
+        original = LearntRows.commit
+
+        def committed(self: LearntRows) -> None:
+            runtime = trainer._session._runtime
+            assert runtime is not None
+            assert isinstance(runtime.workspace, HostWorkspace)
+            under_way = {runtime.plan.blocks.where(block)[0] for block in runtime.workspace._on_their_way}
+            seen.append({name for name in under_way if name.startswith("emb")})
+            original(self)
+
+        patch.setattr(LearntRows, "commit", committed)
+        trainer.fit(2, progress=False)
+    assert seen == [set(), set()]

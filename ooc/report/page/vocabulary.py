@@ -21,6 +21,9 @@ _MATRICES = (
     (r"s(\d+)\w*", "signs of the activations of layer {}, a bit each"),
     (r"dh(\d+)\w*", "gradient of the activations of layer {}"),
     (r"h(\d+)\w*", "activations of layer {}"),
+    (r"emb", "embedding of every node, which is trained"),
+    (r"emb\.(\w+)", "what the embedding's optimizer keeps: {}"),
+    (r"demb.*", "gradient of the embedding"),
     (r"in-edges", "in-neighbours of every node (topology)"),
     (r"out-edges", "out-neighbours of every node (topology)"),
     (r"(in|out)-(\w+)", "what edges carry, by {} ends"),
@@ -33,6 +36,7 @@ _PASSES = (
     (r"pull dm(\d+)\w*", "aggregate over out-neighbours, layer {} backward"),
     (r"pull m(\d+)\w*", "aggregate over in-neighbours, layer {}"),
     (r"pull dp(\d+)\w*", "aggregate over out-neighbours, layer {} backward"),
+    (r"step", "the embedding's optimizer step"),
     (r"loss", "last layer, loss and their gradient"),
 )
 
