@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ooc.cli.arguments.settings import RUN, SAMPLING, TrainSettings, only_store,
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
+from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _WHAT_IF = (
 )
 _PLOT = "Draw what --what-if has found: .svg or .png."
 _FLOOR = "The least memory that training takes, part by part."
+_BATCHES = "Of many graphs: the largest batches that fit into each of these memories, such as 8G,12G,16G,24G."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _RANKS = "Plan for so many processes that train the graph together, each with a share of its rows (ooc train --nproc)."
 _LINK = "With --ranks: bytes a second that a process receives from the others."
@@ -78,6 +80,7 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_SHOWN),
         Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_SHOWN),
         Option(["--floor"], is_flag=True, help=_FLOOR, group=_SHOWN),
+        Option(["--batches"], metavar="SIZE,SIZE,…", help=_BATCHES, group=_SHOWN),
         Option(["--compare"], type=click.Path(path_type=Path), metavar="RUN", help=_COMPARE, group=_SHOWN),
         Option(["--gantt"], type=click.Path(path_type=Path), metavar="FILE", help=_GANTT, group=_SHOWN),
         Option(["--no-advice"], is_flag=True, help=_NO_ADVICE, group=_SHOWN),
@@ -97,6 +100,7 @@ def command(
     what_if: bool,
     plot: Path | None,
     floor: bool,
+    batches: str | None,
     compare: Path | None,
     gantt: Path | None,
     no_advice: bool,
@@ -132,6 +136,10 @@ def command(
             )
         if ranks > 1:
             _without_part("--ranks", others={"what_if", "floor"})
+        if batches is not None:
+            _without_part("--batches", others={"graph", "what_if", "floor", "gantt", "memory", "dtype", "ranks"})
+            _batches(stores, batches, options, console, as_json)
+            return
         planning = _planning(stores, graph, hardware, no_savings, options, ranks)
         with _rare_collections():
             if floor:
@@ -236,6 +244,39 @@ def _plan(
     if found:
         print_changes(found, console)
     print_assumptions(planning.assumptions(), console)
+
+
+def _batches(stores: Sequence[str], memories: str, options: dict[str, Any], console: "Console", as_json: bool) -> None:
+    """The table of batches of many graphs."""
+    from ooc.cli.arguments.recipe import build_model
+    from ooc.cli.arguments.settings import check_sampling
+    from ooc.report.briefing import describe_store
+    from ooc.report.console import say
+    from ooc.report.tables import print_fits
+    from ooc.storage.store import open_store
+    from ooc.train.batch_table import fitting_batches
+    from ooc.train.resources import hardware_for
+
+    store = open_store(stores[0] if stores else only_store(Path()))
+    if not store.num_graphs:
+        raise OptionError(f"--batches is for stores of many graphs; {store.path} is one")
+    settings = TrainSettings(store=str(store.path), **options)
+    check_sampling(settings, many_graphs=True)
+    model = build_model(settings, store)
+    sizes = sorted({parse_size(text, name="--batches") for text in memories.split(",")})
+    fits = fitting_batches(
+        model,
+        store,
+        sizes,
+        paths=settings.paths,
+        ignore_edge_data=settings.edge_data_left_out,
+        hardware=hardware_for(None, Path(settings.spill_dir or ".")),
+    )
+    if as_json:
+        _print_json({"store": str(store.path), "batches": [asdict(fit) for fit in fits]})
+        return
+    say(console, describe_store(store))
+    print_fits(fits, console)
 
 
 def _floor(planning: "Planning", console: "Console", as_json: bool) -> None:

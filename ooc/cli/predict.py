@@ -20,7 +20,7 @@ from ooc.suggestions import did_you_mean_path
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ooc.train.prediction import Prediction
+    from ooc.train.prediction import Predictions
     from ooc.train.resources import Resources
     from ooc.train.run import RunFolder
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--nodes",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Only these, by the source's ids: .npy, or text with one a line. [default: all]",
+    help="Only these, by the source's ids, or these graphs: .npy, or text with one a line. [default: all]",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="A file in .npy, .zarr, .parquet or .csv. [default: RUN/WHAT.csv]"
@@ -73,7 +73,7 @@ def command(
     as_json: bool,
     **sizes: int | None,
 ) -> None:
-    """Predict for the nodes of STORE (that of the run, when left out) with the model trained in RUN.
+    """Predict for the nodes, or many graphs, of STORE (that of the run, when left out) with the model trained in RUN.
 
     Rows of OUT are in the order of the nodes before conversion, or as listed in --nodes; .csv and .parquet have
     the id that the source gave the node as first column, and its names of the classes. With --nodes only rows that
@@ -81,8 +81,9 @@ def command(
     all.
     """
     from ooc.cli.arguments.optimization import build_embedding
-    from ooc.cli.arguments.recipe import rebuild_model
+    from ooc.cli.arguments.recipe import graph_bounds, rebuild_model
     from ooc.storage.store import open_store
+    from ooc.train.graphs import GraphPrediction
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
@@ -98,23 +99,20 @@ def command(
     if embedding is not None:
         folder.check_store(opened)  # whose rows are others elsewhere
         learnt = learnt_rows(folder, weights, embedding, opened.num_nodes)
-    with (
-        Reporter(verbosity=verbosity) as reporter,
-        closing(
-            Prediction(
-                rebuilt,
-                opened,
-                _resources(settings, spill_dir or out.absolute().parent, threads, reporter),
-                what,
-                layer=layer,
-                nodes=None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S"),
-                ignore_edge_data=settings.edge_data_left_out,
-                learnt=learnt,
-            )
-        ) as prediction,
-    ):
-        if not dry_run:
-            prediction.write(out, force=force)
+    with Reporter(verbosity=verbosity) as reporter:
+        resources = _resources(settings, spill_dir or out.absolute().parent, threads, reporter)
+        wanted = None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S")
+        given: dict[str, Any] = {"ignore_edge_data": settings.edge_data_left_out}
+        made: Predictions
+        if not opened.num_graphs:
+            made = Prediction(rebuilt, opened, resources, what, layer=layer, nodes=wanted, learnt=learnt, **given)
+        elif layer is not None:
+            raise OptionError("--layer is of embeddings of nodes, not of graphs")
+        else:
+            made = GraphPrediction(rebuilt, opened, resources, graph_bounds(settings), what, graphs=wanted, **given)
+        with closing(made) as prediction:
+            if not dry_run:
+                prediction.write(out, force=force)
     if as_json:
         click.echo(json.dumps(_facts(prediction, out, what, dry_run=dry_run), indent=2))
     elif dry_run or verbosity > Verbosity.ERROR:
@@ -141,25 +139,28 @@ def _resources(settings: TrainSettings, spill_dir: Path, threads: int | None, li
     ).within_memory()
 
 
-def _print(prediction: "Prediction", out: Path, what: str, *, dry_run: bool) -> None:
+def _print(prediction: "Predictions", out: Path, what: str, *, dry_run: bool) -> None:
     rows, *columns = prediction.shape
-    click.echo(f"{out}: {what} of {format_count(rows, 'nodes')}" + "".join(f", {n} columns" for n in columns))
+    click.echo(
+        f"{out}: {what} of {format_count(rows, f'{prediction.called}s')}" + "".join(f", {n} columns" for n in columns)
+    )
     if dry_run:
-        plan = prediction.plan
-        taken = format_size(plan.device_peak_bytes + plan.host_peak_bytes)
-        click.echo(f"not written: it would take {taken} of memory and {format_size(plan.spill_bytes)} of scratch")
+        on_device, on_host, scratch = prediction.taken
+        taken = format_size(on_device + on_host)
+        click.echo(f"not written: it would take {taken} of memory and {format_size(scratch)} of scratch")
 
 
-def _facts(prediction: "Prediction", out: Path, what: str, *, dry_run: bool) -> dict[str, Any]:
+def _facts(prediction: "Predictions", out: Path, what: str, *, dry_run: bool) -> dict[str, Any]:
     """What ``--json`` prints."""
+    on_device, on_host, scratch = prediction.taken
     return {
         "out": str(out),
         "what": what,
         "shape": list(prediction.shape),
         "dtype": str(prediction.dtype),
-        "device_peak_bytes": prediction.plan.device_peak_bytes,
-        "host_peak_bytes": prediction.plan.host_peak_bytes,
-        "scratch_bytes": prediction.plan.spill_bytes,
+        "device_peak_bytes": on_device,
+        "host_peak_bytes": on_host,
+        "scratch_bytes": scratch,
         "written": not dry_run,
     }
 

@@ -269,7 +269,7 @@ def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Rep
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
     from ooc.report.tables import print_outcome
-    from ooc.train.sampled import SampledTrainer
+    from ooc.train.batches import BatchTrainer
 
     ranks = call.ranks
     logs = _logs(settings, run) if call.is_first else []
@@ -277,7 +277,7 @@ def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Rep
     made = partial(_trainer, run, settings, Relay(reporter, *logs, *lines))
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = None
-        if not isinstance(trainer, SampledTrainer):
+        if not isinstance(trainer, BatchTrainer):
             parts = trainer.workload, trainer.plan, trainer.hardware, trainer.limits
             report = PlanReport.of_run(*parts, eval_every=settings.eval_every)
         done = _epochs_done(run)
@@ -315,11 +315,11 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     """What trains ``run``."""
     from ooc.storage.store import open_store
 
-    check_sampling(settings)
     check_links(settings)
     heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
     run.repeated_by = as_toml("train", asdict(settings), heading=heading)
     store = open_store(settings.store)
+    check_sampling(settings, many_graphs=store.num_graphs > 0)
     run.check_store(store)
 
     import torch
@@ -343,10 +343,14 @@ def _start(
     run: "RunFolder", settings: TrainSettings, trainer: "Trainer", report: "PlanReport | None", *, dry_run: bool
 ) -> dict[str, Any]:
     """What the first line of ``--json`` says."""
+    from ooc.train.graphs import GraphTrainer
     from ooc.train.sampled import SampledTrainer
 
     begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
     begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
+    if isinstance(trainer, GraphTrainer):
+        made = trainer.loader.plan
+        return begun | {"batches": {"number": len(trainer.loader), **asdict(made), "resident": sorted(made.resident)}}
     if isinstance(trainer, SampledTrainer):
         plan = trainer.loader.plan
         drawn = {"fanouts": settings.drawn, "batches": len(trainer.loader)}
@@ -399,6 +403,7 @@ def _brief(
     from ooc.report.briefing import (
         describe_batches,
         describe_forecast,
+        describe_graph_batches,
         describe_memory,
         describe_store,
         describe_waiting,
@@ -406,6 +411,7 @@ def _brief(
     )
     from ooc.report.console import say
     from ooc.report.tables import print_plan
+    from ooc.train.graphs import GraphTrainer
     from ooc.train.sampled import SampledTrainer
 
     spill = shlex.quote(str(trainer.spill_dir))
@@ -414,6 +420,10 @@ def _brief(
         ("graph", describe_store(trainer.store)),
         ("model", describe_model(settings, trainer.model, weighted=weighted)),
     ]
+    if isinstance(trainer, GraphTrainer):
+        a_step, memory = settings.accumulate, trainer.memory_bytes
+        print_briefing(lines + describe_graph_batches(trainer.loader, a_step=a_step, memory_bytes=memory), console)
+        return
     if report is None:
         assert isinstance(trainer, SampledTrainer)
         lines += describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)

@@ -15,6 +15,7 @@ from ooc.progress.figures import format_count, format_duration
 from ooc.progress.live import Promise
 from ooc.report.console import print_hanging
 from ooc.report.plan_report import PlanReport, lifetimes
+from ooc.sampling.graphs import GraphLoader
 from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
@@ -34,7 +35,9 @@ def describe_store(store: Store) -> str:
     """A graph in a line."""
     outputs = {Task.CLASSES: "classes", Task.MULTILABEL: "labels", Task.VALUES: "values"}[store.task]
     nodes, edges = format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")
-    trained = f"{100 * store.split_sizes['train'] / store.num_nodes:.2g} % of the nodes to train on"
+    labelled, called = store.num_graphs or store.num_nodes, "graphs" if store.num_graphs else "nodes"
+    trained = f"{100 * store.split_sizes['train'] / labelled:.2g} % of the {called} to train on"
+    nodes = f"{format_count(store.num_graphs, 'graphs')}, {nodes}" if store.num_graphs else nodes
     width = f"{store.num_features} features, {store.num_classes} {outputs}"
     if store.types is not None:
         counts = f"{len(store.types.nodes)} types of nodes and {len(store.types.edges)} of edges"
@@ -137,3 +140,17 @@ def describe_batches(loader: NeighborLoader, *, a_step: int, memory_bytes: int) 
         kept = f"{pages} of the features in memory, {neighbours}; {plan.lookahead} sampled ahead"
     memory = f"{format_size(memory_bytes)}, of which {format_size(plan.nbytes)} at most are used; {kept}"
     return [("batches", batches), ("memory", memory)]
+
+
+def describe_graph_batches(loader: GraphLoader, *, a_step: int, memory_bytes: int) -> list[tuple[str, str]]:
+    """What batches of whole graphs are, ``a_step`` of them, and what is kept of their data."""
+    plan, bounds = loader.plan, ", ".join(f"{bound:,} {name}" for name, bound in loader.bounds.most.items())
+    steps = f", {a_step:,} a step" if a_step > 1 else ""
+    kept = "all graphs in memory"
+    if plan.cache_pages:
+        kept = f"{format_size(sum(plan.cache_pages.values()) * PAGE_BYTES)} of the graphs in memory"
+    memory = f"{format_size(memory_bytes)}, of which {format_size(plan.nbytes)} at most are used; {kept}"
+    return [
+        ("batches", f"{len(loader):,} an epoch{steps}, of at most {bounds}; the largest there can be: {plan.most}"),
+        ("memory", memory),
+    ]

@@ -21,10 +21,12 @@ from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stag
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
+    from ooc.train.batch_table import Fit
     from ooc.train.metrics import Metric
 
 _SHARES = ("device", "host", "ssd", "recompute")
 _OVER_PCIE = (("to the device", "to_device_bytes"), ("to the host", "to_host_bytes"))
+_OF_BATCHES = {"graphs": "size"}
 _BLOCK_BYTES = 1 << 20
 """Requests that the listing gives the disk's rates for."""
 _ROW_BYTES = 512
@@ -128,6 +130,26 @@ def _print_lifetimes(report: PlanReport, console: Console) -> None:
         reads = item["last_forward"] or "", ", ".join(item["backward"])
         rows.append((item["matrix"], format_size(item["nbytes"]), item["produced"] or "before the epoch", *reads))
     print_table(("matrix", "bytes", "produced", "last forward use", "backward use"), rows, console)
+
+
+def print_fits(fits: "Sequence[Fit]", console: Console) -> None:
+    """The largest batches by memory, bounded by graphs, nodes or paths: how many, and of how many graphs on average."""
+    counted = list(dict.fromkeys(fit.counted for fit in fits))
+    rows = []
+    for memory in dict.fromkeys(fit.memory_bytes for fit in fits):
+        row = [format_size(memory)]
+        for fit in fits:
+            if fit.memory_bytes == memory:
+                row += [f"{fit.bound:,}" if fit.bound else "none", f"{fit.graphs:,.0f}" if fit.bound else ""]
+        rows.append(row)
+    heads = [name for each in counted for name in (f"--batch-{_OF_BATCHES.get(each, each)}", "graphs")]
+    print_table(("memory", *heads), rows, console)
+    say(
+        console,
+        "graphs: on average. By graphs a batch may be of the largest ones; by nodes or paths batches are alike. A step "
+        "in float32 with all kept that layers save, parameters, gradients, and what Adam keeps; on a GPU its own few "
+        "hundred MB come on top.",
+    )
 
 
 def print_floor(parts: dict[str, int], console: Console) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from ooc.model.graph import damaged
 from ooc.plan.program.capacity import budget_of
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.budget import BATCHES_ALIVE, work_pages
-from ooc.sampling.loader import ahead, order_of, rows_of
+from ooc.sampling.loader import BatchLoader, ahead, order_of, rows_of
 from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, frame_bytes, paged_bytes, pages_of
 from ooc.sampling.pages import resident_bytes as held_bytes
 from ooc.sampling.paths import check_paths, count_paths, find_paths, making_bytes, most_walks
@@ -38,6 +38,7 @@ Ints = npt.NDArray[np.int64]
 _DEFAULT_SHARE = 0.5
 _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
 """Batches that are in sight, and the part of what is left for pages that seeing them may take."""
+_BOUND = {"graphs": "batch_size", "nodes": "batch_nodes", "edges": "batch_edges", "paths": "batch_paths"}
 _COUNTED_EDGES = 1 << 16
 _GRAPH_BYTES = 96
 """Of every graph: where its rows and edges begin, its paths, its place in the order, what is sorted to bound
@@ -77,8 +78,8 @@ class GraphPlan:
 
 
 class GraphSizes:
-    """What is known of every graph of a store: ``first`` row and first edge [G + 1], and ``paths`` of so many edges
-    [G]. StoreError where they make no sense."""
+    """What is known of every graph of a store: where its ``nodes`` and its ``edges`` begin [G + 1], and how many
+    ``paths`` of so many edges it has [G]. StoreError where that makes no sense."""
 
     def __init__(self, store: Store, paths: int) -> None:
         if not store.num_graphs:
@@ -136,14 +137,14 @@ class Bounds:
         self._sizes, self.most = sizes, {name: bound for name, bound in most.items() if bound is not None}
         for name, bound in self.most.items():
             if bound < 1:
-                raise OptionError(f"batch_{name} must be positive, not {bound}")
+                raise OptionError(f"{_BOUND[name]} must be positive, not {bound}")
             if name == "paths" and not sizes.path_edges:
                 raise OptionError("batch_paths bounds paths, of which there are none; give paths=3 as well")
             counts = sizes.of(graphs)[name]
             if counts.max() > bound:
                 raise OptionError(
                     f"graph {graphs[counts.argmax()]} alone has {counts.max():,} {name}, batches at most "
-                    f"batch_{name}={bound}"
+                    f"{_BOUND[name]}={bound}"
                 )
 
     def cut(self, graphs: Ints) -> list[Ints]:
@@ -171,7 +172,7 @@ class Bounds:
         return Size(**found, largest=int(sizes["nodes"].max()))
 
 
-class GraphLoader:
+class GraphLoader(BatchLoader):
     """Batches of whole graphs, as PyG's ``DataLoader`` makes them: its ``Batch`` with ``x`` [n, F], ``edge_index`` [2,
     e] (by target), ``batch`` [n], ``ptr`` [g + 1], ``y`` [g] or [g, L] (answers and values as numbers with a fraction,
     NaN where they are missing), ``graph_id`` [g], and ``edge_weight`` and ``edge_attr`` where the store's edges have
@@ -218,14 +219,13 @@ class GraphLoader:
         every = self.graphs if _others is None else np.union1d(self.graphs, np.asarray(_others))
         if batch_size is batch_nodes is batch_edges is batch_paths is None:
             batch_size = 1
-        bounds = {"graphs": batch_size, "nodes": batch_nodes, "edges": batch_edges, "paths": batch_paths}
-        self.bounds = Bounds(sizes, every, bounds)
+        bounds = (batch_size, batch_nodes, batch_edges, batch_paths)
+        self.bounds = Bounds(sizes, every, dict(zip(_BOUND, bounds, strict=True)))
         self.seed, self.epoch, self._shuffle, self._is_own = seed, 0, shuffle, _is_own
+        self._made: tuple[int, list[Ints]] = -1, []
         usual = int(_DEFAULT_SHARE * available_memory_bytes())
         memory_bytes = usual if memory is None else parse_size(memory, name="memory")
         self.plan = _plan(self.store, sizes, self.bounds, every, memory_bytes, _beside, _processes)
-        self._held: _Held | None = None
-        self._running: weakref.ref[Generator[Batch]] | None = None
 
     def __len__(self) -> int:
         """Batches of the next epoch; by nodes, edges or paths others may have more or fewer."""
@@ -233,8 +233,11 @@ class GraphLoader:
 
     def batches_of(self, epoch: int) -> list[Ints]:
         """The graphs of every batch of an epoch."""
-        graphs = self.graphs
-        return self.bounds.cut(graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs)
+        if self._made[0] != epoch:
+            graphs = self.graphs
+            graphs = graphs[order_of(len(graphs), self.seed, epoch)] if self._shuffle else graphs
+            self._made = epoch, self.bounds.cut(graphs)
+        return self._made[1]
 
     def __iter__(self) -> Generator["Batch"]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -243,38 +246,10 @@ class GraphLoader:
 
     def read(self, batches: Sequence[Ints]) -> Generator["Batch"]:
         """Batches of these graphs, none larger than the bounds allow."""
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
-        self.store.check_unreplaced()
-        if self._held is None:
-            self._held = _Held(self.store, self.plan)
-        made = ahead(_batches(self, self._held, batches), name="ooc-graphs")
-        self._running = weakref.ref(made)
-        return made
+        return self._begun(lambda held: ahead(_batches(self, held, batches), name="ooc-graphs"))
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that were read so far."""
-        return 0 if self._held is None else self._held.engine.counters.read_bytes
-
-    @property
-    def retained_bytes(self) -> int:
-        """What is held after ``close``."""
-        return _GRAPH_BYTES * self.store.num_graphs
-
-    def close(self) -> None:
-        """End threads, and free pages. May be called twice, and the loader be used again."""
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+    def _new_held(self) -> "_Held":
+        return _Held(self.store, self.plan)
 
 
 class _Held:

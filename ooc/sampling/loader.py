@@ -44,7 +44,48 @@ _SHUFFLED = 2**32
 """Beside seed and epoch in the key of the order of the seeds; no batch has this number."""
 
 
-class NeighborLoader:
+class BatchLoader:
+    """What loaders of any kind of batches do with what they hold while they run, which ``_new_held`` makes."""
+
+    store: Store
+    _held: Any = None
+    _running: Any = None
+
+    def _begun(self, batches: Callable[[Any], Generator["Data"]]) -> Generator["Data"]:
+        """Batches by what is held, which an iteration before this one uses no more."""
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        self.store.check_unreplaced()
+        if self._held is None:
+            self._held = self._new_held()
+        made = batches(self._held)
+        self._running = weakref.ref(made)
+        return made
+
+    def _new_held(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read so far, of everything."""
+        return 0 if self._held is None else int(self._held.engine.counters.read_bytes)
+
+    def close(self) -> None:
+        """End threads, and free what an iteration makes anew. May be called twice, and the loader be used again."""
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class NeighborLoader(BatchLoader):
     """Batches of ``batch_size`` seed nodes with neighbours of theirs, as PyG's ``NeighborLoader`` makes them.
 
     ``num_neighbors``: the most in-edges that are drawn of a node, by hop, without replacement (-1: all). A batch is
@@ -106,8 +147,6 @@ class NeighborLoader:
             processes=_processes,
         )
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
-        self._held: _Held | None = None
-        self._running: weakref.ref[Generator[Data]] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -115,16 +154,16 @@ class NeighborLoader:
         return whole + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Generator["Data"]:
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
-        self.store.check_unreplaced()
-        if self._held is None:
-            self._held = _Held(self.store, self.plan)
         epoch, self.epoch = self.epoch, self.epoch + 1
-        sampled = ahead(_superbatches(self, self._held, epoch), name="ooc-sample")
-        batches = ahead(_read(self._held, sampled), name="ooc-rows")
-        self._running = weakref.ref(batches)
-        return batches
+
+        def batches(held: _Held) -> Generator["Data"]:
+            sampled = ahead(_superbatches(self, held, epoch), name="ooc-sample")
+            return ahead(_read(held, sampled), name="ooc-rows")
+
+        return self._begun(batches)
+
+    def _new_held(self) -> "_Held":
+        return _Held(self.store, self.plan)
 
     @property
     def retained_bytes(self) -> int:
@@ -140,11 +179,6 @@ class NeighborLoader:
     def pages_read(self) -> int:
         """Pages of features that were read so far; those that stay in memory once."""
         return 0 if self._held is None else self._held.x.pages_read
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that were read so far, of everything."""
-        return 0 if self._held is None else self._held.engine.counters.read_bytes
 
     def seeds_of(self, epoch: int) -> list[Ints]:
         """The seeds of an epoch by batch, as places in ``input_nodes``."""
@@ -165,20 +199,6 @@ class NeighborLoader:
             return found
 
         return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, numbers=numbers)
-
-    def close(self) -> None:
-        """End threads, and free all but offsets and seeds. May be called twice, and the loader be used again."""
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 class _Held:

@@ -139,7 +139,7 @@ class Store:
         if self.num_graphs:
             raise StoreError(
                 f"{self.path} holds {self.num_graphs:,} graphs, which have the labels, and {what} is for nodes of one "
-                "graph; ooc.GraphTrainer and ooc.GraphLoader are for many"
+                "graph; ooc train, ooc.GraphTrainer and ooc.GraphLoader are for many"
             )
 
     def check_unreplaced(self) -> None:

@@ -7,7 +7,7 @@ predictions are of the same batches. G graphs of the store; of a batch g graphs,
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,8 @@ from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batches import BatchTrainer
 from ooc.train.loss import BY_ROWS, resolve_loss
 from ooc.train.metrics import make_scorer
-from ooc.train.prediction import What, table_columns, table_dtype
+from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
-from ooc.train.rows_file import RowsFile
 from ooc.train.setup import edge_data_used
 from ooc.train.trainer import Scores
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 _GIVEN = ("edge_weight", "edge_attr", "path_index", "ptr", "batch_size")
 """What a model's ``forward`` may take by name, after features, edges and which graph each node is of."""
 _CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
-_BLOCK_BYTES = 1 << 20
 
 
 class GraphModel:
@@ -108,7 +106,12 @@ class GraphModel:
         copy = on_meta(model).eval()
         batch, given = self.measured(most)
         try:
-            with torch.no_grad(), META, Watch([*given, *copy.parameters(), *copy.buffers()]) as watch, numbers_as(most):
+            with (
+                torch.no_grad(),
+                META,
+                Watch([*given, *copy.parameters(), *copy.buffers()]) as watch,
+                numbers_as(batch, most),
+            ):
                 self(copy, batch)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return 0  # as where it trains, which says so
@@ -138,17 +141,29 @@ class GraphModel:
 
 
 class numbers_as(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """On the meta device a number that a model reads off its indices, as PyG's pooling does to count graphs, is as
-    large as it can be in a batch of that size: the last graph's, or the nodes of the largest."""
+    """On the meta device a number that a model reads off its indices is as large as it can be in the ``batch``, of size
+    ``most``: the last graph's, as PyG's pooling reads to count graphs, where it comes of which graph nodes are of, and
+    otherwise the nodes of the largest graph."""
 
-    def __init__(self, most: Size) -> None:
+    def __init__(self, batch: "Data", most: Size) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._most = max(most.graphs - 1, most.largest)
+        self._graphs, self._largest = most.graphs - 1, most.largest
+        self._of_graphs = {_storage(batch.batch)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not args[0].is_floating_point():
-            return self._most
-        return func(*args, **(kwargs or {}))
+            return self._graphs if _storage(args[0]) in self._of_graphs else self._largest
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not made.dim() and args and isinstance(args[0], Tensor):
+            if _storage(args[0]) in self._of_graphs:
+                self._of_graphs.add(_storage(made))
+            else:
+                self._of_graphs.discard(_storage(made))  # of one that is gone
+        return made
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 @contextmanager
@@ -289,8 +304,7 @@ class GraphTrainer(BatchTrainer):
         go to that file, as of ``Trainer.predict``."""
         self.loader.close()
         made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what)
-        with self._averaging.in_place():
-            found = made(graphs=graphs, ignore_edge_data=self._ignored)
+        with self._averaging.in_place(), closing(made(graphs=graphs, ignore_edge_data=self._ignored)) as found:
             if out is None:
                 return found.read()
             found.write(out, force=force)
@@ -310,7 +324,7 @@ class GraphTrainer(BatchTrainer):
         batch, given = self._runs.measured(most)
 
         def within(module: nn.Module) -> AbstractContextManager[Any]:
-            return numbers_as(most)
+            return numbers_as(batch, most)
 
         step = lambda copy: self._runs(copy, batch, self._input_dropout)  # noqa: E731
         return kept + self._step_bytes(step, given, left - kept, within)
@@ -338,12 +352,14 @@ class GraphBounds:
         return {**given, "batch_size": usual, "paths": self.paths}
 
 
-class GraphPrediction:
-    """A model's predictions for graphs of a store, as of ``Prediction`` for nodes. ``write`` or ``read`` computes them.
+class GraphPrediction(Predictions):
+    """A model's predictions for graphs of a store, as of ``Prediction`` for nodes.
 
     ``graphs``: which, by their numbers, and in which order; all of them where nothing is said. BudgetError with the
     least memory that would do.
     """
+
+    called = "graph"
 
     def __init__(
         self,
@@ -362,14 +378,15 @@ class GraphPrediction:
             raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
         self._model, self._store, self._what = model, store, What(what)
         self._runs = GraphModel(model, store, paths=bounds.paths, ignore_edge_data=ignore_edge_data)
+        self._limits, self._model_dtype = resources.limits, self._runs.dtype
         memory = resources.limits.memory_bytes
         beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731
         self._loader = GraphLoader(store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside)
 
     @property
-    def nbytes(self) -> int:
-        """Memory that it takes at most."""
-        return self._loader.plan.nbytes
+    def taken(self) -> tuple[int, int, int]:
+        """The most bytes that it takes of the device, the host and the disk."""
+        return 0, self._loader.plan.nbytes, 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -378,34 +395,15 @@ class GraphPrediction:
         labels = self._what is What.LABELS and self._store.task is Task.CLASSES
         return (rows,) if labels else (rows, self._runs.outputs)
 
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Of the table of predictions."""
-        return table_dtype(self._what, self._store, self._runs.dtype)
-
-    def read(self) -> Tensor:
-        """The predictions in memory, which is not counted: it is the caller's."""
-        table: AnyArray = np.empty(self.shape, dtype=self.dtype)
-
-        def put(places: Ints, rows: AnyArray, ids: AnyArray) -> None:
-            table[places] = rows
-
-        self._run(put)
-        return torch.from_numpy(table)
-
-    def write(self, path: str | Path, *, force: bool = False) -> None:
-        """The predictions in a file, as of ``Prediction.write``."""
-        with RowsFile(Path(path), self.shape, self.dtype, force=force, called="graph") as table:
-            self._run(table.put)
-            classes = self._what is What.LABELS and self._store.task is Task.CLASSES
-            names = table_columns(self._what, self._store, self.shape)
-            table.finish(names, block_bytes=_BLOCK_BYTES, values=self._store.class_names if classes else None)
-
     def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the numbers of their graphs."""
         done = 0
-        with self._loader, in_evaluation(self._model), torch.no_grad():
+        with in_evaluation(self._model), torch.no_grad():
             for batch in self._loader:
                 rows = self._what.of_outputs(self._runs(self._model, batch), self._store.task)
                 put(np.arange(done, done + len(rows)), rows, batch.graph_id.numpy())
                 done += len(rows)
+
+    def close(self) -> None:
+        """As of ``Prediction``."""
+        self._loader.close()

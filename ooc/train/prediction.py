@@ -6,6 +6,7 @@ them: rows in the store's order make that few where it is the order by hops from
 The result is the same.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -79,7 +80,72 @@ class Wanted:
         return self.ids.nbytes + self.rows.nbytes + self.places.nbytes
 
 
-class Prediction:
+class Predictions(ABC):
+    """A table of predictions, planned. ``write`` or ``read`` computes them; ``close`` frees everything. ``called``:
+    what they are of."""
+
+    called = "node"
+    _store: Store
+    _what: What
+    _limits: Limits
+    _model_dtype: torch.dtype
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of the table of predictions."""
+
+    @property
+    @abstractmethod
+    def taken(self) -> tuple[int, int, int]:
+        """The most bytes that it takes of the device, the host and the disk."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the table of predictions."""
+        if self._what is What.LABELS:
+            return np.dtype(np.int64 if self._store.task is Task.CLASSES else np.int8)
+        return np.dtype(str(self._model_dtype).removeprefix("torch."))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
+        name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
+        if self._what is What.LOGITS and self._store.class_names is not None:
+            return [f"{name}_{of_class}" for of_class in self._store.class_names]
+        return [name] if len(self.shape) == 1 else [f"{name}_{k}" for k in range(self.shape[1])]
+
+    def read(self) -> Tensor:
+        """The predictions in memory, which is not counted: it is the caller's."""
+        table: AnyArray = np.empty(self.shape, dtype=self.dtype)
+
+        def put(places: Ids, rows: AnyArray, ids: AnyArray) -> None:
+            table[places] = rows
+
+        self._run(put)
+        return torch.from_numpy(table)
+
+    def write(self, path: str | Path, *, force: bool = False) -> None:
+        """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
+        with RowsFile(
+            Path(path), self.shape, self.dtype, id_type=self._store.id_type, force=force, called=self.called
+        ) as table:
+            self._run(table.put)
+            self.close()
+            block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
+            classes = self._what is What.LABELS and self._store.task is Task.CLASSES
+            table.finish(self.columns, block_bytes=block_bytes, values=self._store.class_names if classes else None)
+
+    @abstractmethod
+    def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
+        """Compute everything; rows are ``put`` to their places, with the ids of what they are of."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free arenas, threads and spill files. May be called twice."""
+
+
+class Prediction(Predictions):
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
     ``layer`` counts the hidden layers from 1 (default: the last; of a ``LinkPredictor`` what its encoder gives), 0
@@ -133,7 +199,7 @@ class Prediction:
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
             learnt=learnt,
         )
-        self._network = network
+        self._network, self._model_dtype = network, network.dtype
         prepared = job.ready()
         self.plan = prepared.plan
         self._session = Session(prepared, [model])
@@ -157,33 +223,9 @@ class Prediction:
         return (rows, self._network.layer(self._layer).columns)
 
     @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Of the table of predictions."""
-        return table_dtype(self._what, self._store, self._network.dtype)
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
-        return table_columns(self._what, self._store, self.shape)
-
-    def read(self) -> Tensor:
-        """The predictions in memory, which is not counted: it is the caller's."""
-        table: AnyArray = np.empty(self.shape, dtype=self.dtype)
-
-        def put(places: Ids, rows: AnyArray, ids: AnyArray) -> None:
-            table[places] = rows
-
-        self._run(put)
-        return torch.from_numpy(table)
-
-    def write(self, path: str | Path, *, force: bool = False) -> None:
-        """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
-        with RowsFile(Path(path), self.shape, self.dtype, id_type=self._store.id_type, force=force) as table:
-            self._run(table.put)
-            self.close()
-            block_bytes = max(1, min(_MOST_BLOCK_BYTES, self._limits.host_bytes // _BLOCKS_IN_BUDGET))
-            classes = self._what is What.LABELS and self._store.task is Task.CLASSES
-            table.finish(self.columns, block_bytes=block_bytes, values=self._store.class_names if classes else None)
+    def taken(self) -> tuple[int, int, int]:
+        """The most bytes that it takes of the device, the host and the disk."""
+        return self.plan.device_peak_bytes, self.plan.host_peak_bytes, self.plan.spill_bytes
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
@@ -212,21 +254,6 @@ class Prediction:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice."""
         self._session.close()
-
-
-def table_dtype(what: What, store: Store, dtype: torch.dtype) -> np.dtype[np.generic]:
-    """Of a table of predictions by a model of that ``dtype``."""
-    if what is What.LABELS:
-        return np.dtype(np.int64 if store.task is Task.CLASSES else np.int8)
-    return np.dtype(str(dtype).removeprefix("torch."))
-
-
-def table_columns(what: What, store: Store, shape: tuple[int, ...]) -> list[str]:
-    """Names of a table's columns; those of logits by the classes' names."""
-    name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[what]
-    if what is What.LOGITS and store.class_names is not None:
-        return [f"{name}_{of_class}" for of_class in store.class_names]
-    return [name] if len(shape) == 1 else [f"{name}_{k}" for k in range(shape[1])]
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------

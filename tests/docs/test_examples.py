@@ -18,6 +18,7 @@ def test_examples_run(
     importlib.import_module(name).main(tmp_path)
     assert {
         "link_prediction": "area under the ROC curve of the test links: 0.",
+        "many_graphs": "predictions: (2000, 1)",
         "offload_transformer": "weights are the same bits: True",
         "own_data": "node,label",
         "own_model": "logits differ from PyG's by",

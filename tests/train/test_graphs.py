@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on many graphs: PyG's steps of the same batches, whatever the memory; resumed, an undisturbed run's."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from torch_geometric.nn import global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN
 
 import ooc
+from ooc.cli import main
 from ooc.models import Pooled
 from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.graphs import GraphTrainer
 from tests.graphs import many_graphs
+from tests.processes import together
 
 _GRAPHS = {labels: many_graphs(80, labels=labels) for labels in ("values", "classes", "answers")}
 _OUTPUTS = {"values": 2, "classes": 3, "answers": 2}
@@ -268,3 +271,100 @@ def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
     assert not path.exists()
     with pytest.raises(ooc.StoreError):
         next(iter(GraphLoader(path)))
+
+
+# ---- from the command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = "synthetic:graphs=400,nodes=8,edges=10,features=4,classes=3"
+    return ooc.convert(source, tmp_path_factory.mktemp("graphs") / "made.ooc").path
+
+
+def _ooc(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+_OPTIONS = [
+    *("--model", "gin", "--layers", "2", "--hidden", "8", "--memory", "80M", "--threads", "1"),
+    *("--paths", "3", "--pool", "add", "--batch-paths", "2000"),
+]
+
+
+def test_runs_of_the_command_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert _ooc("train", made, *_OPTIONS, "--epochs", 3, "--out", whole) == 0
+    assert "of at most 2,000 paths" in capsys.readouterr().out
+    assert _ooc("train", made, *_OPTIONS, "--epochs", 2, "--json", "--out", parts) == 0
+    start, *_ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert start["batches"]["most"]["paths"] == 2000
+    assert _ooc("train", "--resume", "--epochs", 3, "--out", parts) == 0
+    losses = [[json.loads(line)["loss"] for line in (run / "metrics.jsonl").open()] for run in (whole, parts)]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+    assert _ooc("report", parts, "--out", tmp_path / "page.html") == 0 and _ooc("runs", tmp_path) == 0
+    (tmp_path / "which.txt").write_text("7\n3\n")
+    for name, more in [("all.npy", []), ("some.npy", ["--nodes", tmp_path / "which.txt"])]:
+        assert _ooc("predict", parts, "--out", tmp_path / name, *more) == 0
+    everything, some = (np.load(tmp_path / name) for name in ("all.npy", "some.npy"))
+    assert everything.shape == (400,) and some.tolist() == everything[[7, 3]].tolist()
+    assert _ooc("export", parts, tmp_path / "weights.pt") == 0
+
+
+def test_the_table_of_batches(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said to fit does, and a hundredth more does not."""
+    options = ["--model", "gin", "--layers", "1", "--hidden", "64", "--paths", "3", "--pool", "add"]
+    assert _ooc("plan", made, "--batches", "4G", *options) == 0
+    lines = capsys.readouterr().out
+    assert "--batch-paths" in lines and "4.00 GB" in lines
+    assert _ooc("plan", made, "--batches", "500K,4M,4G", "--json", *options) == 0
+    fits = json.loads(capsys.readouterr().out)["batches"]
+    by = {(fit["memory_bytes"], fit["counted"]): fit for fit in fits}
+    assert by[500_000, "graphs"]["bound"] == 0 and by[4_000_000_000, "graphs"]["bound"] == 400
+    one = by[4_000_000, "paths"]
+    assert 3_400_000 < one["nbytes"] <= 4_000_000 and one["most"]["paths"] == one["bound"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sampler", "neighbor"], "--sampler is of neighbours in one graph"),
+        (["--fanouts", "3,3"], "--fanouts is of neighbours in one graph"),
+        (["--spill-dtype", "bfloat16"], "--spill-dtype is of full-graph training, not of batches"),
+        (["--paths", "4"], "4 is none of 2, 3"),
+        (["--memory", "1M"], "give --memory"),
+        (["--norm", "graph", "--residual"], "statistics over several graphs"),
+        (["--batch-paths", "3"], "alone has"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert _ooc("train", made, *_OPTIONS, *options, "--epochs", 1, "--out", tmp_path / "run") == 2
+    line = capsys.readouterr().err
+    assert said in line and not (tmp_path / "run").exists() and "Traceback" not in line
+
+
+def test_options_of_many_graphs_are_not_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = ooc.convert("synthetic:nodes=100,edges=200,features=3,classes=2", tmp_path / "one.ooc").path
+    for options in (["--pool", "add"], ["--batch-nodes", "9"]):
+        assert _ooc("train", one, *options, "--epochs", 1, "--out", tmp_path / "run") == 2
+        assert f"{options[0]} is for a store of many graphs" in capsys.readouterr().err
+    assert _ooc("plan", one, "--batches", "1G") == 2
+    assert "for stores of many graphs" in capsys.readouterr().err
+
+
+def test_results_do_not_depend_on_the_number_of_processes(stores: dict[str, Store], tmp_path: Path) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model = _model("answers", norm="batch_norm", dropout=0.5)
+        records = _fit(model, stores["answers"], 2, batch_size=None, batch_nodes=25, accumulate=3)
+        return {
+            "loss": [one.loss for one in records],
+            "valid": [one.valid_acc for one in records],
+            **model.state_dict(),
+        }
+
+    (alone,) = together(1, tmp_path, work)
+    for found in together(2, tmp_path, work):
+        assert found.keys() == alone.keys()
+        assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(alone[name])) for name in alone)

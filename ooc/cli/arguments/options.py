@@ -157,6 +157,18 @@ def option_names(option: click.Option) -> list[str]:
     return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
 
 
+class PathsType(WholeType):
+    """How many edges paths have: 2, 3, or 0 for none."""
+
+    name = "paths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        edges = super().convert(value, param, ctx)
+        if edges not in (0, 2, 3):
+            self.fail(f"{value} is none of 2, 3, and 0 for none", param, ctx)
+        return edges
+
+
 class Option(click.Option):
     """An option that the help lists under the heading ``group``."""
 

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ooc.events import Listener
     from ooc.storage.store import Store
+    from ooc.train.graphs import GraphBounds
     from ooc.train.link_metrics import LinkMetric
     from ooc.train.metrics import Metric
     from ooc.train.run import RunFolder
@@ -52,6 +53,8 @@ _NORMS: dict[str, dict[str, Any]] = {
     "batch": {"norm": "batch_norm"},
     "graph": {"norm": "graph_norm"},
 }
+_BATCH_NODES = 1024
+"""Of a sampled batch, where nothing is said."""
 LOSSES: dict[str, type[nn.Module]] = {
     "bce": nn.BCEWithLogitsLoss,
     "mse": nn.MSELoss,
@@ -66,7 +69,7 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     torch.manual_seed(settings.seed)
     outputs = store.num_classes if settings.links is None else settings.hidden
     features = store.num_features + settings.embedding
-    return _model(settings, features, outputs, store.num_edge_features, store.types)
+    return _model(settings, features, outputs, store.num_edge_features, store.types, store.num_graphs > 0)
 
 
 def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
@@ -82,7 +85,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
     plain = plain and settings.heads == 1 and settings.aggr == "auto"
-    plain = plain and store.types is None
+    plain = plain and store.types is None and not store.num_graphs
     if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
         return build_model(settings, store)
     return ModelShape(
@@ -128,16 +131,16 @@ def rebuild_model(
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
-    sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features")]
+    sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features", "num_graphs")]
     if any(type(size) is not int or size < 0 for size in sizes):
-        raise RunError(f"{run.path} says of its store that it had {sizes} features, classes and features of edges")
+        raise RunError(f"{run.path} says of its store that it had {sizes} features, classes, features of edges, graphs")
     try:
         types = Types.of(facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path} says of its store types of nodes and edges that are none") from error
-    features, classes, edge_features = sizes
+    features, classes, edge_features, graphs = sizes
     outputs = classes if settings.links is None else settings.hidden
-    made = _model(settings, features + settings.embedding, outputs, edge_features, types)
+    made = _model(settings, features + settings.embedding, outputs, edge_features, types, graphs > 0)
     model = with_decoder(settings, made)
     try:
         model.load_state_dict(weights)
@@ -160,16 +163,33 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
         )
 
 
-def _model(settings: TrainSettings, features: int, outputs: int, edge_features: int, types: Types | None) -> nn.Module:
-    from ooc.models import Residual
-
+def _model(
+    settings: TrainSettings,
+    features: int,
+    outputs: int,
+    edge_features: int,
+    types: Types | None,
+    many_graphs: bool,
+) -> nn.Module:
+    """``many_graphs``: outputs are of graphs, whose rows are pooled."""
     made = _loaded(settings.model)
     if made is not None:
-        return _own(made, settings, features, outputs, edge_features, types)
+        return _own(made, settings, features, outputs, edge_features, types, many_graphs)
     if types is not None:
         return _relational(settings, outputs, types)
     if settings.model in MODELS_FOR_TYPES_ALONE:
         raise OptionError(f"--model {settings.model} is for graphs with types of nodes and edges; this one has none")
+    if not many_graphs:
+        return _gnn(settings, features, outputs, edge_features)
+    from ooc.models import Pooled
+
+    gnn = _gnn(settings, features, settings.hidden, edge_features)
+    return Pooled(gnn, settings.hidden, outputs, pool=settings.pool, paths=settings.paths)
+
+
+def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
+    from ooc.models import Residual
+
     kind, options = _kind(settings.model)
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
     common |= _edge_options(settings, edge_features)
@@ -256,6 +276,7 @@ _OF_A_MODEL = {
     "jk": "",
     "aggr": "",
     "residual": "",
+    "pool": "pool",
 }
 """Options, and the parameter by which a model of the user's own takes one; none for what it settles itself."""
 
@@ -307,6 +328,7 @@ def _own(
     outputs: int,
     edge_features: int,
     types: Types | None,
+    many_graphs: bool,
 ) -> nn.Module:
     """The model that ``make`` makes of those of these options that it takes, which go by PyG's names. Of a graph with
     types ``in_channels`` are by type of nodes, and there is its ``metadata``."""
@@ -322,6 +344,7 @@ def _own(
         "dropout": settings.dropout,
         "heads": settings.heads,
         "edge_dim": edge_features or None,
+        **({"pool": settings.pool, "paths": settings.paths} if many_graphs else {}),
     }
     parameters = inspect.signature(make).parameters
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -389,10 +412,18 @@ def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | 
             return None
 
 
+def graph_bounds(settings: TrainSettings) -> "GraphBounds":
+    """What batches of many graphs may have at most."""
+    from ooc.train.graphs import GraphBounds
+
+    return GraphBounds(**{one.name: getattr(settings, one.name) for one in fields(GraphBounds)})
+
+
 def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    from ooc.train.graphs import GraphTrainer
     from ooc.train.link_sets import Links
     from ooc.train.links import LinkTrainer
     from ooc.train.sampled import SampledTrainer, Sampling
@@ -400,11 +431,16 @@ def build_trainer(
 
     model = with_decoder(settings, build_model(settings, store))
     optimizer = build_optimizer(settings, model)
-    drawn = Sampling(fanouts=settings.drawn, batch_size=settings.batch_size, accumulate=settings.accumulate)
-    kind: Callable[..., Trainer] = Trainer if settings.sampler == "none" else partial(SampledTrainer, sampling=drawn)
+    kind: Callable[..., Trainer] = Trainer
     if settings.links is not None:
         links = Links.read(settings.links)
         kind = partial(LinkTrainer, links=links, negatives=settings.negatives, steps=settings.link_steps)
+    elif store.num_graphs:
+        kind = partial(GraphTrainer, **asdict(graph_bounds(settings)), accumulate=settings.accumulate)
+    elif settings.sampler != "none":
+        size = settings.batch_size or _BATCH_NODES
+        drawn = Sampling(fanouts=settings.drawn, batch_size=size, accumulate=settings.accumulate)
+        kind = partial(SampledTrainer, sampling=drawn)
     return kind(
         model,
         store,

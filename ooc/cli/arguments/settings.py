@@ -30,13 +30,14 @@ from ooc.cli.arguments.options import (
     FanoutsType,
     MetricType,
     Option,
+    PathsType,
     ReasonedChoiceType,
     WholeType,
 )
 from ooc.errors import OptionError, RunError
 
 RESOURCES, GPU, RUN = "Resources, which never change results", "With a GPU", "The run"
-SAMPLING, LINKS = "Sampled mini-batches", "Link prediction"
+SAMPLING, LINKS = "Mini-batches", "Link prediction"
 
 MODEL_NAMES = {
     "gcn": "GCN",
@@ -155,6 +156,14 @@ class TrainSettings:
         "What to leave out of what the store's edges carry (auto: weights where the model takes none); a model that "
         "does not take the rest is refused.",
     )
+    pool: str = _MODEL(
+        "mean",
+        ChoiceType("add", "mean", "max"),
+        "Of many graphs: how the rows of a graph become one, before the output.",
+    )
+    paths: int = _MODEL(
+        0, PathsType(), "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone."
+    )
     layers: int = _MODEL(3, COUNT, "Convolutions.")
     hidden: int = _MODEL(128, WIDTH, "Width of the hidden layers.")
     dropout: float = _MODEL(0.5, PROBABILITY, "On every hidden layer.")
@@ -234,7 +243,12 @@ class TrainSettings:
         "The most neighbours that are drawn of a node, hop by hop; -1: all. [default: 10 a layer]",
         metavar="N,N,…",
     )
-    batch_size: int = _SAMPLING(1024, COUNT, "Training nodes of a batch.")
+    batch_size: int | None = _SAMPLING(
+        None, COUNT, "Training nodes of a batch, of many graphs these. [default: 1024 nodes, 32 graphs]"
+    )
+    batch_nodes: int | None = _SAMPLING(None, COUNT, "Of many graphs: nodes of a batch, at most.")
+    batch_edges: int | None = _SAMPLING(None, COUNT, "Of many graphs: edges of a batch, at most.")
+    batch_paths: int | None = _SAMPLING(None, COUNT, "Of many graphs: paths of a batch, at most.")
     accumulate: int = _SAMPLING(1, COUNT, "Batches of a step, of all processes together.")
     links: str | None = _LINKS(
         None,
@@ -444,20 +458,40 @@ _NOT_SAMPLED = {
 """Options of full-graph training alone, and why."""
 
 
-def check_sampling(settings: TrainSettings) -> None:
-    """OptionError for options of sampled batches where the full graph is trained, and the other way round."""
+_OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
+
+
+def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> None:
+    """OptionError for options of batches where the full graph is trained, of one kind of batches where another kind is
+    made, and of the full graph where batches are."""
     defaults = TrainSettings(store=settings.store)
     given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
-    if settings.sampler == "none":
+    if not many_graphs:
+        for name in _OF_MANY_GRAPHS:
+            if name in given:
+                raise OptionError(f"--{name.replace('_', '-')} is for a store of many graphs; {settings.store} is one")
+    elif wrong := given & {"sampler", "fanouts"}:
+        what = (
+            f"--{min(wrong)} is of neighbours in one graph; {settings.store} holds many, whose batches are whole graphs"
+        )
+        raise OptionError(what)
+    if settings.sampler == "none" and not many_graphs:
         for name in given & {"fanouts", "batch_size", "accumulate"}:
             raise OptionError(f"--{name.replace('_', '-')} is of sampled mini-batches; give --sampler neighbor, too")
         return
     for name, reason in _NOT_SAMPLED.items():
         if name in given:
-            raise OptionError(f"--{name.replace('_', '-')} is of full-graph training, not of --sampler: {reason}")
+            kind = "batches" if many_graphs else "--sampler"
+            raise OptionError(f"--{name.replace('_', '-')} is of full-graph training, not of {kind}: {reason}")
     if settings.device == "cuda":
-        raise OptionError("--sampler trains on the CPU; leave out --device cuda")
-    if settings.norm == "graph":
+        raise OptionError(
+            f"{'batches are trained' if many_graphs else '--sampler trains'} on the CPU; leave out --device cuda"
+        )
+    if many_graphs and settings.norm == "graph" and settings.residual:
+        raise OptionError(
+            "--norm graph with --residual would take statistics over several graphs; leave out one of them"
+        )
+    if settings.norm == "graph" and not many_graphs:
         raise OptionError("--norm graph takes statistics of all nodes, which a batch has not; give another norm")
 
 
