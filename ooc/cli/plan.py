@@ -17,7 +17,15 @@ from click.core import ParameterSource
 from ooc.cli import in_options
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT, SIZE, GroupedCommand, Option
-from ooc.cli.arguments.settings import RUN, SAMPLING, TrainSettings, only_store, settle_memory, train_options
+from ooc.cli.arguments.settings import (
+    RUN,
+    SAMPLING,
+    TrainSettings,
+    check_links,
+    only_store,
+    settle_memory,
+    train_options,
+)
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
@@ -199,6 +207,7 @@ def _planning(
 
     settle_memory(click.get_current_context(), options)
     settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
+    check_links(settings)
     machine = None if hardware is None else load_hardware(hardware)
     from ooc.ranks import Ranks
 

@@ -5,14 +5,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
+from torch import nn
 
 from ooc.cli.arguments.optimization import build_embedding, optimizer_options
-from ooc.cli.arguments.recipe import admit_parameters, build_average, build_loss, planned_model
+from ooc.cli.arguments.recipe import admit_parameters, build_average, build_loss, planned_model, with_decoder
 from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
+from ooc.errors import OptionError
 from ooc.events import ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
@@ -24,6 +27,7 @@ from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
+from ooc.train.link_metrics import LinkMetric
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
@@ -64,6 +68,7 @@ class Planning:
         self.ranks = ranks
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
+        self._link_files: TemporaryDirectory[str] | None = None
 
     @cached_property
     def limits(self) -> Limits:
@@ -196,21 +201,43 @@ class Planning:
             # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
             embedding = build_embedding(settings)
-            self._jobs[spill_dtype] = prepare(
-                model,
-                self.graph,
-                resources,
-                loss=build_loss(of_loss, store),
-                metric=resolve_metric(settings.metric, store.task, store.num_classes),
-                averaging=Averaging(model, build_average(settings, model), 1),
-                input_dropout=settings.input_dropout,
-                savings=self._savings,
-                ignore_edge_data=settings.edge_data_left_out,
-                compute_dtype=settings.dtype,
-                optimizer_options=[optimizer_options(settings)],
-                learnt=None if embedding is None else LearntRows(embedding, store.num_nodes, torch.float32),
-            )
+            what: dict[str, Any] = {
+                "averaging": Averaging(model, build_average(settings, model), 1),
+                "input_dropout": settings.input_dropout,
+                "savings": self._savings,
+                "ignore_edge_data": settings.edge_data_left_out,
+                "compute_dtype": settings.dtype,
+                "optimizer_options": [optimizer_options(settings)],
+                "learnt": None if embedding is None else LearntRows(embedding, store.num_nodes, torch.float32),
+            }
+            if settings.links is None:
+                metric = resolve_metric(settings.metric, store.task, store.num_classes)
+                what |= {"loss": build_loss(of_loss, store), "metric": metric}
+                self._jobs[spill_dtype] = prepare(model, self.graph, resources, **what)
+            else:
+                self._jobs[spill_dtype] = self._prepare_links(model, settings.links, resources, **what)
         return self._jobs[spill_dtype]
+
+    def _prepare_links(self, model: nn.Module, links: str, resources: Resources, **what: Any) -> Job:
+        from ooc.train.link_sets import Links
+        from ooc.train.links import LinkObjective
+
+        settings = self.settings
+        if isinstance(self.graph, GraphStatistics):
+            raise OptionError("--links are those of a store, not of a graph that --graph describes")
+        model = with_decoder(settings, model)
+        self._link_files = self._link_files or TemporaryDirectory(prefix="ooc-links-", dir=settings.spill_dir or ".")
+        objective = LinkObjective.of(
+            Links.read(links),
+            self.graph,
+            Path(self._link_files.name) / str(resources.spill_dtype),
+            metric=LinkMetric.of(settings.metric or "mrr"),
+            negatives=settings.negatives,
+            seed=settings.seed,
+            dtype=torch.float32,
+            resources=resources,
+        )
+        return objective.prepared(model, self.graph, resources, **what)
 
 
 def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:

@@ -9,13 +9,14 @@ labels. Before a step they are written anew, a few heads at a time; everything e
 Shapes: E links, K negatives of each.
 """
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ooc.engine.exchange import Exchange
 from ooc.engine.recording import EpochRecorder
@@ -28,7 +29,7 @@ from ooc.train.link_metrics import LinkMetric, LinkScorer
 from ooc.train.link_sets import Links, Places, TrainingLinks, scored_links
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
-from ooc.train.setup import Job, Saving
+from ooc.train.setup import Job, Saving, prepare
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class LinkTrainer(Trainer):
             raise OptionError("an embedding is stepped once an epoch; train links with steps=1 beside it")
         if negatives < 1 or steps < 1:
             raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
-        self._links, self._steps, self._drawn = links, steps, negatives
+        self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
         self._asked = LinkMetric.of("mrr" if metric is None else metric)
         self._folder: TemporaryDirectory[str] | None = None
         try:
@@ -81,31 +82,23 @@ class LinkTrainer(Trainer):
         return self._asked
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
-        if resources.on_device:
-            raise OptionError("links are trained on the CPU; leave out device='cuda'")
         given = dict(make.keywords)
-        _, store, *_ = make.args
-        store.check_one_graph("link prediction")
         resources.spill_dir.mkdir(parents=True, exist_ok=True)
         self._folder = TemporaryDirectory(prefix="ooc-links-", dir=resources.spill_dir)
-        places = Places(store, resources.limits.memory_bytes)
-        folder = Path(self._folder.name)
-        pairs = self._links.train
-        train_2E = places.edges() if pairs is None else places.rows("train", pairs)
-        self._training = TrainingLinks(folder, store, train_2E, self._drawn, given["seed"])
-        scored = {
-            split: scored_links(store, places, self._links, split, given["seed"])
-            for split in ("valid", "test")
-            if getattr(self._links, split) is not None
-        }
-        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        self._scorer = LinkScorer(self.metric, scored, store, folder, dtype)
-        del scored
-        arrays = self._training.arrays | self._scorer.arrays
-        objective = LinkObjective(self._training, self._scorer)
-        given |= {"savings": [one for one in given["savings"] if one is not Saving.ACTIVE_ROWS], "objective": objective}
+        _, store, *_ = make.args
+        objective = LinkObjective.of(
+            self._links,
+            store,
+            Path(self._folder.name),
+            metric=self.metric,
+            negatives=self._drawn,
+            seed=given["seed"],
+            dtype=next(self.model.parameters()).dtype,
+            resources=resources,
+        )
+        self._training, self._scorer = objective.training, objective.scorer
         del given["metric"], given["loss"]
-        return partial(make.func, self.model, store.joined_by(arrays), **given)(resources.shared_with(self.ranks))
+        return objective.prepared(self.model, store, resources.shared_with(self.ranks), **given)
 
     # ---- the algorithm -----------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ class LinkTrainer(Trainer):
             count = self._training.draw(self.epoch, step, self._steps)
             self._session.reread(Direction.LINKS)
             self._objective.divisor = float(max(1, count))  # type: ignore[attr-defined]
-            self._dropout_epoch = self.epoch * self._steps + step
+            self._step_number = step
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
             if step < self._steps - 1:
                 self._update()
@@ -126,6 +119,10 @@ class LinkTrainer(Trainer):
         super()._start()
         offsets = self._prepared.builder.rows.offsets
         self._scorer.attach(self._prepared.network.evaluation, offsets.get(Direction.SCORED_LINKS))
+
+    @property
+    def _masks(self) -> int:
+        return self.epoch * self._steps + self._step_number
 
     def negatives(self, epoch: int, step: int = 0) -> tuple[Tensor, Tensor]:
         """What a step of an epoch (from 0) is made of: which of the training links [e], and the tails [e, K] that were
@@ -154,13 +151,49 @@ class LinkObjective(Objective):
     score_operators = 0
     gradient_operators = 3
 
-    def __init__(self, training: "TrainingLinks", scorer: LinkScorer) -> None:
+    def __init__(self, training: TrainingLinks, scorer: LinkScorer) -> None:
         self.divisor = 1.0
-        self._links, self._of_links = training, scorer
+        self.training, self.scorer = training, scorer
         self._sum: Tensor | float = 0.0
 
+    @classmethod
+    def of(
+        cls,
+        links: Links,
+        store: Store,
+        folder: Path,
+        *,
+        metric: LinkMetric,
+        negatives: int,
+        seed: int,
+        dtype: torch.dtype,
+        resources: Resources,
+    ) -> Self:
+        """That of these links of a store, whose files are made in ``folder``; OptionError for links that are none."""
+        if resources.on_device:
+            raise OptionError("links are trained on the CPU; leave out device='cuda'")
+        store.check_one_graph("link prediction")
+        places = Places(store, resources.limits.memory_bytes)
+        train_2E = places.edges() if links.train is None else places.rows("train", links.train)
+        scored = {
+            split: scored_links(store, places, links, split, seed)
+            for split in ("valid", "test")
+            if getattr(links, split) is not None
+        }
+        training = TrainingLinks(folder, store, train_2E, negatives, seed)
+        return cls(training, LinkScorer(metric, scored, store, folder, str(dtype).removeprefix("torch.")))
+
+    def prepared(
+        self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
+    ) -> Job:
+        """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
+        are computed, too: it is not known which."""
+        joined = store.joined_by(self.training.arrays | self.scorer.arrays)
+        left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
+        return prepare(model, joined, resources, savings=left, objective=self, **given)
+
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
-        return self._links.nbytes + self._of_links.nbytes, 0
+        return self.training.nbytes + self.scorer.nbytes, 0
 
     def begin(self) -> None:
         self._sum = 0.0
@@ -180,5 +213,5 @@ class LinkObjective(Objective):
 
     def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
         if exchange is not None:
-            self._of_links.gather(exchange)
-        return dict.fromkeys(SPLITS) | self._of_links.scores()
+            self.scorer.gather(exchange)
+        return dict.fromkeys(SPLITS) | self.scorer.scores()

@@ -166,7 +166,7 @@ class Trainer:
         """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it. Where
         an embedding is trained, its rows are stepped on the way, to be committed with the parameters' step."""
         self._drop_pending()
-        self._prepared.builder.epoch = self.epoch
+        self._prepared.builder.epoch = self._masks
         if self._learnt is not None:
             self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self.epoch + 1)
         self._objective.begin()
@@ -245,6 +245,11 @@ class Trainer:
     def epoch(self) -> int:
         """Epochs done."""
         return self._state.epoch
+
+    @property
+    def _masks(self) -> int:
+        """What tells the masks of dropout from those of other steps."""
+        return self.epoch
 
     @property
     def best(self) -> dict[str, Any] | None:

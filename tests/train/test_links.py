@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Link prediction: losses, weights and scores of PyG in memory for the same links, whatever the memory."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def links() -> ooc.Links:
     return ooc.Links(train, pairs(40), pairs(30), tails, pairs(50))
 
 
-def _model(encoder: type[nn.Module] = GraphSAGE, decoder: str = "dot") -> ooc.LinkPredictor:
+def _model(encoder: type[nn.Module] = GraphSAGE, decoder: str = "dot", dropout: float = 0.0) -> ooc.LinkPredictor:
     torch.manual_seed(1)
-    return ooc.LinkPredictor(encoder(7, 8, 2, 6), decoder).double()
+    return ooc.LinkPredictor(encoder(7, 8, 2, 6, dropout=dropout), decoder).double()
 
 
 def _train(
@@ -114,7 +115,7 @@ def test_losses_weights_and_scores_are_those_of_pyg(
 def test_memory_and_blocks_change_no_bit(store: Store, links: ooc.Links) -> None:
     results = []
     for options in ({"memory": "6500K"}, {"memory": "100M"}, {"memory": "24M", "slab_columns": 1, "threads": 2}):
-        model = _model(decoder="mlp")
+        model = _model(decoder="mlp", dropout=0.4)
         records, _ = _train(model, store, links, **options)
         found = [(one.loss, one.valid_acc, one.test_acc) for one in records]
         results.append((found, [parameter.detach().numpy().tobytes() for parameter in model.parameters()]))
@@ -130,6 +131,25 @@ def test_every_link_is_in_one_step_and_epochs_draw_anew(store: Store, links: ooc
     counts = torch.bincount(torch.cat([t.reshape(-1) for steps in drawn for _, t in steps]), minlength=_NODES)
     expected = _EPOCHS * 400 * 2 / _NODES
     assert float(((counts - expected) ** 2 / expected).sum()) < 400  # chi-square of 299 degrees: 1 in 20,000 above
+
+
+def test_steps_of_an_epoch_drop_out_apart(store: Store, links: ooc.Links) -> None:
+    """With a learning rate of nothing, and all links in a step, losses differ by masks alone."""
+    losses = set()
+    model = _model(dropout=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    with ooc.LinkTrainer(model, store, links, memory="24M", steps=2, optimizer=optimizer) as trainer:
+        trainer._training.draw = lambda epoch, step, steps: draw(0, 0, 1)  # type: ignore[method-assign]
+        draw = type(trainer._training).draw.__get__(trainer._training)
+        run = trainer._session.run
+
+        def watched(*given: Any) -> None:
+            run(*given)
+            losses.add(trainer._objective.mean_loss())
+
+        trainer._session.run = watched  # type: ignore[method-assign,assignment]
+        trainer.fit(2, eval_every=0, progress=False)
+    assert len(losses) == 4
 
 
 def test_random_link_split_is_taken_as_it_is(graph: Data) -> None:
@@ -265,9 +285,23 @@ def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(tmp_path: Path, graph:
     assert np.load(tmp_path / "z.npy").shape == (_NODES, 8)
 
 
-def _losses(run: Path) -> list[str]:
-    import json
+def test_links_are_planned_for(
+    tmp_path: Path, graph: Data, links: ooc.Links, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As they are trained, and nothing stays behind."""
+    store, file = _saved(tmp_path, graph, links)
+    options = ["--links", file, "--hidden", "8", "--layers", "2", "--memory", "24M", "--spill-dir", str(tmp_path)]
+    there = sorted(tmp_path.iterdir())
+    assert main(["plan", store, *options, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["train", store, *options, "--dry-run", "--json", "--out", str(tmp_path / "run")]) == 0
+    trained = json.loads(capsys.readouterr().out.splitlines()[0])["plan"]
+    assert planned["fates"] == trained["fates"]
+    assert main(["plan", "--graph", "products", *options]) == 2
+    assert sorted(tmp_path.iterdir()) == there
 
+
+def _losses(run: Path) -> list[str]:
     return [str(json.loads(line)["loss"]) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -84,7 +84,7 @@ def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
 def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
     plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
-    plain = plain and settings.heads == 1 and settings.aggr == "auto"
+    plain = plain and settings.heads == 1 and settings.aggr == "auto" and settings.links is None
     plain = plain and store.types is None and not store.num_graphs
     if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
         return build_model(settings, store)
