@@ -40,6 +40,11 @@ def print_summary(report: PlanReport, console: Console) -> None:
         say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
     if plan.spill_bytes:
         say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
+    if plan.learnt_bytes:
+        say(
+            console,
+            f"disk: {format_size(plan.learnt_bytes)} of an embedding and its optimizer, in two to four versions",
+        )
     read, written = describe_reading(report), format_size(report.ssd_write_bytes)
     passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
     seconds = format_duration(report.epoch_s)

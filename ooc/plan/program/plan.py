@@ -130,6 +130,12 @@ class Plan(Layout):
         return blocks + sum(one.nbytes for one in self.shuffles.values())
 
     @property
+    def learnt_bytes(self) -> int:
+        """Of an embedding and what its optimizer keeps of it: one of the versions that the disk has."""
+        planned = (one.matrix for one in self.matrices.values())
+        return sum(matrix.nbytes for matrix in planned if matrix.kind is Kind.LEARNT)
+
+    @property
     def shuffles(self) -> dict[str, Shuffle]:
         """The matrices that have no blocks."""
         return shuffles_in(self.matrices, self.matrices)
