@@ -21,7 +21,8 @@ from ooc.suggestions import did_you_mean
 if TYPE_CHECKING:  # Names alone need no network.
     from ooc.sources.files.download import Served
 
-_OGB = "http://snap.stanford.edu/ogb/data/nodeproppred"
+_OGB = "http://snap.stanford.edu/ogb/data"
+_OGB_FOLDERS = {"ogbn": "nodeproppred", "ogbl": "linkproppred"}
 _LSC = "https://dgl-data.s3-accelerate.amazonaws.com/dataset/OGB-LSC"
 _IGB = "https://igb-public.s3.us-east-2.amazonaws.com"
 _PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
@@ -83,7 +84,7 @@ def _ogb(name: str, download_name: str, **counts: int) -> Dataset:
         name=name,
         **counts,
         places=(folder, download_name, f"{folder}/{download_name}", packed, f"{folder}.zip"),
-        files=(Published(url=f"{_OGB}/{packed}", path=packed),),
+        files=(Published(url=f"{_OGB}/{_OGB_FOLDERS[name[:4]]}/{packed}", path=packed),),
     )
 
 
@@ -123,6 +124,10 @@ DATASETS = {
         _ogb("ogbn-products", "products", nodes=2_449_029, edges=123_718_280, features=100),
         _ogb("ogbn-proteins", "proteins", nodes=132_534, edges=79_122_504, features=8),
         _ogb("ogbn-papers100M", "papers100M-bin", nodes=111_059_956, edges=1_615_685_872, features=128),
+        _ogb("ogbl-collab", "collab", nodes=235_868, edges=2_358_104, features=128),
+        _ogb("ogbl-ppa", "ppassoc", nodes=576_289, edges=42_463_862, features=58),
+        _ogb("ogbl-citation2", "citation-v2", nodes=2_927_963, edges=30_387_995, features=128),
+        _ogb("ogbl-ddi", "ddi", nodes=4_267, edges=2_135_822, features=0),
         Dataset(
             name="mag240m",
             nodes=121_751_666,

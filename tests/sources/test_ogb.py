@@ -394,6 +394,38 @@ def test_mag240ms_test_papers_count_where_they_have_labels(tmp_path: Path) -> No
         np.testing.assert_array_equal(np.flatnonzero(store.array("split/test").read()), tested[:wanted])
 
 
+def _links_in(folder: Path, kind: str, **files: str) -> Path:
+    """A dataset of links of 5 nodes, its text files by name."""
+    texts = {"num-node-list": "5\n", "num-edge-list": "3\n", "edge": "0,1\n2,3\n3,3\n", **files}
+    (folder / "raw").mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / "raw" / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "split" / kind).mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        torch.save({"edge": np.array([[0, 1]])}, folder / "split" / kind / f"{split}.pt")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["time", "throughput", "target"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_graphs_of_links_have_no_labels(tmp_path: Path, kind: str, weighted: bool) -> None:
+    """Edges both ways where ogb's loader has them so; weights and features as far as there are such."""
+    files = {"edge_weight": "1\n2\n7\n"} if weighted else {"node-feat": "1,2\n" * 5}
+    folder = _links_in(tmp_path / "collab", kind, **files)
+    store = ooc.convert(folder, tmp_path / "g.ooc", dtype="float64")
+    both = weighted or kind != "time"
+    ends = [(0, 1), (2, 3), (3, 3)] + ([(1, 0), (3, 2), (3, 3)] if both else [])
+    offsets, sources = (array.read() for array in store.topology("in"))
+    targets = np.repeat(np.arange(5), np.diff(offsets))
+    assert sorted(zip(sources.tolist(), targets.tolist(), strict=True)) == sorted(ends)
+    assert store.num_features == (0 if weighted else 2) and sum(store.split_sizes.values()) == 0
+    assert store.has_edge_weight == weighted
+    if weighted:
+        assert sorted(store.edge_weight("in").read().tolist()) == [1, 1, 2, 2, 7, 7]
+    links = ooc.Links.read(folder / "split" / kind)
+    assert links.train.tolist() == [[0], [1]]
+
+
 def _graph_of(source: Source) -> Graph:
     """What ``source`` hands out, in small blocks, ``prepare`` aside."""
     blocks = list(source.labels(17))

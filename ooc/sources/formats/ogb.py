@@ -14,6 +14,9 @@ every edge is followed by its reverse, as ``read_csv_graph_raw`` has it: nothing
 ogbn-proteins has no node features. What stands in for them is the species of each protein, one-hot in ascending order
 of the species' ids. Its edges have features, which an edge's reverse has too.
 
+Text without labels, that of ogbl-collab, -ppa, -citation2 and -ddi: the edges of ``raw/`` carry messages, and are those
+to train links by; ``split/KIND/*.pt`` has the links (``ooc.Links.read``). ogbl-ddi has no node features.
+
 Many graphs, those of ogbg-molhiv and the others of molecules, and of ogbg-ppa: the same text with
 ``graph-label.csv.gz``, a line a graph, ends of edges as numbers within their graph, each edge once for both directions.
 """
@@ -37,10 +40,12 @@ from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges, with_data
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
-_ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species"))
-"""The kinds of split of ogbn-products and ogbn-proteins."""
+_ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species", "throughput", "target"))
+"""The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi."""
 _MARKS = ("raw/data.npz", "raw/edge.csv.gz")
 _LABELS = "raw/node-label.csv.gz"
+_EDGE_WEIGHTS = "raw/edge_weight.csv.gz"
+"""Of ogbl-collab alone, whose edges are listed once for both directions."""
 _CSV_EDGE_FEATURES = "raw/edge-feat.csv.gz"
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
@@ -111,12 +116,18 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
         edge_features = _columns(files, _CSV_EDGE_FEATURES)
     kind = _only_split(files)
-    both_ways = kind in _ADD_INVERSE_EDGE
-    splits = _splits(files, kind, nodes)
-    tasks = _columns(files, _LABELS)
+    weighted = files.has(_EDGE_WEIGHTS)
+    of_links = not files.has(_LABELS) and files.has(f"split/{kind}/train.pt")
+    both_ways = kind in _ADD_INVERSE_EDGE or weighted
+    weighted = weighted and not request.drop_edge_data
+    splits = IndexSplits({}, nodes=nodes, name="") if of_links else _splits(files, kind, nodes)
+    tasks = 1 if of_links else _columns(files, _LABELS)
     task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
     form = LabelForm(name=files.label(_LABELS), task=task, width=width)
-    features = _Features(files, nodes)
+    features = _Features(files, nodes, may_be_none=of_links)
+    notes = features.notes
+    if of_links:
+        notes += (f"{files.name} has links instead of labels: {files.label(f'split/{kind}')} is what --links takes",)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // 2 if both_ways else size)
@@ -126,9 +137,14 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
             carried = _read(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, listed_edges)
             features = _pieces(carried, rows)
             blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
+        if weighted:
+            weights = _pieces(_read(files, _EDGE_WEIGHTS, Kind.CSV_REAL, 1, listed_edges), rows)
+            blocks = with_data(blocks, weight=(part[:, 0] for part in weights), name=files.label(_EDGE_WEIGHTS))
         yield from map(_with_reverse, blocks) if both_ways else blocks
 
     def labels(size: int) -> Iterator[AnyArray]:
+        if of_links:
+            return (np.full((stop - start, 1), -1.0) for start, stop in ranges(nodes, size))
         return _pieces(_read(files, _LABELS, Kind.CSV_REAL, tasks, nodes), size)
 
     return Source(
@@ -137,16 +153,18 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
         num_nodes=nodes,
         num_edges=listed_edges * (2 if both_ways else 1),
         num_features=features.columns,
-        num_classes=form.width,
+        num_classes=1 if of_links else form.width,
         task=form.task,
+        unlabelled=of_links,
         edges=edges,
+        has_edge_weight=weighted,
         num_edge_features=edge_features,
         features=features.blocks,
         labels=lambda size: label_blocks(form, splits.joined(labels(size))),
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint("raw", "split"),
         description={"split": kind, **features.description},
-        notes=features.notes,
+        notes=notes,
     )
 
 
@@ -206,7 +224,7 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
 class _Features:
     """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
 
-    def __init__(self, files: DatasetFiles, nodes: int) -> None:
+    def __init__(self, files: DatasetFiles, nodes: int, *, may_be_none: bool = False) -> None:
         self._files, self._nodes = files, nodes
         self.description: dict[str, str] = {}
         self.notes: tuple[str, ...] = ()
@@ -216,6 +234,10 @@ class _Features:
             self.columns = _columns(files, self._name)
             return
         found = [name for name in _SPECIES if files.has(name)]
+        if not found and may_be_none:
+            self.columns = 0
+            self.notes = (f"{files.name} has no node features; train an embedding of its nodes",)
+            return
         if not found:
             raise SourceError(f"{files.name} has no node features ({files.label(self._name)} is missing)")
         self._name = found[0]
@@ -274,10 +296,11 @@ def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:
-    """Each edge, followed by its reverse, which has the same features."""
+    """Each edge, followed by its reverse, which carries the same."""
     pairs = np.stack([block.sources, block.targets], axis=1)
-    features = block.data.features if block.data is not None else None
-    data = EdgeData(features=features.repeat(2, axis=0)) if features is not None else None
+    carried = (None, None) if block.data is None else block.data
+    twice = (None if values is None else values.repeat(2, axis=0) for values in carried)
+    data = None if block.data is None else EdgeData(*twice)
     return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
 
 
