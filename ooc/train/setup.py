@@ -606,7 +606,7 @@ def check_types(store: Store, resources: Resources, *, input_dropout: float = 0.
     }
     for what, asked in refused.items():
         if asked:
-            raise OptionError(f"{store.path} has several types of nodes or edges: {what} is not supported for such")
+            raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with {what}")
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

@@ -364,8 +364,8 @@ class Trainer:
     ) -> None:
         """Plan the training of ``model`` on ``graph``; memory and files are taken by what runs first.
 
-        ``graph`` is an open store, its path, or PyG's ``Data``, which is converted beside the scratch data into a store
-        that ``close`` removes.
+        ``graph`` is an open store, its path, or PyG's ``Data`` or ``HeteroData``, which is converted beside the scratch
+        data into a store that ``close`` removes.
 
         ``memory`` bounds what the CPU works in, a size like ``"4G"`` or bytes, by default three quarters of what is
         free. For a GPU ``gpu_budget`` bounds its memory and ``host_budget`` the host's, by default nine tenths and half
@@ -516,10 +516,12 @@ class Trainer:
 
 
 def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryDirectory[str]", Store]:
-    """A PyG ``Data`` as a store that is there as long as the folder it is in."""
+    """A PyG ``Data`` or ``HeteroData`` as a store that is there as long as the folder it is in."""
     from ooc.conversion.conversion import convert
 
-    dtype = str(getattr(getattr(graph, "x", None), "dtype", "torch.float32")).removeprefix("torch.")
+    found = [getattr(nodes, "x", None) for nodes in getattr(graph, "node_stores", [graph])]
+    kinds = {getattr(x, "dtype", torch.float32) for x in found if x is not None}
+    dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
     temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)
     try:
         store = convert(

@@ -69,6 +69,19 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, source: st
         assert verify(ooc.open(folder / "g.ooc")) == []
 
 
+def test_killed_anywhere_it_goes_on_with_types(tmp_path: Path) -> None:
+    """Every type of nodes and of edges is a stage of its own."""
+    source = "synthetic:nodes=2400,edges=4000,features=4,classes=3,types=3"
+    (tmp_path / "whole").mkdir()
+    steps = run(source, tmp_path / "whole" / "g.ooc", 0, {})
+    assert steps is not None and steps > 100
+    rng = random.Random(0)
+    while run(source, tmp_path / "g.ooc", rng.randrange(1, steps), {}) is None:
+        pass
+    assert _same(tmp_path / "g.ooc", tmp_path / "whole" / "g.ooc")
+    assert verify(ooc.open(tmp_path / "g.ooc")) == []
+
+
 def test_killed_anywhere_with_a_source_that_is_unpacked_first(tmp_path: Path) -> None:
     """Half of a deflated edge_index is put on the disk before all else; killed then too."""
     (tmp_path / "source").mkdir()

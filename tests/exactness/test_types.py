@@ -148,7 +148,7 @@ def store_of(data: HeteroData, folder: Path) -> ooc.Store:
     return ooc.convert(data, folder / "graph.ooc", dtype="float64", force=True)
 
 
-def trained(model: nn.Module, store: ooc.Store, folder: Path, **options: Any) -> list[float]:
+def trained(model: nn.Module, store: ooc.Store | HeteroData, folder: Path, **options: Any) -> list[float]:
     """Losses by epoch; the gradients are left in the model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with ooc.Trainer(model, store, optimizer=optimizer, spill_dir=folder / "spill", **options) as trainer:
@@ -319,7 +319,7 @@ def test_models_that_are_not_exact_are_refused_by_name(name: str, tmp_path: Path
 
 def test_what_graphs_with_types_do_not_have_is_refused(tmp_path: Path) -> None:
     store, model = store_of(graph(), tmp_path), made(MODELS["rgcn"], graph())
-    with pytest.raises(OptionError, match="input_dropout is not supported"):
+    with pytest.raises(OptionError, match="not trained with input_dropout"):
         ooc.Trainer(model, store, input_dropout=0.5)
     refused: list[Callable[[], Any]] = [
         lambda: ooc.NeighborLoader(store, [2], batch_size=4),
@@ -339,3 +339,28 @@ def test_predictions_are_those_of_the_type_with_labels(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model.eval()(data.x_dict, data.edge_index_dict)["paper"]
     torch.testing.assert_close(torch.as_tensor(found), expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_hetero_data_is_trained_as_it_is(tmp_path: Path) -> None:
+    """In its own precision, and with one type of nodes and several of edges as well."""
+    data = graph()
+    for kind in ("author", "topic"):
+        del data[kind]
+    for kind in [one for one in data.edge_types if one != ("paper", "cites", "paper")]:
+        del data[kind]
+    data["paper", "follows", "paper"].edge_index = data["paper", "cites", "paper"].edge_index.flip(0)[:, :100]
+    model = made(lambda data: to_hetero(Layers(2), data.metadata()), data)
+    expected = copy.deepcopy(model)
+    (tmp_path / "spill").mkdir()
+    losses = trained(model, data, tmp_path)
+    torch.testing.assert_close(losses, reference(expected, data), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_what_is_kept_in_half_the_bytes_is_the_same_whatever_the_slabs(tmp_path: Path) -> None:
+    data = graph()
+    store, model = store_of(data, tmp_path), made(MODELS["means, added up"], data)
+    ways: list[dict[str, Any]] = [{}, {"slab_columns": 2, "block_rows": 32}]
+    options: dict[str, Any] = {"spill_dtype": "bfloat16", "_tuning": Tuning(tile_rows=16)}
+    one, other = (trained(copy.deepcopy(model), store, tmp_path, **options, **way) for way in ways)
+    assert one == other
+    assert one != trained(copy.deepcopy(model), store, tmp_path, _tuning=Tuning(tile_rows=16))
