@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("store", required=False, type=click.Path(path_type=Path))
-@click.option("--what", type=ChoiceType("logits", "labels", "embeddings"), default="labels", help="What to predict.")
+@click.option(
+    "--what", type=ChoiceType("logits", "labels", "embeddings", "scores"), default="labels", help="What to predict."
+)
 @click.option(
     "--layer",
     type=COUNT_OR_ZERO,
@@ -41,6 +43,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Only these, by the source's ids, or these graphs: .npy, or text with one a line. [default: all]",
+)
+@click.option(
+    "--pairs",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="For scores, of a model of links: pairs of nodes [2, E], heads above tails, by the source's ids, in .npy.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="A file in .npy, .zarr, .parquet or .csv. [default: RUN/WHAT.csv]"
@@ -62,6 +70,7 @@ def command(
     what: str,
     layer: int | None,
     nodes: Path | None,
+    pairs: Path | None,
     out: Path | None,
     model: str | None,
     weights: str,
@@ -84,11 +93,14 @@ def command(
     from ooc.cli.arguments.recipe import graph_bounds, rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.graphs import GraphPrediction
+    from ooc.train.pair_scores import PairScores
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target
     from ooc.train.run import RunFolder
     from ooc.train.weights import learnt_rows, load_weights
 
+    if (pairs is not None) != (what == "scores"):
+        raise OptionError("--what scores and --pairs FILE go together")
     out = out if out is not None else RunFolder.open(run).path / f"{what}.csv"
     check_target(out, force=force)
     folder = RunFolder.open(run)
@@ -104,7 +116,9 @@ def command(
         wanted = None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S")
         given: dict[str, Any] = {"ignore_edge_data": settings.edge_data_left_out}
         made: Predictions
-        if not opened.num_graphs:
+        if what == "scores":
+            made = PairScores(rebuilt, opened, resources, read_pairs(pairs), learnt=learnt, **given)
+        elif not opened.num_graphs:
             made = Prediction(rebuilt, opened, resources, what, layer=layer, nodes=wanted, learnt=learnt, **given)
         elif layer is not None:
             raise OptionError("--layer is of embeddings of nodes, not of graphs")
@@ -163,6 +177,19 @@ def _facts(prediction: "Predictions", out: Path, what: str, *, dry_run: bool) ->
         "scratch_bytes": scratch,
         "written": not dry_run,
     }
+
+
+def read_pairs(path: Path | None) -> "npt.NDArray[Any]":
+    """Pairs of node ids [2, E] of an ``.npy`` file. OptionError where it holds something else."""
+    import numpy as np
+
+    assert path is not None
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise OptionError(f"{path} cannot be read: {error}{did_you_mean_path(path)}") from error
+    pairs: npt.NDArray[Any] = np.asarray(found)
+    return pairs
 
 
 def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":

@@ -158,6 +158,11 @@ class LinkScorer:
         """Have the scores of links whose heads are other processes' rows."""
         exchange.stretches(torch.from_numpy(self._scores), self._offsets)
 
+    def given(self, split: str, numbers: Ints) -> Scores:
+        """The scores of a split's links themselves, by their numbers."""
+        found: Scores = self._scores[self._starts[split, False][numbers]]
+        return found
+
     def scores(self) -> dict[str, float | None]:
         """By split."""
         return {split: self._score(split, each) for split, each in self._each.items()}

@@ -10,6 +10,7 @@ Shapes: E links, K negatives of each.
 """
 
 from collections.abc import Collection
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from ooc.engine.exchange import Exchange
 from ooc.engine.recording import EpochRecorder
 from ooc.errors import ModelError, OptionError
+from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.links import LinkPredictor
 from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
@@ -96,6 +98,7 @@ class LinkTrainer(Trainer):
             dtype=next(self.model.parameters()).dtype,
             resources=resources,
         )
+        assert objective.training is not None
         self._training, self._scorer = objective.training, objective.scorer
         del given["metric"], given["loss"]
         return objective.prepared(self.model, store, resources.shared_with(self.ranks), **given)
@@ -133,6 +136,16 @@ class LinkTrainer(Trainer):
         """Embeddings of nodes, what the encoder gives; other arguments as of ``Trainer.predict``."""
         return super().predict(what, **given)
 
+    @interruptible_by_ctrl_c()
+    def score(self, pairs: Any) -> Tensor:
+        """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is."""
+        from ooc.train.pair_scores import PairScores
+
+        self._session.close()  # its memory is needed
+        asked = PairScores(self.model, self.store, self._resources, pairs, learnt=self._learnt)
+        with closing(asked) as found:
+            return found.read()
+
     def close(self) -> None:
         """Free everything but the model."""
         super().close()
@@ -151,7 +164,8 @@ class LinkObjective(Objective):
     score_operators = 0
     gradient_operators = 3
 
-    def __init__(self, training: TrainingLinks, scorer: LinkScorer) -> None:
+    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer) -> None:
+        """``training`` None: nothing is trained."""
         self.divisor = 1.0
         self.training, self.scorer = training, scorer
         self._sum: Tensor | float = 0.0
@@ -188,12 +202,13 @@ class LinkObjective(Objective):
     ) -> Job:
         """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
         are computed, too: it is not known which."""
-        joined = store.joined_by(self.training.arrays | self.scorer.arrays)
+        trained = {} if self.training is None else self.training.arrays
+        joined = store.joined_by(trained | self.scorer.arrays)
         left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
         return prepare(model, joined, resources, savings=left, objective=self, **given)
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
-        return self.training.nbytes + self.scorer.nbytes, 0
+        return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
 
     def begin(self) -> None:
         self._sum = 0.0

@@ -67,7 +67,12 @@ def _train(
     with ooc.LinkTrainer(model, graph, links, optimizer=optimizer, **given) as trainer:
         records = trainer.fit(_EPOCHS, progress=False)
         steps = range(given["steps"])
-        return records, [[trainer.negatives(epoch, step) for step in steps] for epoch in range(_EPOCHS)]
+        drawn = [[trainer.negatives(epoch, step) for step in steps] for epoch in range(_EPOCHS)]
+        with torch.no_grad():
+            if isinstance(graph, Data):
+                expected = model(graph.x, graph.edge_index, links.train)
+                torch.testing.assert_close(trainer.score(links.train), expected, rtol=1e-9, atol=1e-11)
+        return records, drawn
 
 
 def _train_by_pyg(
@@ -283,6 +288,14 @@ def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(tmp_path: Path, graph:
     assert len(one) == 4 and (one == other).all()
     assert main(["predict", whole, "--what", "embeddings", "--out", str(tmp_path / "z.npy"), "-q"]) == 0
     assert np.load(tmp_path / "z.npy").shape == (_NODES, 8)
+    np.save(tmp_path / "pairs.npy", links.valid)
+    scores = ["--what", "scores", "--pairs", str(tmp_path / "pairs.npy"), "-q"]
+    assert main(["predict", whole, *scores, "--out", str(tmp_path / "s.npy")]) == 0
+    assert main(["predict", whole, *scores, "--out", str(tmp_path / "s.csv")]) == 0
+    lines = (tmp_path / "s.csv").read_text().splitlines()
+    assert lines[0] == "pair,score" and len(lines) == 41
+    assert [float(line.split(",")[1]) for line in lines[1:]] == pytest.approx(np.load(tmp_path / "s.npy"))
+    assert main(["predict", whole, "--what", "scores"]) == 2
 
 
 def test_links_are_planned_for(

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scores that a model of links gives pairs of nodes, exactly and within the same budgets as its training."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ooc.engine.session import Session
+from ooc.errors import ModelError, OptionError
+from ooc.model.layers.links import LinkPredictor
+from ooc.plan.workload import Direction
+from ooc.storage.store import Store
+from ooc.train.embedding import LearntRows
+from ooc.train.link_metrics import LinkMetric, LinkScorer, Ranked
+from ooc.train.link_sets import Places
+from ooc.train.links import LinkObjective
+from ooc.train.prediction import Predictions, What
+from ooc.train.resources import Resources
+from ooc.train.rows_file import AnyArray, Ids
+from ooc.train.setup import Saving
+
+_PAIRS_AT_ONCE = 1 << 16
+
+
+class PairScores(Predictions):
+    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. Other arguments
+    as of ``Prediction``."""
+
+    called = "pair"
+
+    def __init__(
+        self,
+        model: Any,
+        store: Store,
+        resources: Resources,
+        pairs: Any,
+        *,
+        ignore_edge_data: str = "none",
+        learnt: LearntRows | None = None,
+    ) -> None:
+        if not isinstance(model, LinkPredictor):
+            raise ModelError(f"pairs are scored by an ooc.LinkPredictor, not by {type(model).__name__}")
+        if resources.on_device:
+            raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
+        store.check_one_graph("scoring of pairs")
+        self._store, self._limits, self._what = store, resources.limits, What.LOGITS
+        self._model_dtype = next(model.parameters()).dtype
+        resources.spill_dir.mkdir(parents=True, exist_ok=True)
+        self._folder = TemporaryDirectory(prefix="ooc-pairs-", dir=resources.spill_dir)
+        try:
+            rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
+            self._scorer = LinkScorer(
+                LinkMetric("mrr"), {"pairs": Ranked(rows_2E)}, store, Path(self._folder.name), self.dtype.name
+            )
+            self._pairs = rows_2E.shape[1]
+            objective = LinkObjective(None, self._scorer)
+            savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
+            job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
+            self._prepared = job.ready()
+            self._session = Session(self._prepared, [model])
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._pairs,)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.dtype(str(self._model_dtype).removeprefix("torch."))
+
+    @property
+    def columns(self) -> list[str]:
+        return ["score"]
+
+    @property
+    def taken(self) -> tuple[int, int, int]:
+        plan = self._prepared.plan
+        return plan.device_peak_bytes, plan.host_peak_bytes, plan.spill_bytes
+
+    def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
+        session, prepared = self._session, self._prepared
+        if not session.started:
+            session.check_disk()
+            session.start()
+        self._scorer.attach(prepared.network.evaluation, prepared.builder.rows.offsets.get(Direction.SCORED_LINKS))
+        session.run("evaluate", "scoring")
+        for start in range(0, self._pairs, _PAIRS_AT_ONCE):
+            places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))
+            put(places, self._scorer.given("pairs", places), places)
+
+    def close(self) -> None:
+        self._session.close()
+        with suppress(FileNotFoundError):
+            self._folder.cleanup()
