@@ -167,9 +167,9 @@ class PathConv(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, path_index: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        messages = self.lins[0](x)[path_index[0]]
+        messages = self.lins[0](x).index_select(0, path_index[0])
         for lin, nodes in zip(self.lins[1:], path_index[1:], strict=True):
-            messages = messages + lin(x)[nodes]
+            messages = messages + lin(x).index_select(0, nodes)
         out: torch.Tensor = self.lin_out(torch.zeros_like(x).index_add(0, path_index[-1], messages.relu()))
         return out
 
