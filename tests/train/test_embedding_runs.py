@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.nn import GCNConv
 
 import ooc
 from ooc.errors import ModelError, OocError, OptionError, RunError, TrainingError
@@ -237,16 +238,26 @@ def test_wrong_embeddings_are_named(arguments: tuple[int, dict[str, Any]], messa
         ooc.Embedding(arguments[0], **arguments[1])
 
 
-def test_a_model_that_ignores_it_is_refused(store: Store) -> None:
+@pytest.mark.parametrize("taken", ["not", "detached", "without gradients"])
+def test_a_model_that_gives_it_no_gradient_is_refused(taken: str, store: Store) -> None:
+    """torch would leave such an embedding as it is, weight decay included."""
+
     class Blind(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = torch.nn.Linear(8, 4)
+            self.first, self.last = GCNConv(8, 8), torch.nn.Linear(8, 4)
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.linear(torch.zeros_like(x))
+            if taken == "not":
+                x = torch.zeros_like(x)
+            elif taken == "detached":
+                x = x.detach()
+            else:
+                with torch.no_grad():
+                    x = x * 2
+            return self.last(self.first(x, edge_index))
 
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=r"gives its input no gradient|not supported"):
         Trainer(Blind(), store, memory="48M", embedding=8)
 
 

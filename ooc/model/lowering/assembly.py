@@ -77,8 +77,8 @@ class Setting:
 class Assembly:
     """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
-    ``cut_off`` the parameters that are found to get no gradient, ``observed`` the moments that running statistics are
-    kept of."""
+    ``cut_off`` the parameters that are found to get no gradient, ``input_cut_off`` whether x is found to get none,
+    ``observed`` the moments that running statistics are kept of."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -87,6 +87,7 @@ class Assembly:
         self.convolved: list[Value] = []
         self.edge_data: set[EdgeData] = set()
         self.cut_off: list[nn.Parameter] = []
+        self.input_cut_off = False
         self.observed: list[Moments] = []
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}

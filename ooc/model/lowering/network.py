@@ -200,8 +200,9 @@ def lower(
     assembly, training = draft, output
     if not all(sum_first(*question) for question in asked):
         assembly, training = _assembled(model, setting)
-    if setting.embedding_columns and not any(isinstance(v, Learnt) for v in values_of(training)):
-        raise ModelError(f"the output of model {type(model).__name__} does not depend on its input, the embedding")
+    learns = any(isinstance(value, Learnt) for value in values_of(training)) and not assembly.input_cut_off
+    if setting.embedding_columns and not learns:
+        raise ModelError(f"model {type(model).__name__} gives its input no gradient: an embedding would not be trained")
     aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))

@@ -44,12 +44,14 @@ _NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file
 class Calls:
     """The calls of ``module``, in order, as ``nodes``, inputs first. ``name``: of the module, for refusals.
     ``training``: gradients will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be
-    trained and were found to get no gradient, be it that ``detach`` lies between them and the result."""
+    trained and were found to get no gradient, be it that ``detach`` lies between them and the result;
+    ``input_cut_off``: whether the first input gets none."""
 
     def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
         self._module = module
         self._name = name
         self.cut_off: list[nn.Parameter] = []
+        self.input_cut_off = False
         tracer = _Tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
@@ -126,6 +128,7 @@ class Calls:
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
         if training:
+            self.input_cut_off = expected[1:2] in ([], [None])
             gradients = expected[2:] or [None] * len(self._trained)
             self.cut_off = [p for p, found in zip(self._trained, gradients, strict=True) if found is None]
 

@@ -153,7 +153,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 whole = _whole_of_types(model, types)
             setting.traced[known] = whole, Calls(whole, kind, tried, training=setting.training)
         whole, calls = setting.traced[known]
-        assembly.cut_off = calls.cut_off
+        assembly.cut_off, assembly.input_cut_off = calls.cut_off, calls.input_cut_off
         if types is not None:
             edges = [Graph(relation=one) for one in types.edges]
             found = _Interpreter(whole, assembly).run(calls, [*assembly.features_of_types(), *edges])
