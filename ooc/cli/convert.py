@@ -158,7 +158,8 @@ def command(
     """Convert SOURCE to the store OUT (NAME.ooc in the current folder by default).
 
     SOURCE is a dataset's name, a file or folder of a known format (see --list), or
-    synthetic:nodes=…,edges=…,features=…,classes=…[,labelled=1.0][,train=0.5][,directed=1][,seed=0].
+    synthetic:nodes=…,edges=…,features=…,classes=…[,labelled=1.0][,train=0.5][,directed=1][,seed=0]; many graphs are
+    synthetic:graphs=…,nodes=…,edges=…,features=…[,classes=0][,seed=0], with nodes and edges of one on average.
     """
     from ooc.conversion.conversion import convert
 
@@ -178,5 +179,6 @@ def command(
 
         click.echo(json.dumps(describe(store), indent=2))
     elif verbosity > Verbosity.ERROR:
-        counts = [format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
+        graphs = [format_count(store.num_graphs, "graphs")] if store.num_graphs else []
+        counts = [*graphs, format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
         click.echo(f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}")

@@ -393,7 +393,7 @@ def _plan(
         raise BudgetError(
             f"batches come to {most} at most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of "
             f"memory{each}; it may take {format_size(memory_bytes)}; give memory='{budget_of(processes * least)}', or "
-            "smaller batches, of which those by nodes, edges or paths are all alike"
+            "smaller batches, more of them a step; those by nodes, edges or paths are all alike"
         )
     left, resident = memory_bytes - least, {name for name in paged if whole[name] <= paged[name]}
     for name in sorted(paged, key=whole.__getitem__):
