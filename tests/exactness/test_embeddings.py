@@ -195,7 +195,7 @@ def outcome(make: Callable[..., ooc.Trainer], **options: Any) -> tuple[list[floa
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin"])
 def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
     """Budgets, block heights and slabs change no bit of the losses, the rows and the weights."""
-    graph = GraphCase(nodes=400, edges=1800, unlabelled=120)
+    graph = GraphCase(nodes=250, edges=1000, unlabelled=80)
     store, _ = graph_in(tmp_path, without_features(random_data(graph, dtype=torch.float32)))
 
     def make(**options: Any) -> ooc.Trainer:
@@ -205,10 +205,8 @@ def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
     expected = outcome(make)
     plans: list[dict[str, Any]] = [
         {"gpu_budget": gpu, "host_budget": host},
-        {"gpu_budget": gpu * 3 // 2, "host_budget": host * 2},
-        {"block_rows": 16},
-        {"slab_columns": 2, "block_rows": 64},
-        {"threads": 2},
+        {"gpu_budget": gpu * 3 // 2, "host_budget": host * 2, "threads": 2},
+        {"slab_columns": 2, "block_rows": 16},
     ]
     for plan in plans:
         losses, rows, weights = outcome(make, **plan)

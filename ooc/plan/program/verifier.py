@@ -294,6 +294,8 @@ class _Replay:
                 self._end(t)
         for _, _, block, _ in self.starting:
             raise self._wrong(block, "is used after the program ends")
+        for block in {span.block for span in self.program.uses.spans if span.use is Use.UPDATE} - self.stored:
+            raise self._wrong(block, "is replaced, and not on the SSD in the end")
         self._move(len(self.program.bounds))
         for block, frame in self.program.warm:
             if self.content.get(frame) != block:
