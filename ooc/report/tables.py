@@ -151,7 +151,7 @@ def print_fits(fits: "Sequence[Fit]", console: Console) -> None:
     print_table(("memory", *heads), rows, console)
     say(
         console,
-        "graphs: on average. By graphs a batch may be of the largest ones; by nodes or paths batches are alike. A step "
+        "graphs: on average. By graphs or nodes a batch may be of the largest or densest ones there are. A step "
         "in float32 with all kept that layers save, parameters, gradients, and what Adam keeps; on a GPU its own few "
         "hundred MB come on top.",
     )

@@ -17,7 +17,7 @@ from ooc.offloading.measure import DryRuns
 from ooc.plan import Hardware
 from ooc.sampling.graphs import Bounds, GraphSizes, Size, batch_nbytes
 from ooc.storage.store import Store
-from ooc.train.graphs import GraphModel, numbers_as
+from ooc.train.graphs import GraphModel, LargestNumbers
 
 _COPIES = 4
 """Of every parameter: it, its gradient, and two numbers that an optimizer like Adam keeps."""
@@ -64,7 +64,7 @@ def fitting_batches(
                 lambda copy: runs(copy, batch),
                 hardware,
                 known=given,
-                within=lambda module: numbers_as(batch, most),
+                within=lambda module: LargestNumbers(batch, most),
             )
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())

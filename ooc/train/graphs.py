@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc.errors import ModelError, OptionError
+from ooc.events import reported
 from ooc.model.layers.conformance import Watch
 from ooc.model.task import Targets
 from ooc.offloading.measure import META, on_meta
@@ -110,7 +111,7 @@ class GraphModel:
                 torch.no_grad(),
                 META,
                 Watch([*given, *copy.parameters(), *copy.buffers()]) as watch,
-                numbers_as(batch, most),
+                LargestNumbers(batch, most),
             ):
                 self(copy, batch)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
@@ -140,7 +141,7 @@ class GraphModel:
         return outputs.shape[1]
 
 
-class numbers_as(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """On the meta device a number that a model reads off its indices is as large as it can be in the ``batch``, of size
     ``most``: the last graph's, as PyG's pooling reads to count graphs, where it comes of which graph nodes are of, and
     otherwise the nodes of the largest graph."""
@@ -273,9 +274,11 @@ class GraphTrainer(BatchTrainer):
     def _evaluate(self) -> Scores:
         members = self._members
         scored = np.flatnonzero(np.logical_or.reduce([*members.values()]))
+        batches = self.loader.bounds.cut(scored)
         self._scorer.begin()
-        with self._averaging.in_place(), in_evaluation(self.model), torch.no_grad():
-            for batch in self.loader.read(self.loader.bounds.cut(scored)):
+        task = reported(self._listener, "evaluation", len(batches), "batches")
+        with self._averaging.in_place(), in_evaluation(self.model), torch.no_grad(), task as advance:
+            for number, batch in enumerate(self.loader.read(batches), start=1):
                 with self._autocast():
                     outputs_gC = self._runs(self.model, batch).to(self._runs.dtype)
                 for split, mask in members.items():
@@ -285,6 +288,7 @@ class GraphTrainer(BatchTrainer):
                         tally = self._scorer.of_rows(batch.graph_id[rows], outputs_gC[rows], labels)
                         if tally is not None:
                             self._scorer.add(split, tally)
+                advance(number)
         return {f"{split}_acc": score for split, score in self._scorer.scores().items()}
 
     def _update(self) -> None:
@@ -324,7 +328,7 @@ class GraphTrainer(BatchTrainer):
         batch, given = self._runs.measured(most)
 
         def within(module: nn.Module) -> AbstractContextManager[Any]:
-            return numbers_as(batch, most)
+            return LargestNumbers(batch, most)
 
         step = lambda copy: self._runs(copy, batch, self._input_dropout)  # noqa: E731
         return kept + self._step_bytes(step, given, left - kept, within)
@@ -378,7 +382,7 @@ class GraphPrediction(Predictions):
             raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
         self._model, self._store, self._what = model, store, What(what)
         self._runs = GraphModel(model, store, paths=bounds.paths, ignore_edge_data=ignore_edge_data)
-        self._limits, self._model_dtype = resources.limits, self._runs.dtype
+        self._limits, self._model_dtype, self._listener = resources.limits, self._runs.dtype, resources.listener
         memory = resources.limits.memory_bytes
         beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731
         self._loader = GraphLoader(store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside)
@@ -397,12 +401,13 @@ class GraphPrediction(Predictions):
 
     def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the numbers of their graphs."""
-        done = 0
-        with in_evaluation(self._model), torch.no_grad():
+        done, task = 0, reported(self._listener, "predicting", len(self._loader.graphs), "graphs")
+        with in_evaluation(self._model), torch.no_grad(), task as advance:
             for batch in self._loader:
                 rows = self._what.of_outputs(self._runs(self._model, batch), self._store.task)
                 put(np.arange(done, done + len(rows)), rows, batch.graph_id.numpy())
                 done += len(rows)
+                advance(done)
 
     def close(self) -> None:
         """As of ``Prediction``."""
