@@ -350,6 +350,7 @@ _EVENTS = "principle", "is trained on a stream of events, one after the other"
 _RAPIDS = "package", "needs pylibcugraphops and a GPU"
 
 NOT_TRIED: dict[str, tuple[str, str]] = {
+    "HeteroConv": ("not yet", "on graphs of one type; on those with types of nodes and edges it is (types.md)"),
     "MessagePassing": ("nothing to train", "the base class of all; one's own are taken"),
     "Aggregation": _BASE,
     "CuGraphSAGEConv": _RAPIDS,
@@ -363,7 +364,7 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "SignedConv": _SIGNED,
     "SignedGCN": _SIGNED,
     "WLConv": ("nothing to train", "colours nodes by hashes, without parameters and gradients"),
-    **dict.fromkeys(("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "HeteroConv", "HANConv"), _TYPED),
+    **dict.fromkeys(("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "HANConv"), _TYPED),
     **dict.fromkeys(("HeteroBatchNorm", "HeteroLayerNorm", "HeteroJumpingKnowledge"), _TYPED),
     "Node2Vec": _WALKS,
     "MetaPath2Vec": _WALKS,

@@ -5,6 +5,7 @@ import copy
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -364,3 +365,52 @@ def test_what_is_kept_in_half_the_bytes_is_the_same_whatever_the_slabs(tmp_path:
     one, other = (trained(copy.deepcopy(model), store, tmp_path, **options, **way) for way in ways)
     assert one == other
     assert one != trained(copy.deepcopy(model), store, tmp_path, _tuning=Tuning(tile_rows=16))
+
+
+# ---- drawn at random ------------------------------------------------------------------------------------------------
+
+
+class Drawn(nn.Module):
+    """Layers of relations, each with a convolution of some kind; what a layer gives is put beside what it was given, or
+    takes its place; the output is of the last layer or of all."""
+
+    def __init__(self, data: HeteroData, random: Random) -> None:
+        super().__init__()
+        widths = [{kind: data[kind].x.shape[1] for kind in data.node_types}]
+        self.layers, self.beside, self.jumps = nn.ModuleList(), [], random.random() < 0.5
+        for _ in range(random.randint(1, 3)):
+            now, columns, convs = widths[-1], random.randint(2, 6), {}
+            for kind in data.edge_types:
+                if random.random() < 0.8 or kind[2] == "paper":
+                    ends, aggr = (now[kind[0]], now[kind[2]]), random.choice(["mean", "sum"])
+                    convs[kind] = random.choice([SAGEConv, GraphConv])(ends, columns, aggr=aggr)
+            self.layers.append(HeteroConv(convs, random.choice(["sum", "mean", "max", "cat"])))
+            self.beside.append(random.random() < 0.5)
+            found = {kind: sum(one[2] == kind for one in convs) for kind in now}
+            each = {kind: columns * (n if self.layers[-1].aggr == "cat" else n > 0) for kind, n in found.items()}
+            put = {kind: each[kind] + now[kind] * self.beside[-1] for kind in now}
+            widths.append({kind: put[kind] if found[kind] else now[kind] for kind in now})
+        wide = sum(one["paper"] for one in widths) if self.jumps else widths[-1]["paper"]
+        self.out = nn.Linear(wide, CLASSES)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        seen = [x_dict["paper"]]
+        for conv, beside in zip(self.layers, self.beside, strict=True):
+            found = {kind: rows.tanh() for kind, rows in conv(x_dict, edge_index_dict).items()}
+            if beside:
+                found = {kind: torch.cat([rows, x_dict[kind]], dim=1) for kind, rows in found.items()}
+            x_dict = {**x_dict, **found}
+            seen.append(x_dict["paper"])
+        result: Tensor = self.out(torch.cat(seen, dim=1) if self.jumps else seen[-1])
+        return result
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_models_are_pygs(seed: int, tmp_path: Path) -> None:
+    """300 of them, on graphs drawn as well, were compared when this was written."""
+    random = Random(seed)
+    way = random.choice([{}, {"slab_columns": 1}, {"slab_columns": 2, "block_rows": 16}])
+    savings = random.choice([(), tuple(Saving)])
+    tuning = Tuning(tile_rows=16, savings=savings)
+    data = graph(topics_reached=random.random() < 0.5)
+    assert_as_pyg(lambda data: Drawn(data, random), data, tmp_path, _tuning=tuning, **way)
