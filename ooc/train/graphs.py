@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +49,10 @@ class GraphModel:
     """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges, which it gives ``outputs``
     for.
 
-    ``forward`` is given ``x`` [n, F], ``edge_index`` [2, e] and ``batch`` [n], in this order, and by name of
-    ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes.
-    ModelError where it takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
+    ``forward`` is given ``x`` [n, F] and ``edge_index`` [2, e] in this order, ``batch`` [n] by its name if it has that
+    and third otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``ptr`` [g + 1]
+    and ``batch_size`` (g) what it takes. ModelError where it takes nothing of what edges carry, or wants paths that are
+    not made, or gives no row a graph.
     """
 
     def __init__(self, model: nn.Module, store: Store, *, paths: int, ignore_edge_data: str) -> None:
@@ -69,6 +70,7 @@ class GraphModel:
             if given in parameters and given not in there and parameters[given].default is inspect.Parameter.empty:
                 remedy = "give paths=2 or paths=3" if given == "path_index" else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
+        self._names_batch = "batch" in parameters
         self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[3:] and one in parameters)]
         self.outputs = self._tried(model, name)
 
@@ -78,8 +80,9 @@ class GraphModel:
         given: dict[str, Any] = {one: batch[one] for one in self._given if one != "batch_size"}
         given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
-        outputs: Tensor = model(x, batch.edge_index, batch.batch, **given)
-        return outputs
+        if self._names_batch:
+            return cast(Tensor, model(x, batch.edge_index, batch=batch.batch, **given))
+        return cast(Tensor, model(x, batch.edge_index, batch.batch, **given))
 
     def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
         """A batch of that size, of zeros; on the meta device of nothing."""

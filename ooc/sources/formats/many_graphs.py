@@ -4,6 +4,7 @@
 G graphs, N nodes and E edges of all of them together.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -29,6 +30,8 @@ from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
 OPTIONS = frozenset((SPLIT, TASK_OPTION))
+_HELD = 3
+"""Numbers of each graph that are held: where it begins, and up to two that formats go by."""
 _OF_EDGES = ("edge_weight", "edge_attr")
 
 
@@ -75,7 +78,7 @@ def graphs_source(
         labels=labels,
         task=form.task,
         graph_offsets=offsets,
-        resident_bytes=offsets.nbytes + (0 if listed is None else listed.nbytes),
+        resident_bytes=_HELD * offsets.nbytes + (0 if listed is None else listed.nbytes),
         notes=tuple(notes),
         **others,
     )
@@ -156,7 +159,7 @@ class _Graphs:
 
     def __init__(self, graphs: Iterable[Any], name: str, request: Request) -> None:
         self.name, self._graphs = name, graphs
-        self.sizes: list[int] = []
+        self.sizes = array("q")
         self.edges, self.only_answers = 0, True
         self.columns: dict[str, int] = {}
         for at, data in enumerate(graphs):
@@ -196,10 +199,10 @@ class _Graphs:
         found = getattr(data, name, None)
         if found is None:
             return None
-        array = np.asarray(found)
-        if len(array) != data.edge_index.shape[1]:
-            raise SourceError(f"{self.name}: {name} has the shape {array.shape} for {data.edge_index.shape[1]} edges")
-        return array[:, None] if array.ndim == 1 else array
+        values = np.asarray(found)
+        if len(values) != data.edge_index.shape[1]:
+            raise SourceError(f"{self.name}: {name} has the shape {values.shape} for {data.edge_index.shape[1]} edges")
+        return values[:, None] if values.ndim == 1 else values
 
     def edge_blocks(self, size: int) -> Iterator[EdgeBlock]:
         """The edges of whole graphs, about ``size`` of them at a time."""

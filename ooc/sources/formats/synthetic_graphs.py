@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up small graphs, any number of them in 16 bytes each: trees with chords, the more the larger a hidden number.
+"""Made-up small graphs, any number of them in 24 bytes each: trees with chords, the more the larger a hidden number.
 
 Graph g draws z in [0, 1) and its nodes n, half to three halves of the mean evenly. A node but the first is tied to a
 random one before it, and round(2z(m - n̄ + 1)) chords join two random nodes, which gives m edges on average. Features
