@@ -347,7 +347,10 @@ def _batch(loader: GraphLoader, held: _Held, graphs: Ints, uses: Mapping[str, An
         if f"in/{name}" in held.rows:
             made[called] = take(f"in/{name}")
     if loader.sizes.path_edges:
-        made["path_index"] = find_paths(sources, degrees, loader.sizes.path_edges, int(counts["paths"].sum()))
+        try:
+            made["path_index"] = find_paths(sources, degrees, loader.sizes.path_edges, int(counts["paths"].sum()))
+        except ValueError as error:
+            raise damaged(store, "in/indices") from error
     batch = Batch(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()})
     batch._num_graphs = len(graphs)
     return batch

@@ -27,8 +27,8 @@ def check_paths(edges: int) -> None:
 
 
 def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
-    """How many paths of two or three ``edges`` have each edge [e] as their last but one, which is where the paths of
-    two edges end, or as their middle one; of ``sources`` and ``targets`` [e]."""
+    """How many paths have each edge [e] as the last of two ``edges``, or as the second of three; of ``sources`` and
+    ``targets`` [e]."""
     plain = sources != targets
     keys = targets * nodes + sources
     back = sources * nodes + targets
@@ -53,16 +53,21 @@ def making_bytes(walks: int) -> int:
 
 def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
     """All ``count`` paths of two or three ``edges`` as a matrix [edges + 1, P]: first node, …, last node; by their last
-    node, then by the last but one, and so on. ``sources`` [e] by target, ``degrees`` [n] of these."""
+    node, then by the last but one, and so on. ``sources`` [e] by target, ``degrees`` [n] of these. ValueError where
+    there are not as many, as edges are not sorted."""
     out = np.empty((edges + 1, count), dtype=np.int64)
     done = 0
     for walks in _found(sources, degrees, edges):
         found = len(walks[0])
+        if done + found > count:
+            break
         for place, nodes in enumerate(walks):
             out[place, done : done + found] = nodes
         done += found
-    assert done == count, "paths are counted as they are made"
-    return out
+    else:
+        if done == count:
+            return out
+    raise ValueError(f"there are not {count} paths")
 
 
 def _walks(sources: Ints, degrees: Ints, edges: int) -> Ints:

@@ -128,3 +128,10 @@ def test_a_damaged_topology_is_found(store: Store, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_within", lambda *given: False)
     with pytest.raises(ooc.StoreError, match="in/indices"):
         next(iter(GraphLoader(store, 5)))
+
+
+def test_edges_that_are_not_sorted_are_found(store: Store) -> None:
+    loader = GraphLoader(store, 20, paths=3)
+    loader.sizes.paths[3] += 1
+    with pytest.raises(ooc.StoreError, match="in/indices"):
+        next(iter(loader))
