@@ -429,6 +429,7 @@ def test_models_are_those_of_pyg(graph: Path) -> None:
         "heads": 1,
         "residual": False,
         "aggr": "auto",
+        "embedding": 0,
     }
     chosen: Any = TrainSettings(**settings)  # type: ignore[arg-type]
     model: Any = build_model(chosen, open_store(graph))
