@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store
     from ooc.storage.store import open_store as open  # noqa: F401
+    from ooc.train.batched.graphs import GraphTrainer as GraphTrainer
     from ooc.train.embedding import Embedding as Embedding
-    from ooc.train.graphs import GraphTrainer as GraphTrainer
-    from ooc.train.link_sets import Links as Links
-    from ooc.train.links import LinkTrainer as LinkTrainer
+    from ooc.train.links.sets import Links as Links
+    from ooc.train.links.trainer import LinkTrainer as LinkTrainer
     from ooc.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Embedding": ("ooc.train.embedding", "Embedding"),
     "GraphLoader": ("ooc.sampling.graphs", "GraphLoader"),
-    "GraphTrainer": ("ooc.train.graphs", "GraphTrainer"),
+    "GraphTrainer": ("ooc.train.batched.graphs", "GraphTrainer"),
     "LinkPredictor": ("ooc.model.layers.links", "LinkPredictor"),
-    "LinkTrainer": ("ooc.train.links", "LinkTrainer"),
-    "Links": ("ooc.train.link_sets", "Links"),
+    "LinkTrainer": ("ooc.train.links.trainer", "LinkTrainer"),
+    "Links": ("ooc.train.links.sets", "Links"),
     "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),
     "Store": ("ooc.storage.store", "Store"),
     "Trainer": ("ooc.train.trainer", "Trainer"),

@@ -16,7 +16,7 @@ from torch_geometric.nn.models import GraphSAGE
 import ooc
 from ooc.ranks import Ranks, RunningStatistics
 from ooc.storage.store import Store
-from ooc.train.sampled import SampledTrainer, Sampling
+from ooc.train.batched.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 from tests.processes import together
 

@@ -28,7 +28,11 @@ def import_everything() -> None:
     """What a command would import."""
     from ooc.cli import COMMANDS
 
-    for name in (*(f"ooc.cli.{command}" for command in COMMANDS), "ooc.cli.arguments.recipe", "ooc.train.sampled"):
+    for name in (
+        *(f"ooc.cli.{command}" for command in COMMANDS),
+        "ooc.cli.arguments.recipe",
+        "ooc.train.batched.sampled",
+    ):
         importlib.import_module(name)
     for name in ("torch_geometric.nn.models", "zarr", "ooc.report.console", "ooc.report.logs", "ooc.report.runs"):
         importlib.import_module(name)

@@ -29,8 +29,8 @@ def command(
     """
     from ooc.cli.arguments.recipe import rebuild_model
     from ooc.cli.arguments.settings import TrainSettings
-    from ooc.train.run import RunFolder
-    from ooc.train.weights import export_weights, load_weights
+    from ooc.train.runs.run import RunFolder
+    from ooc.train.runs.weights import export_weights, load_weights
 
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)

@@ -263,7 +263,7 @@ def _batches(stores: Sequence[str], memories: str, options: dict[str, Any], cons
     from ooc.report.console import say
     from ooc.report.tables import print_fits
     from ooc.storage.store import open_store
-    from ooc.train.batch_table import fitting_batches
+    from ooc.train.batched.table import fitting_batches
     from ooc.train.resources import hardware_for
 
     store = open_store(stores[0] if stores else only_store(Path()))
@@ -341,7 +341,7 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
 
     if store is not None:
         from ooc.storage.store import open_store
-        from ooc.train.run import RunFolder
+        from ooc.train.runs.run import RunFolder
 
         RunFolder.open(run).check_store(open_store(store))
     found = compare(run)

@@ -27,7 +27,7 @@ from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
-from ooc.train.link_metrics import LinkMetric
+from ooc.train.links.metrics import LinkMetric
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
@@ -219,8 +219,8 @@ class Planning:
         return self._jobs[spill_dtype]
 
     def _prepare_links(self, model: nn.Module, links: str, resources: Resources, **what: Any) -> Job:
-        from ooc.train.link_sets import Links
-        from ooc.train.links import LinkObjective
+        from ooc.train.links.sets import Links
+        from ooc.train.links.trainer import LinkObjective
 
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ooc.train.prediction import Predictions
     from ooc.train.resources import Resources
-    from ooc.train.run import RunFolder
+    from ooc.train.runs.run import RunFolder
 
 
 @click.command(
@@ -92,12 +92,12 @@ def command(
     from ooc.cli.arguments.optimization import build_embedding
     from ooc.cli.arguments.recipe import graph_bounds, rebuild_model
     from ooc.storage.store import open_store
-    from ooc.train.graphs import GraphPrediction
-    from ooc.train.pair_scores import PairScores
+    from ooc.train.batched.graphs import GraphPrediction
+    from ooc.train.links.scores import PairScores
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target
-    from ooc.train.run import RunFolder
-    from ooc.train.weights import learnt_rows, load_weights
+    from ooc.train.runs.run import RunFolder
+    from ooc.train.runs.weights import learnt_rows, load_weights
 
     if (pairs is not None) != (what == "scores"):
         raise OptionError("--what scores and --pairs FILE go together")

@@ -16,7 +16,7 @@ from ooc.errors import RankError, TrainingError
 
 if TYPE_CHECKING:
     from ooc.ranks import Ranks
-    from ooc.train.run import RunFolder
+    from ooc.train.runs.run import RunFolder
 
 
 def ranks_of_environment() -> "Ranks | None":
@@ -35,7 +35,7 @@ def is_first(ranks: "Ranks | None") -> bool:
 
 def follow(run: "RunFolder") -> "RunFolder":
     """The same run, which the first process writes."""
-    from ooc.train.run import FollowedRun
+    from ooc.train.runs.run import FollowedRun
 
     return FollowedRun.of(run)
 

@@ -16,8 +16,8 @@ from ooc.errors import TrainingError
 from ooc.progress.reporter import Reporter, Verbosity
 
 if TYPE_CHECKING:
-    from ooc.train.run import RunFolder
-    from ooc.train.seeds import SeedRuns
+    from ooc.train.runs.run import RunFolder
+    from ooc.train.runs.seeds import SeedRuns
 
 TrainOne = Callable[["RunFolder", TrainSettings, Reporter, Verbosity], None]
 
@@ -118,7 +118,7 @@ def _reporter(verbosity: Verbosity, settings: TrainSettings) -> Reporter:
 
 def _open_run(runs: "SeedRuns", settings: TrainSettings, seed: int) -> "tuple[RunFolder, TrainSettings]":
     """The run of ``seed``, new or begun before, and its settings, which are those of all but for the seed."""
-    from ooc.train.run import RunFolder, holds_run
+    from ooc.train.runs.run import RunFolder, holds_run
 
     path, own = runs.run_path(seed), replace(settings, seed=seed)
     if not holds_run(path):

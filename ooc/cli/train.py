@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ooc.ranks import Ranks
     from ooc.report.logs import EpochLog
     from ooc.report.plan_report import PlanReport
-    from ooc.train.run import RunFolder
-    from ooc.train.seeds import SeedRuns
+    from ooc.train.runs.run import RunFolder
+    from ooc.train.runs.seeds import SeedRuns
     from ooc.train.trainer import Trainer
 
 _RUNS = Path("runs")
@@ -181,7 +181,7 @@ def _open_run(
     context: click.Context, /, store: str | None, out: str | None, resume: bool, options: dict[str, Any]
 ) -> "tuple[RunFolder, TrainSettings]":
     """The run to train, new or begun before, and the settings that hold for it. Writes nothing."""
-    from ooc.train.run import RunFolder
+    from ooc.train.runs.run import RunFolder
 
     if resume and out is not None:
         given = _given_now(context, store, options)
@@ -201,8 +201,8 @@ def _open_seeds(
     options: dict[str, Any],
 ) -> "tuple[SeedRuns, TrainSettings] | None":
     """The runs of several seeds, where such are asked for or gone on with, and what they share. Writes nothing."""
-    from ooc.train.run import given_anew
-    from ooc.train.seeds import SeedRuns, holds_seeds
+    from ooc.train.runs.run import given_anew
+    from ooc.train.runs.seeds import SeedRuns, holds_seeds
 
     if resume and out is not None:
         path = Path(out)
@@ -269,7 +269,7 @@ def _train(call: _Call, run: "RunFolder", settings: TrainSettings, reporter: Rep
     from ooc.report.runs import describe_run
     from ooc.report.starts import note_start
     from ooc.report.tables import print_outcome
-    from ooc.train.batches import BatchTrainer
+    from ooc.train.batched.batches import BatchTrainer
 
     ranks = call.ranks
     logs = _logs(settings, run) if call.is_first else []
@@ -325,7 +325,7 @@ def _trainer(run: "RunFolder", settings: TrainSettings, listener: "Listener") ->
     import torch
 
     from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model
-    from ooc.train.link_metrics import LinkMetric
+    from ooc.train.links.metrics import LinkMetric
     from ooc.train.metrics import Metric, resolve_metric
 
     if settings.threads is not None:
@@ -343,8 +343,8 @@ def _start(
     run: "RunFolder", settings: TrainSettings, trainer: "Trainer", report: "PlanReport | None", *, dry_run: bool
 ) -> dict[str, Any]:
     """What the first line of ``--json`` says."""
-    from ooc.train.graphs import GraphTrainer
-    from ooc.train.sampled import SampledTrainer
+    from ooc.train.batched.graphs import GraphTrainer
+    from ooc.train.batched.sampled import SampledTrainer
 
     begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
     begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
@@ -411,8 +411,8 @@ def _brief(
     )
     from ooc.report.console import say
     from ooc.report.tables import print_plan
-    from ooc.train.graphs import GraphTrainer
-    from ooc.train.sampled import SampledTrainer
+    from ooc.train.batched.graphs import GraphTrainer
+    from ooc.train.batched.sampled import SampledTrainer
 
     spill = shlex.quote(str(trainer.spill_dir))
     weighted = trainer.store.has_edge_weight

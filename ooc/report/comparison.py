@@ -13,7 +13,7 @@ from ooc.errors import RunError
 from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 
 def compare(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ooc.plan.simulate.condensed import expand
 from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
 from ooc.report.console import write_text
 from ooc.sizes import format_size
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 _COLOURS = {
     Resource.COMPUTE: "#2f81c7",

@@ -17,7 +17,7 @@ from ooc.errors import RunError
 from ooc.progress.figures import best_record, format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
-from ooc.train.run import RunFolder, holds_run
+from ooc.train.runs.run import RunFolder, holds_run
 
 _DEPTH = 3
 """Folders below the one that is looked through."""

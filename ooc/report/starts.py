@@ -21,7 +21,7 @@ from ooc.profile.profile import processor_name
 from ooc.report.machine import versions_of
 from ooc.report.plan_report import PlanReport
 from ooc.train.metrics import Metric
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 _PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 

@@ -21,7 +21,7 @@ from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stag
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
-    from ooc.train.batch_table import Fit
+    from ooc.train.batched.table import Fit
     from ooc.train.metrics import Metric
 
 _SHARES = ("device", "host", "ssd", "recompute")

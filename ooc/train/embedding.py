@@ -20,7 +20,7 @@ from ooc.prefetch.spill import open_nameless
 from ooc.sizes import format_size
 from ooc.storage.array import flush, make_folders
 from ooc.storage.versioned_array import VersionedArray
-from ooc.train import run as run_folder
+from ooc.train.runs import run as run_folder
 
 _PANEL_ROWS = 4096
 """Rows that are drawn together, whatever is read or written together."""

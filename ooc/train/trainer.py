@@ -41,10 +41,10 @@ from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
-from ooc.train.run import EMBEDDING, FollowedRun, RunFolder, holds_run
+from ooc.train.runs.run import EMBEDDING, FollowedRun, RunFolder, holds_run
+from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
-from ooc.train.state import TrainingState
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

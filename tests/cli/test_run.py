@@ -17,7 +17,7 @@ import torch
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -312,7 +312,7 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
 import sys
 from tests.cli.test_run import record, state
 from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.run import RunFolder, holds_run
+from ooc.train.runs.run import RunFolder, holds_run
 from pathlib import Path
 path = Path(sys.argv[1])
 run = RunFolder.open(path) if holds_run(path) else RunFolder.create(path, {})

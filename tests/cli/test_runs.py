@@ -10,7 +10,7 @@ import pytest
 
 from ooc import cli
 from ooc.report.runs import Order, describe_run, find_runs, ordered
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record, state
 

@@ -39,7 +39,7 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice, Race, StraightEngine, WatchedEngine, lower_unwatched

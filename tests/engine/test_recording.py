@@ -9,7 +9,7 @@ import torch
 from ooc.plan.simulate.condensed import PIECES, expand
 from ooc.plan.simulate.timeline import Resource
 from ooc.storage.store import Store
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import use
 from tests.exactness.comparison import make_trainer, store_of

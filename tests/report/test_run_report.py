@@ -20,7 +20,7 @@ from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import compared, verdict
 from ooc.report.page.vocabulary import describe_matrix, describe_pass
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from ooc.train.trainer import Trainer
 from tests.report.browser import Page, browser, chromium
 

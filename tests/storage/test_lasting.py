@@ -13,7 +13,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.conversion.journal import Journal
 from ooc.storage.array import TEMPORARY_SUFFIX, open_alone, replace_file
-from ooc.train.run import METRICS, RunFolder
+from ooc.train.runs.run import METRICS, RunFolder
 from tests.cli.test_run import record, state
 
 

@@ -36,7 +36,7 @@ def test_an_epoch_that_is_lost_is_noticed(campaign: Any, monkeypatch: pytest.Mon
         path.write_bytes(data)
 
     monkeypatch.setattr(array, "replace_file", replace)
-    monkeypatch.setattr("ooc.train.run.replace_file", replace)
+    monkeypatch.setattr("ooc.train.runs.run.replace_file", replace)
     monkeypatch.setattr(campaign, "tallies", {})
     number = 0
     while number < 6 and not (campaign.tallies and campaign.tallies["train"].failures):

@@ -16,7 +16,7 @@ from ooc.errors import ModelError, OocError, OptionError, RunError, TrainingErro
 from ooc.prefetch.frames import HostWorkspace
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from ooc.train.trainer import Trainer
 from tests.exactness.reference import ModelCase
 
@@ -103,7 +103,7 @@ def test_predictions_are_of_the_best_epoch_or_the_last(case: ModelCase, store: S
     """Each of the two states has rows that go with its weights."""
     from ooc.train.prediction import Prediction
     from ooc.train.resources import Resources
-    from ooc.train.weights import learnt_rows, load_weights
+    from ooc.train.runs.weights import learnt_rows, load_weights
 
     kept: dict[int, Tensor] = {}
     with trainer_of(store, case, tmp_path / "run") as trainer:

@@ -14,7 +14,7 @@ from torch_geometric.nn.models import GCN
 
 from ooc.errors import ModelError, OptionError, RunError, TrainingError
 from ooc.storage.store import Store
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from ooc.train.schedule import by_factor, cosine, steps
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer

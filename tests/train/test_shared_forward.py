@@ -99,7 +99,7 @@ def test_resuming_goes_on_exactly(tmp_path: Path) -> None:
 
     with make_trainer(case, store, tmp_path, out=tmp_path / "run", listener=cut) as begun, pytest.raises(Cut):
         begun.fit(6, eval_every=1)
-    run = ooc.train.run.RunFolder.open(tmp_path / "run")  # type: ignore[attr-defined]
+    run = ooc.train.runs.run.RunFolder.open(tmp_path / "run")  # type: ignore[attr-defined]
     with make_trainer(case, store, tmp_path, out=run) as rest:
         assert outcome(rest.fit(6, eval_every=1, resume=True)) == expected[3:]
         assert outcome(run.records()) == expected

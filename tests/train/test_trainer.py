@@ -12,7 +12,7 @@ from torch_geometric.nn import GCN
 import ooc
 from ooc import memory
 from ooc.storage.store import Store
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 from tests.train.test_resources import assert_no_more_held, held

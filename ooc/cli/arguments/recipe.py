@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from ooc.events import Listener
     from ooc.storage.store import Store
-    from ooc.train.graphs import GraphBounds
-    from ooc.train.link_metrics import LinkMetric
+    from ooc.train.batched.graphs import GraphBounds
+    from ooc.train.links.metrics import LinkMetric
     from ooc.train.metrics import Metric
-    from ooc.train.run import RunFolder
+    from ooc.train.runs.run import RunFolder
     from ooc.train.trainer import Trainer
 
 _SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
@@ -414,7 +414,7 @@ def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | 
 
 def graph_bounds(settings: TrainSettings) -> "GraphBounds":
     """What batches of many graphs may have at most."""
-    from ooc.train.graphs import GraphBounds
+    from ooc.train.batched.graphs import GraphBounds
 
     return GraphBounds(**{one.name: getattr(settings, one.name) for one in fields(GraphBounds)})
 
@@ -423,10 +423,10 @@ def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
-    from ooc.train.graphs import GraphTrainer
-    from ooc.train.link_sets import Links
-    from ooc.train.links import LinkTrainer
-    from ooc.train.sampled import SampledTrainer, Sampling
+    from ooc.train.batched.graphs import GraphTrainer
+    from ooc.train.batched.sampled import SampledTrainer, Sampling
+    from ooc.train.links.sets import Links
+    from ooc.train.links.trainer import LinkTrainer
     from ooc.train.trainer import Trainer
 
     model = with_decoder(settings, build_model(settings, store))

@@ -20,7 +20,7 @@ from ooc.progress.figures import best_record
 from ooc.report.comparison import compare
 from ooc.report.page.findings import helps, rank, verdict
 from ooc.report.page.vocabulary import describe_matrix
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 MOST_EPOCHS = 400
 _CURVES = (

@@ -27,8 +27,8 @@ from ooc.model.layers.links import LinkPredictor
 from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
 from ooc.storage.store import SPLITS, Store
-from ooc.train.link_metrics import LinkMetric, LinkScorer
-from ooc.train.link_sets import Links, Places, TrainingLinks, scored_links
+from ooc.train.links.metrics import LinkMetric, LinkScorer
+from ooc.train.links.sets import Links, Places, TrainingLinks, scored_links
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, prepare
@@ -139,7 +139,7 @@ class LinkTrainer(Trainer):
     @interruptible_by_ctrl_c()
     def score(self, pairs: Any) -> Tensor:
         """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is."""
-        from ooc.train.pair_scores import PairScores
+        from ooc.train.links.scores import PairScores
 
         self._session.close()  # its memory is needed
         asked = PairScores(self.model, self.store, self._resources, pairs, learnt=self._learnt)

@@ -26,7 +26,7 @@ from ooc.plan.workload import EdgeData
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.storage.store import Store, Task
-from ooc.train.batches import BatchTrainer
+from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import resolve_loss
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model

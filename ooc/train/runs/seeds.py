@@ -14,7 +14,7 @@ from typing import Any, Self
 from ooc.errors import RunError
 from ooc.storage.array import make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.run import SEEDS, Config, RunFolder, holds_run
+from ooc.train.runs.run import SEEDS, Config, RunFolder, holds_run
 
 
 class SeedRuns:

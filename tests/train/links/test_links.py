@@ -19,7 +19,7 @@ from ooc.cli import main
 from ooc.engine.record import EpochRecord
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
-from ooc.train.link_metrics import LinkMetric
+from ooc.train.links.metrics import LinkMetric
 from ooc.train.setup import Tuning
 from tests.graphs import GraphCase, random_data
 from tests.processes import together

@@ -20,7 +20,7 @@ from ooc.errors import BudgetError, OptionError
 from ooc.plan.workload import Direction
 from ooc.sizes import format_size
 from ooc.storage.store import SPLITS, Store
-from ooc.train.link_metrics import Ranked, new_array, put
+from ooc.train.links.metrics import Ranked, new_array, put
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -17,7 +17,7 @@ from ooc.offloading.measure import DryRuns
 from ooc.plan import Hardware
 from ooc.sampling.graphs import Bounds, GraphSizes, Size, batch_nbytes
 from ooc.storage.store import Store
-from ooc.train.graphs import GraphModel, LargestNumbers
+from ooc.train.batched.graphs import GraphModel, LargestNumbers
 
 _COPIES = 4
 """Of every parameter: it, its gradient, and two numbers that an optimizer like Adam keeps."""

@@ -29,7 +29,7 @@ from ooc.plan.workload import EdgeData
 from ooc.sampling.graphs import GraphLoader, Ints, Size
 from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.batches import BatchTrainer
+from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import BY_ROWS, resolve_loss
 from ooc.train.metrics import make_scorer
 from ooc.train.prediction import Predictions, What

@@ -16,7 +16,7 @@ from ooc.cli import main
 from ooc.engine.record import EpochRecord
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.sampled import SampledTrainer, Sampling
+from ooc.train.batched.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 
 _CASE = GraphCase(nodes=400, edges=2500, features=9, self_loops=15, duplicates=20, isolated=5, weighted=True)

@@ -15,9 +15,9 @@ from ooc.model.layers.links import LinkPredictor
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
-from ooc.train.link_metrics import LinkMetric, LinkScorer, Ranked
-from ooc.train.link_sets import Places
-from ooc.train.links import LinkObjective
+from ooc.train.links.metrics import LinkMetric, LinkScorer, Ranked
+from ooc.train.links.sets import Places
+from ooc.train.links.trainer import LinkObjective
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids

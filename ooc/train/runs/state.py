@@ -13,7 +13,7 @@ from ooc.errors import RunError, TrainingError
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
 from ooc.train.metrics import Metric
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 from ooc.train.schedule import Schedules
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ooc.errors import OptionError, RunError
 from ooc.storage.array import replace_file
 from ooc.train.embedding import Embedding, LearntRows
-from ooc.train.run import RunFolder
+from ooc.train.runs.run import RunFolder
 
 State = dict[str, Tensor]
 

@@ -36,7 +36,7 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX, flush, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.run_lock import is_locked, lock_folder
+from ooc.train.runs.lock import is_locked, lock_folder
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -52,7 +52,7 @@ TIMELINE = "timeline.json"
 STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
 SEEDS = "seeds.json"
-"""In the folder around the runs of several seeds (``ooc.train.seeds``)."""
+"""In the folder around the runs of several seeds (``ooc.train.runs.seeds``)."""
 _MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""

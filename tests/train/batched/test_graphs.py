@@ -20,7 +20,7 @@ from ooc.models import Pooled
 from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.graphs import GraphTrainer
+from ooc.train.batched.graphs import GraphTrainer
 from tests.graphs import many_graphs
 from tests.processes import together
 
