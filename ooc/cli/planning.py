@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,7 +26,6 @@ from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
 from ooc.sizes import format_size
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
-from ooc.train.links.metrics import LinkMetric
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
@@ -68,7 +66,6 @@ class Planning:
         self.ranks = ranks
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
-        self._link_files: TemporaryDirectory[str] | None = None
 
     @cached_property
     def limits(self) -> Limits:
@@ -219,6 +216,7 @@ class Planning:
         return self._jobs[spill_dtype]
 
     def _prepare_links(self, model: nn.Module, links: str, resources: Resources, **what: Any) -> Job:
+        from ooc.train.links.metrics import LinkMetric
         from ooc.train.links.sets import Links
         from ooc.train.links.trainer import LinkObjective
 
@@ -226,11 +224,10 @@ class Planning:
         if isinstance(self.graph, GraphStatistics):
             raise OptionError("--links are those of a store, not of a graph that --graph describes")
         model = with_decoder(settings, model)
-        self._link_files = self._link_files or TemporaryDirectory(prefix="ooc-links-", dir=settings.spill_dir or ".")
         objective = LinkObjective.of(
             Links.read(links),
             self.graph,
-            Path(self._link_files.name) / str(resources.spill_dtype),
+            Path(settings.spill_dir or "."),
             metric=LinkMetric.of(settings.metric or "mrr"),
             negatives=settings.negatives,
             seed=settings.seed,

@@ -6,30 +6,27 @@ its own counts one that scores the same as half a place; hits among negatives th
 higher than the K-th best of these.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ooc.engine.exchange import Exchange
-from ooc.errors import OptionError, SpillError
+from ooc.errors import OptionError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
-from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.storage.writer import ArrayWriter
+from ooc.train.links.arrays import LinkArray
 from ooc.train.metrics import RANKING_BYTES, roc_auc
 
 Ints = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.floating]
 
 _SIDE = Direction.SCORED_LINKS
-_ZEROS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +118,10 @@ class LinkScorer:
         by_head = np.concatenate(([0], np.cumsum(sizes[order])))
         offsets = by_head[np.searchsorted(heads[order], np.arange(store.num_nodes + 1))]
         index = np.int32 if store.num_nodes <= 2**31 else np.int64
-        made = {"indptr": new_array(folder, _SIDE, "indptr", store.num_nodes + 1, np.int64)}
-        made["indices"] = new_array(folder, _SIDE, "indices", len(self._scores), index)
-        made["edge_weight"] = new_array(folder, _SIDE, "edge_weight", len(self._scores), np.float32)
-        put(made["indptr"], 0, offsets)
+        made = {"indptr": LinkArray(folder, _SIDE, "indptr", store.num_nodes + 1, np.int64)}
+        made["indices"] = LinkArray(folder, _SIDE, "indices", len(self._scores), index)
+        made["edge_weight"] = LinkArray(folder, _SIDE, "edge_weight", len(self._scores), np.float32)
+        made["indptr"].put(0, offsets)
         owners = {split: first for (split, _, one), first in zip(parts, ends, strict=False) if one is not None}
         for first in range(0, len(order), _UNITS_AT_ONCE):
             units = order[first : first + _UNITS_AT_ONCE]
@@ -136,8 +133,8 @@ class LinkScorer:
                 if one.own is not None and mine.any():
                     places = at[mine][:, None] + np.arange(1, 1 + one.each)
                     written[places] = one.own(units[mine] - owners[split])
-            put(made["indices"], int(by_head[first]), written)
-        self.arrays = {array.name: array for array in made.values()}
+            made["indices"].put(int(by_head[first]), written)
+        self.arrays: dict[str, LinkArray] = {array.name: array for array in made.values()}
 
     @property
     def nbytes(self) -> int:
@@ -180,30 +177,3 @@ class LinkScorer:
                 self._scores[starts[first : first + _UNITS_AT_ONCE, None] + np.arange(1 + each)]
             )
         return total / len(starts)
-
-
-# ---- files that are written again ------------------------------------------------------------------------------
-
-
-def new_array(folder: Path, side: Direction, part: str, rows: int, dtype: npt.DTypeLike) -> Array:
-    """A new array of zeros, of links."""
-    with ArrayWriter(folder, f"{side.value}/{part}", (rows,), dtype) as writer:
-        zeros = np.zeros(min(rows, _ZEROS_AT_ONCE), dtype=dtype)
-        for start in range(0, rows, _ZEROS_AT_ONCE):
-            writer.append(zeros[: rows - start])
-    return writer.array
-
-
-def put(array: Array, start: int, values: npt.NDArray[Any]) -> None:
-    """Write ``values`` over the entries from ``start`` on."""
-    data, done = np.ascontiguousarray(values, dtype=array.dtype).view(np.uint8), 0
-    for extent in array.extents(start, start + len(values)):
-        descriptor = os.open(extent.path, os.O_WRONLY)
-        try:
-            end = done + extent.nbytes
-            while done < end:
-                done += os.pwrite(descriptor, data[done:end].data, extent.offset + extent.nbytes - (end - done))
-        except OSError as error:
-            raise SpillError(f"{extent.path} cannot be written: {error.strerror or error}") from error
-        finally:
-            os.close(descriptor)

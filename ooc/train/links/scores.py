@@ -2,9 +2,6 @@
 """The scores that a model of links gives pairs of nodes, exactly and within the same budgets as its training."""
 
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -49,22 +46,15 @@ class PairScores(Predictions):
         store.check_one_graph("scoring of pairs")
         self._store, self._limits, self._what = store, resources.limits, What.LOGITS
         self._model_dtype = next(model.parameters()).dtype
-        resources.spill_dir.mkdir(parents=True, exist_ok=True)
-        self._folder = TemporaryDirectory(prefix="ooc-pairs-", dir=resources.spill_dir)
-        try:
-            rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
-            self._scorer = LinkScorer(
-                LinkMetric("mrr"), {"pairs": Ranked(rows_2E)}, store, Path(self._folder.name), self.dtype.name
-            )
-            self._pairs = rows_2E.shape[1]
-            objective = LinkObjective(None, self._scorer)
-            savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
-            job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
-            self._prepared = job.ready()
-            self._session = Session(self._prepared, [model])
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
+        wanted = {"pairs": Ranked(rows_2E)}
+        self._scorer = LinkScorer(LinkMetric("mrr"), wanted, store, resources.spill_dir, self.dtype.name)
+        self._pairs = rows_2E.shape[1]
+        objective = LinkObjective(None, self._scorer)
+        savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
+        job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
+        self._prepared = job.ready()
+        self._session = Session(self._prepared, [model])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,5 +86,3 @@ class PairScores(Predictions):
 
     def close(self) -> None:
         self._session.close()
-        with suppress(FileNotFoundError):
-            self._folder.cleanup()

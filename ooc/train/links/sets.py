@@ -20,7 +20,8 @@ from ooc.errors import BudgetError, OptionError
 from ooc.plan.workload import Direction
 from ooc.sizes import format_size
 from ooc.storage.store import SPLITS, Store
-from ooc.train.links.metrics import Ranked, new_array, put
+from ooc.train.links.arrays import LinkArray
+from ooc.train.links.metrics import Ranked
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -188,11 +189,11 @@ class TrainingLinks:
         self._ids = store
         self.total = len(heads) * (1 + negatives)
         index = np.int32 if store.num_nodes <= 2**31 else np.int64
-        made = partial(new_array, folder, Direction.LINKS)
+        made = partial(LinkArray, folder, Direction.LINKS)
         offsets = made("indptr", store.num_nodes + 1, np.int64)
-        put(offsets, 0, self._first * (1 + negatives))
+        offsets.put(0, self._first * (1 + negatives))
         self._indices, self._labels = made("indices", self.total, index), made("edge_weight", self.total, np.float32)
-        self.arrays = {array.name: array for array in (offsets, self._indices, self._labels)}
+        self.arrays: dict[str, LinkArray] = {array.name: array for array in (offsets, self._indices, self._labels)}
 
     @property
     def nbytes(self) -> int:
@@ -215,8 +216,8 @@ class TrainingLinks:
             else:
                 count += labels.size
             order = np.lexsort((labels.reshape(-1), tails.reshape(-1), np.repeat(heads, tails.shape[1])))
-            put(self._indices, first * (1 + self._negatives), tails.reshape(-1)[order])
-            put(self._labels, first * (1 + self._negatives), labels.reshape(-1)[order])
+            self._indices.put(first * (1 + self._negatives), tails.reshape(-1)[order])
+            self._labels.put(first * (1 + self._negatives), labels.reshape(-1)[order])
         return count
 
     def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -73,25 +72,18 @@ class LinkTrainer(Trainer):
             raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
         self._asked = LinkMetric.of("mrr" if metric is None else metric)
-        self._folder: TemporaryDirectory[str] | None = None
-        try:
-            super().__init__(model, graph, **options)
-        except BaseException:
-            self._remove_files()
-            raise
+        super().__init__(model, graph, **options)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Any:
         return self._asked
 
     def _job(self, make: partial[Job], resources: Resources) -> Job:
         given = dict(make.keywords)
-        resources.spill_dir.mkdir(parents=True, exist_ok=True)
-        self._folder = TemporaryDirectory(prefix="ooc-links-", dir=resources.spill_dir)
         _, store, *_ = make.args
         objective = LinkObjective.of(
             self._links,
             store,
-            Path(self._folder.name),
+            resources.spill_dir,
             metric=self.metric,
             negatives=self._drawn,
             seed=given["seed"],
@@ -145,15 +137,6 @@ class LinkTrainer(Trainer):
         asked = PairScores(self.model, self.store, self._resources, pairs, learnt=self._learnt)
         with closing(asked) as found:
             return found.read()
-
-    def close(self) -> None:
-        """Free everything but the model."""
-        super().close()
-        self._remove_files()
-
-    def _remove_files(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
 
 
 class LinkObjective(Objective):

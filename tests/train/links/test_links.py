@@ -256,6 +256,17 @@ def test_an_embedding_is_trained_along(tmp_path: Path, graph: Data, links: ooc.L
         _train(model, store, links)
 
 
+def test_nothing_lies_in_the_scratch_folder(store: Store, links: ooc.Links, tmp_path: Path) -> None:
+    """Whatever happens to the process, nothing is left there: files have no names."""
+    with ooc.LinkTrainer(_model(), store, links, memory="24M", spill_dir=tmp_path / "scratch") as trainer:
+        trainer.fit(1, progress=False)
+        assert [*(tmp_path / "scratch").iterdir()] == []
+        trainer.score(links.valid)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ooc.OocError, match="file"):
+        ooc.LinkTrainer(_model(), store, links, memory="24M", spill_dir=tmp_path / "file")
+
+
 def test_processes_change_no_bit(store: Store, links: ooc.Links, tmp_path: Path) -> None:
     def work(rank: int) -> Any:
         model = _model(GAT, "mlp")
