@@ -9,7 +9,7 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
@@ -104,7 +104,8 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN, Scaling.REVERSED_GCN_NO_L
 
 @dataclass(frozen=True, slots=True)
 class RelationScaling:
-    """``scaling`` of sums over the edges of one type, by their own degrees: a sum or a mean."""
+    """``scaling`` of sums over the edges of one type, by their own degrees: a sum or a mean. Attention and the like
+    count as sums."""
 
     scaling: Scaling
     relation: EdgeType
@@ -280,12 +281,11 @@ def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]
 
 
 def offset_itemsize(store: Store) -> int:
-    sides = [d.value for d in _swept(store)] if store.types is None else _sides(store.types.edges)
-    return 4 if all(store.topology(side)[1].shape[0] < 2**31 for side in sides) else 8
-
-
-def _sides(relations: Iterable[EdgeType]) -> list[str]:
-    return [RelationEdges(one.folder, Direction.IN).value for one in relations]
+    if store.types is not None:
+        most = max(store.types.edges.values())
+    else:
+        most = max(store.topology(direction.value)[1].shape[0] for direction in _swept(store))
+    return 4 if most < 2**31 else 8
 
 
 def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *, on_device: bool) -> int:

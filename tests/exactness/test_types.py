@@ -16,12 +16,15 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     BatchNorm,
     GATConv,
+    GATv2Conv,
     GINConv,
     GraphConv,
     HeteroConv,
     HeteroDictLinear,
     HGTConv,
+    LEConv,
     SAGEConv,
+    TransformerConv,
     to_hetero,
 )
 
@@ -119,6 +122,10 @@ def hidden_sage(aggr: str = "mean", **options: Any) -> Callable[[], nn.Module]:
     return lambda: SAGEConv((HIDDEN, HIDDEN), HIDDEN, aggr=aggr, **options)
 
 
+def attention(conv: type[nn.Module] = GATConv, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: conv((HIDDEN, HIDDEN), HIDDEN, heads=2, concat=False, add_self_loops=False, **options)
+
+
 def relational(data: HeteroData, **options: Any) -> nn.Module:
     widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
     return Relational(widths, data.edge_types, HIDDEN, 3, CLASSES, target="paper", **options)
@@ -131,6 +138,11 @@ MODELS: dict[str, Make] = {
     "batch norm": lambda data: Relations(data, hidden_sage(), norm=True),
     "gin": lambda data: Relations(data, lambda: GINConv(nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU()))),
     "features first": FeaturesFirst,
+    "maxima": lambda data: Relations(data, hidden_sage("max")),
+    "attention": lambda data: Relations(data, attention()),
+    "attention, residual": lambda data: Relations(data, attention(residual=True, dropout=0.0), "max"),
+    "attention, second version": lambda data: Relations(data, attention(GATv2Conv)),
+    "attention by products": lambda data: Relations(data, lambda: TransformerConv((HIDDEN, HIDDEN), HIDDEN, beta=True)),
     "rgcn": relational,
     "sage": lambda data: relational(data, roots=True),
 }
@@ -202,7 +214,7 @@ def test_to_hetero_is_pygs(layers: int, tmp_path: Path) -> None:
     assert_as_pyg(lambda data: to_hetero(Layers(layers), data.metadata()), data, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["means, added up", "features first"])
+@pytest.mark.parametrize("name", ["means, added up", "features first", "attention"])
 def test_the_same_bits_whatever_the_budgets(name: str, tmp_path: Path) -> None:
     """Memory, blocks, slabs, stages that are recomputed, and a first aggregation that was kept."""
     data = graph()
@@ -241,13 +253,20 @@ def _recompute_all(variants: Callable[[frozenset[int]], Any], *machine: Any) -> 
     return Chosen(recomputed, make_plan(variants(recomputed), *machine))
 
 
-def test_dropout_of_types_differs_and_not_with_budgets(tmp_path: Path) -> None:
-    data = graph()
-    store, model = store_of(data, tmp_path), made(lambda data: relational(data, dropout=0.5), data)
+DROPPING: dict[str, Callable[[HeteroData, float], nn.Module]] = {
+    "of rows": lambda data, p: relational(data, dropout=p),
+    "of edges": lambda data, p: Relations(data, attention(dropout=p)),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_of_types_differs_and_not_with_budgets(name: str, tmp_path: Path) -> None:
+    data, make = graph(), DROPPING[name]
+    store, model = store_of(data, tmp_path), made(lambda data: make(data, 0.5), data)
     ways: list[dict[str, Any]] = [{}, {"slab_columns": 2, "block_rows": 32}]
     one, other = (trained(copy.deepcopy(model), store, tmp_path, _tuning=Tuning(tile_rows=16), **way) for way in ways)
     assert one == other
-    assert one != trained(made(relational, data), store, tmp_path, _tuning=Tuning(tile_rows=16))
+    assert one != trained(made(lambda data: make(data, 0.0), data), store, tmp_path, _tuning=Tuning(tile_rows=16))
 
 
 def test_stages_are_over_one_type_and_relays_pull_for_others(tmp_path: Path) -> None:
@@ -299,11 +318,11 @@ class Transformed(nn.Module):
 
 
 REFUSED: dict[str, tuple[Make, str]] = {
-    "attention": (
-        lambda data: Relations(data, lambda: GATConv(HIDDEN, HIDDEN, add_self_loops=False)),
-        r"GATConv \(.*\): of the convolutions, graphs with types take",
+    "another layer": (
+        lambda data: Relations(data, lambda: LEConv((HIDDEN, HIDDEN), HIDDEN)),
+        r"LEConv \(.*\): graphs with types take SAGEConv",
     ),
-    "maxima": (lambda data: Relations(data, hidden_sage("max")), r"SAGEConv \(.*\): of the convolutions"),
+    "another aggregation": (lambda data: Relations(data, hidden_sage("median")), r"SAGEConv \(.*\): graphs with types"),
     "rows of two types": (Mixed, "sum looks across rows"),
     "rows of another type": (OfAuthors, "gives rows of 'author', labelled are 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
@@ -382,8 +401,10 @@ class Drawn(nn.Module):
             now, columns, convs = widths[-1], random.randint(2, 6), {}
             for kind in data.edge_types:
                 if random.random() < 0.8 or kind[2] == "paper":
-                    ends, aggr = (now[kind[0]], now[kind[2]]), random.choice(["mean", "sum"])
-                    convs[kind] = random.choice([SAGEConv, GraphConv])(ends, columns, aggr=aggr)
+                    ends = now[kind[0]], now[kind[2]]
+                    summed = SAGEConv(ends, columns, aggr=random.choice(["mean", "sum", "max"]))
+                    others = GraphConv(ends, columns), GATConv(ends, columns, add_self_loops=False)
+                    convs[kind] = random.choice([summed, *others, TransformerConv(ends, columns)])
             self.layers.append(HeteroConv(convs, random.choice(["sum", "mean", "max", "cat"])))
             self.beside.append(random.random() < 0.5)
             found = {kind: sum(one[2] == kind for one in convs) for kind in now}

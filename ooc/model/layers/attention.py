@@ -57,27 +57,31 @@ def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
 def lower_gat(conv: Any, call: Call) -> Value:
     """GATConv."""
     options = _options(conv, call)
-    if conv.lin is None:
+    apart = conv.lin is None
+    if apart and call.relation is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
-    weight: nn.Parameter = conv.lin.weight
+    weight: nn.Parameter = (conv.lin_src if apart else conv.lin).weight
+    of_targets: nn.Parameter = (conv.lin_dst if apart else conv.lin).weight
+    x_source, x_target = call.ends("x")
     slices = 1
     has_features = takes_features(conv, call)
     if not has_features:  # functions of edges compute a message for every group by itself
         setting = call.assembly.setting
-        slices = slices_of_head(conv.out_channels, nodes=setting.num_nodes, itemsize=setting.dtype.itemsize)
+        nodes = call.assembly.num_rows(x_source)
+        slices = slices_of_head(conv.out_channels, nodes=nodes, itemsize=setting.dtype.itemsize)
 
-    def scores(att: Tensor) -> Tensor:
+    def scores(att: Tensor, weight: Tensor) -> Tensor:
         score_HI = torch.einsum("hc,hci->hi", att[0], weight.view(conv.heads, conv.out_channels, -1))
         return score_HI.repeat_interleave(slices, dim=0)
 
     def sources() -> tuple[Tensor, None]:
         by_slice = weight.view(conv.heads * slices, conv.out_channels // slices, -1)
-        return torch.cat((by_slice, scores(conv.att_src)[:, None]), dim=1).flatten(0, 1), None
+        return torch.cat((by_slice, scores(conv.att_src, weight)[:, None]), dim=1).flatten(0, 1), None
 
     repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
-    source = call.assembly.projection(call.matrix("x"), sources, (weight, conv.att_src), repeated[0])
-    targets = (lambda: (scores(conv.att_dst), None)), (weight, conv.att_dst)
-    target = call.assembly.projection(call.matrix("x"), *targets, repeated[1])
+    source = call.assembly.projection(x_source, sources, (weight, conv.att_src), repeated[0])
+    targets = (lambda: (scores(conv.att_dst, of_targets), None)), (of_targets, conv.att_dst)
+    target = call.assembly.projection(x_target, *targets, repeated[1])
     slope = float(conv.negative_slope)
     if not has_features:
         gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
@@ -100,10 +104,11 @@ def lower_gat(conv: Any, call: Call) -> Value:
 def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
-    source = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_l))
+    x_source, x_target = call.ends("x")
+    source = call.assembly.projection(x_source, *_of_linear(conv.lin_l))
     target = source
-    if conv.lin_r is not conv.lin_l:
-        target = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_r))
+    if conv.lin_r is not conv.lin_l or x_target is not x_source:
+        target = call.assembly.projection(x_target, *_of_linear(conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
@@ -136,8 +141,9 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
         return interleaved(weights), interleaved(biases) if biases else None
 
-    source = call.assembly.projection(call.matrix("x"), sources, (*weights, *biases))
-    target = call.assembly.projection(call.matrix("x"), *_of_linear(conv.lin_query))
+    x_source, x_target = call.ends("x")
+    source = call.assembly.projection(x_source, sources, (*weights, *biases))
+    target = call.assembly.projection(x_target, *_of_linear(conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
@@ -151,7 +157,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     out = _heads(conv, call, attended)
     if not conv.root_weight:
         return out
-    skip = call.apply(conv.lin_skip, call.matrix("x"))
+    skip = call.apply(conv.lin_skip, x_target)
     if conv.lin_beta is None:
         return call.assembly.sum([(1.0, out), (1.0, skip)])
     lin_beta = conv.lin_beta
@@ -170,6 +176,8 @@ def _options(conv: Any, call: Call) -> AttentionOptions:
         raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
     p = float(conv.dropout) if conv.training else 0.0
     loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
+    if loops is SelfLoops.EXACTLY_ONE and call.relation is not None and call.relation.source != call.relation.target:
+        raise call.refuse("nodes of two types have no self-loops; give add_self_loops=False")
     return AttentionOptions(conv.heads, conv.out_channels, loops, p, call.assembly.site(p))
 
 
@@ -217,5 +225,5 @@ def _heads(conv: Any, call: Call, attended: Value) -> Value:
 def _with_residual(conv: Any, call: Call, out: Value) -> Value:
     terms = [(1.0, out)]
     if conv.res is not None:
-        terms.append((1.0, call.assembly.linear(call.matrix("x"), conv.res.weight)))
+        terms.append((1.0, call.assembly.linear(call.ends("x")[1], conv.res.weight)))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

@@ -76,7 +76,8 @@ def lower_convolution(
         lower, where = None, f"{where}, run as it is because of its {replaced}"
     if assembly.setting.types is not None and (lower is None or not _takes_relations(conv)):
         raise ModelError(
-            f"{where}: of the convolutions, graphs with types take SAGEConv, GraphConv and GINConv, with sums or means"
+            f"{where}: graphs with types take SAGEConv, GraphConv and GINConv of sums, means or maxima, GATConv, "
+            "GATv2Conv and TransformerConv"
         )
     if lower is None:
         return lower_opaque(conv, where, args, kwargs, assembly)
@@ -101,7 +102,8 @@ def lower_convolution(
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, between nodes of two."""
-    return type(conv) in _OF_ANY_AGGREGATION and conv.aggr in (*SUMS, "mean") and conv.flow == "source_to_target"
+    formula = type(conv) in _OF_TWO_TYPES or (type(conv) in _OF_ANY_AGGREGATION and conv.aggr in ALL_KNOWN)
+    return formula and conv.flow == "source_to_target"
 
 
 def is_opaque(conv: gnn.MessagePassing) -> bool:
@@ -308,11 +310,12 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
 }
 _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
     gnn.GINEConv: {"lin": True},
-    gnn.GATConv: {"lin": False, "lin_edge": False, "res": False},
+    gnn.GATConv: {"lin": False, "lin_src": False, "lin_dst": False, "lin_edge": False, "res": False},
     gnn.GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
     gnn.TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
 }
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
+_OF_TWO_TYPES = (gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv)
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     gnn.GCNConv: _gcn,

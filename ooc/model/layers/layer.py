@@ -115,7 +115,7 @@ class Call:
         """The result of an aggregation that computes something for every edge (``Assembly.per_edge``)."""
         if self.flipped:
             raise self.refuse(_NOT_FLIPPED)
-        return self.assembly.per_edge(make, *inputs, trains=trains)
+        return self.assembly.per_edge(make, *inputs, trains=trains, relation=self.relation)
 
     def _oriented(self, scaling: Scaling) -> AnyScaling:
         if self.relation is not None:

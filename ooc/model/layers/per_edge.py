@@ -23,9 +23,10 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.pulls import pulls_for
-from ooc.model.graph import Scaling
+from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
-from ooc.plan.workload import Direction, EdgeWork, PerEdge
+from ooc.plan.workload import Direction, EdgesKey, EdgeWork, PerEdge, RelationEdges
+from ooc.storage.types import EdgeType
 
 # What pulls take on the CPU beside fetching, as so much streamed: by times measured on two cores that stream 61 GB/s.
 
@@ -66,8 +67,9 @@ class EdgeAggregate(Aggregate):
     ``keep``: there is a backward pass.
     """
 
-    direction = Direction.IN
+    direction: EdgesKey = Direction.IN
     """Along which edges targets pull."""
+    of_one_space = False
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
     slices = 1
@@ -82,7 +84,7 @@ class EdgeAggregate(Aggregate):
     ) -> None:
         inputs = (source,) if target is None else (source, target)
         Value.__init__(self, index, inputs, (groups * (result + kept * keep),))
-        self.scaling = Scaling.SUM
+        self.scaling: AnyScaling = Scaling.SUM
         self.once = False
         self.hops = 1
         self.target = target
@@ -90,6 +92,12 @@ class EdgeAggregate(Aggregate):
         self.result = result
         self.keep = keep
         self.p = 0.0
+
+    def over(self, relation: EdgeType) -> None:
+        """Have it over the edges of one type, of a graph with several."""
+        self.scaling = RelationScaling(Scaling.SUM, relation)
+        self.direction = RelationEdges(relation.folder, Direction.IN)
+        self.space = relation.target
 
     @property
     def takes_gradient(self) -> bool:

@@ -30,7 +30,7 @@ from ooc.model.lowering.values import (
     Value,
 )
 from ooc.plan.workload import EdgeData
-from ooc.storage.types import Types
+from ooc.storage.types import EdgeType, Types
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -196,12 +196,20 @@ class Assembly:
         product = self.setting.product
         return Projection(self.next_index(), source, weights, parameters, product=product, repeated=repeated)
 
-    def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
-        """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge;
-        ``trains``: it has a gradient even where no input has."""
+    def per_edge(
+        self,
+        make: Callable[..., EdgeAggregate],
+        *inputs: Value,
+        trains: bool = False,
+        relation: EdgeType | None = None,
+    ) -> Value:
+        """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge, or for
+        those of one type; ``trains``: it has a gradient even where no input has."""
         check_matrix(inputs[0])
         keep = self.setting.training and (trains or any(value.trains for value in inputs))
         aggregate = make(self.next_index(), *inputs, keep=keep)
+        if relation is not None:
+            aggregate.over(relation)
         return Result(self.next_index(), aggregate) if keep else aggregate
 
     def site(self, p: float) -> int:

@@ -40,7 +40,7 @@ class Network:
     training: Value
     evaluation: Value
     scalings: tuple[AnyScaling, ...]
-    """How its sums are scaled, each way once."""
+    """How its sums are scaled, each way once; of a graph with types all types of edges that it goes along."""
     dtype: torch.dtype
     parameters: list[nn.Parameter]
     """Those that are trained and have a part in the output."""
@@ -203,7 +203,7 @@ def lower(
     learns = any(isinstance(value, Learnt) for value in values_of(training)) and not assembly.input_cut_off
     if setting.embedding_columns and not learns:
         raise ModelError(f"model {type(model).__name__} gives its input no gradient: an embedding would not be trained")
-    aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
+    aggregates, types = [v for v in values_of(training) if isinstance(v, Aggregate)], setting.types
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
@@ -223,7 +223,7 @@ def lower(
     return Network(
         training=training,
         evaluation=evaluation,
-        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if not isinstance(v, EdgeAggregate))),
+        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if types or not isinstance(v, EdgeAggregate))),
         dtype=setting.dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],

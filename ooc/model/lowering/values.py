@@ -72,6 +72,8 @@ class Value:
 
     heavy = False
     """Whether computing it again costs a dense product."""
+    of_one_space = True
+    """Whether its inputs are rows of the same nodes."""
     packed = False
     """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
     entries_per_row: float | None = None
@@ -84,7 +86,7 @@ class Value:
         self.tail = tuple(tail)
         self.parameters: tuple[nn.Parameter, ...] = ()
         self.space: str = inputs[0].space if inputs else ""
-        for other in inputs:
+        for other in inputs if self.of_one_space else ():
             if other.space != self.space:
                 raise ModelError(f"it computes with rows of {self.space!r} and of {other.space!r} at once")
 

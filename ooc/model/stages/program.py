@@ -39,7 +39,7 @@ from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
 from ooc.model.stages.names import ALL_GRADIENTS, EMBEDDING, Names
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
-from ooc.plan.workload import Direction, PerEdge, Pull, Stage
+from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
 
 _SCORING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
@@ -149,7 +149,7 @@ class Program:
         return replace(found, row_edges=self._most_edges(aggregate.direction))
 
     @cache  # noqa: B019  # as long as the program is there
-    def _most_edges(self, direction: Direction) -> int:
+    def _most_edges(self, direction: EdgesKey) -> int:
         """Into a row."""
         return self.context.rows.most_edges(direction)
 
@@ -270,9 +270,9 @@ class Program:
                 found.append((value, names.gradient(value, writers, writers[-1])))
             elif shared is not None:
                 found.append((value, names.of("dp", shared)))
-        for aggregate in schedule.messages(stage):
-            brought = aggregate.brought if isinstance(aggregate, EdgeAggregate) else None
-            if brought is not None and brought.trains:
+        for aggregate in (barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)):
+            brought = aggregate.brought
+            if brought is not None and brought.trains and schedule.stage[brought] == stage:
                 kinds = ("dt", "dm") if isinstance(aggregate, Opaque) else ("dt",)
                 found += [(brought, names.of(kind, aggregate)) for kind in kinds]
         return found

@@ -279,7 +279,8 @@ class Schedule:
 
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
-        self.kept |= {a.target for a in self.messages(stage) if isinstance(a, EdgeAggregate) and a.target is not None}
+        targets = {a.target for a in self.barriers if isinstance(a, EdgeAggregate) and a.target is not None}
+        self.kept |= {target for target in targets if self.stage[target] == stage}
         needs = [n for n in self._more_than_signs(stage) if self.stage[n] == stage] if training else []
         later = [n for s in range(stage + 1, self.last + 1) for n in self._more_than_signs(s)] if training else []
         crossing = {}
