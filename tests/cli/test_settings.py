@@ -10,7 +10,7 @@ import pytest
 
 from ooc import memory
 from ooc.cli.arguments import settings
-from ooc.cli.arguments.settings import TrainSettings
+from ooc.cli.arguments.settings import TrainSettings, check_sampling
 from ooc.cli.train import command
 from ooc.errors import OptionError, RunError
 
@@ -135,3 +135,9 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "none")
     assert 0 < memory.available_memory_bytes() <= psutil.virtual_memory().total
+
+
+def test_what_earlier_versions_wrote_of_batches_is_no_request_for_them() -> None:
+    check_sampling(TrainSettings(store="g.ooc", batch_size=1024))
+    with pytest.raises(OptionError, match="--batch-size is of sampled"):
+        check_sampling(TrainSettings(store="g.ooc", batch_size=512))

@@ -461,11 +461,17 @@ _NOT_SAMPLED = {
 _OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
 
 
+_ONCE_USUAL = 1024
+"""Nodes of a batch by default in earlier versions, whose runs of the full graph have it in their configuration."""
+
+
 def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> None:
     """OptionError for options of batches where the full graph is trained, of one kind of batches where another kind is
     made, and of the full graph where batches are."""
     defaults = TrainSettings(store=settings.store)
     given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
+    if settings.sampler == "none" and not many_graphs and settings.batch_size == _ONCE_USUAL:
+        given -= {"batch_size"}
     if not many_graphs:
         for name in _OF_MANY_GRAPHS:
             if name in given:
