@@ -353,8 +353,8 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
 
 
 def most_joined(store: Store) -> int:
-    """Edges, or links of a step or scored, of which there are most."""
-    sides = (side for side in _swept(store) if side is not Direction.FEATURES)
+    """Edges, or links of a step, of which there are most. (Those that are scored leave nothing behind.)"""
+    sides = (side for side in _swept(store) if side not in (Direction.FEATURES, Direction.SCORED_LINKS))
     return max(store.topology(side.value)[1].shape[0] for side in sides)
 
 

@@ -522,6 +522,7 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
     found = [getattr(nodes, "x", None) for nodes in getattr(graph, "node_stores", [graph])]
     kinds = {getattr(x, "dtype", torch.float32) for x in found if x is not None}
     dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
+    folder.mkdir(parents=True, exist_ok=True)
     temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)
     try:
         store = convert(
