@@ -32,10 +32,10 @@ class Kind(Enum):
     """Written once by the preparation, read by every epoch."""
     SCRATCH = "scratch"
     """Written and read again within every epoch."""
-    LEARNT = "learnt"
-    """Read by every epoch and replaced by its last pass: as the SSD has it until then, and again when it ends."""
     BITS = "bits"
     """The same, holding bits, eight in each of its columns of one byte: never rounded, never pulled."""
+    LEARNT = "learnt"
+    """Read by every epoch and replaced by its last pass: as the SSD has it until then, and again when it ends."""
 
     @property
     def lasts(self) -> bool:
