@@ -32,7 +32,7 @@ from ooc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ooc.conversion.conversion import convert as convert
-    from ooc.model.layers.links import LinkPredictor as LinkPredictor
+    from ooc.model.layers.decoders import LinkPredictor as LinkPredictor
     from ooc.offloading.offload import offload as offload
     from ooc.plan.chain import plan_chain as plan_chain
     from ooc.remote import remote_backend as remote_backend
@@ -51,7 +51,7 @@ _HOMES = {
     "Embedding": ("ooc.train.embedding", "Embedding"),
     "GraphLoader": ("ooc.sampling.graphs", "GraphLoader"),
     "GraphTrainer": ("ooc.train.batched.graphs", "GraphTrainer"),
-    "LinkPredictor": ("ooc.model.layers.links", "LinkPredictor"),
+    "LinkPredictor": ("ooc.model.layers.decoders", "LinkPredictor"),
     "LinkTrainer": ("ooc.train.links.trainer", "LinkTrainer"),
     "Links": ("ooc.train.links.sets", "Links"),
     "NeighborLoader": ("ooc.sampling.loader", "NeighborLoader"),

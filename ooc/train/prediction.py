@@ -23,7 +23,7 @@ from ooc.engine.session import Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
-from ooc.model.layers.links import LinkPredictor
+from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits

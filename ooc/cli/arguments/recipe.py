@@ -76,7 +76,7 @@ def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
     """The model itself, or where links are trained the encoder that it is, with a decoder."""
     if settings.links is None:
         return model
-    from ooc.model.layers.links import LinkPredictor
+    from ooc.model.layers.decoders import LinkPredictor
 
     return LinkPredictor(model, settings.decoder, channels=settings.hidden)
 

@@ -290,8 +290,10 @@ class TrainSettings:
     metric: str | None = _EVALUATION(
         None,
         MetricType(*METRICS, "mrr"),
-        "What evaluation measures; roc-auc and average-precision for two classes or several labels a node; of links "
-        "mrr, hits@K or roc-auc. [default: accuracy, for several labels roc-auc, for values mae, for links mrr]",
+        "What evaluation measures: accuracy, micro-f1, macro-f1, mae, rmse, r2; roc-auc and average-precision for two "
+        "classes or several labels a node; of links mrr, hits@K or roc-auc. [default: accuracy, for several labels "
+        "roc-auc, for values mae, for links mrr]",
+        metavar="NAME",
     )
     eval_every: int = _EVALUATION(1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
     patience: int = _EVALUATION(

@@ -239,7 +239,8 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     assembly = Assembly(setting)
     if isinstance(model, ModelShape):
         return assembly, model.values(assembly)
-    from ooc.model.layers.links import LinkPredictor, lower_links
+    from ooc.model.layers.decoders import LinkPredictor
+    from ooc.model.layers.links import lower_links
     from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it
 
     if isinstance(model, LinkPredictor):
@@ -255,7 +256,7 @@ def opaque_columns(model: nn.Module, widest: int) -> int:
     from torch_geometric.nn import MessagePassing
 
     from ooc.model.layers.convolutions import is_opaque
-    from ooc.model.layers.links import LinkPredictor
+    from ooc.model.layers.decoders import LinkPredictor
 
     layers = (part for part in model.modules() if isinstance(part, MessagePassing))
     if any(map(is_opaque, layers)):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ooc.engine.session import Session
 from ooc.errors import ModelError, OptionError
-from ooc.model.layers.links import LinkPredictor
+from ooc.model.layers.decoders import LinkPredictor
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows

@@ -22,7 +22,7 @@ from ooc.engine.exchange import Exchange
 from ooc.engine.recording import EpochRecorder
 from ooc.errors import ModelError, OptionError
 from ooc.interruption import interruptible_by_ctrl_c
-from ooc.model.layers.links import LinkPredictor
+from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
 from ooc.storage.store import SPLITS, Store
