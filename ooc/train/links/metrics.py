@@ -142,9 +142,11 @@ class LinkScorer:
         ranking = RANKING_BYTES if self._metric.value == "roc-auc" else 3 * self._scores.itemsize
         shared = sum(len(starts) for (split, _), starts in self._starts.items() if not self._each[split])
         ranked = len(self._scores) if self._metric.value == "roc-auc" else shared
-        most = max(self._each.values(), default=0) + 1
+        at_once = (
+            min(_UNITS_AT_ONCE, len(self._starts[split, False])) * (1 + each) for split, each in self._each.items()
+        )
         held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
-        return held + ranked * ranking + 16 * _UNITS_AT_ONCE * most
+        return held + ranked * ranking + 16 * max(at_once, default=0)
 
     def attach(self, scored: object, offsets: "npt.NDArray[np.signedinteger] | None") -> None:
         """Have what is run in evaluation put its scores here."""
