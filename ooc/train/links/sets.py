@@ -146,11 +146,11 @@ class Places:
         """Of any ids; in their shape."""
         asked = np.asarray(ids)
         texts = self._ids.dtype.kind == "S"
-        if asked.dtype.kind not in ("UTO" if texts else "iu"):
+        if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise OptionError(f"links {what} must be ids of nodes, not {asked.dtype}")
         self.check(asked.size)
-        if texts:
-            asked = np.char.encode(asked.astype(str), "utf-8").astype(self._ids.dtype)
+        if texts and asked.dtype.kind != "S":
+            asked = np.char.encode(asked.astype(str), "utf-8")
         at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
         if (absent := self._ids[at] != asked).any():
             raise OptionError(f"links {what}: there is no node {asked[absent].flat[0]} in {self._store.path}")

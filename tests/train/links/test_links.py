@@ -190,6 +190,24 @@ def test_edges_are_held_out_when_a_store_is_made(tmp_path: Path, graph: Data, di
     assert len(chosen) == (len(left) - loops) // (1 if directed else 2)
 
 
+def test_links_go_by_ids_that_are_texts(tmp_path: Path) -> None:
+    """Those that are held out as well, and no id is taken for one that it begins with."""
+    rng = np.random.default_rng(0)
+    lines = [f"n{head},n{tail}" for head, tail in rng.integers(90, 120, (200, 2)).tolist() if head != tail]
+    (tmp_path / "edges.csv").write_text("\n".join(["src,dst", *lines]) + "\n")
+    options = {"features": "random:4", "labels": "random:2", "hold_out_links": "0.2,0.2"}
+    store = ooc.convert(tmp_path / "edges.csv", tmp_path / "g.ooc", **options)
+    links = ooc.Links.read(tmp_path / "g.links.npz")
+    held = {f"{head.decode()},{tail.decode()}" for head, tail in links.valid.T.tolist() + links.test.T.tolist()}
+    assert held and held <= {*lines, *(",".join(reversed(line.split(","))) for line in lines)}
+    model = ooc.LinkPredictor(GCN(4, 8, 2, 6))
+    with ooc.LinkTrainer(model, store, links, memory="24M") as trainer:
+        trainer.fit(1, progress=False)
+        assert trainer.score(np.array([["n90"], ["n119"]])).shape == (1,)
+        with pytest.raises(ooc.OptionError, match="there is no node"):
+            trainer.score(np.array([["n90"], ["n1190"]]))
+
+
 @pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1"])
 def test_shares_to_hold_out_that_are_none_are_refused(tmp_path: Path, graph: Data, text: str) -> None:
     with pytest.raises(ooc.OptionError, match="such as"):
