@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Link prediction: losses, weights and scores of PyG in memory for the same links, whatever the memory."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,25 @@ def test_options_that_do_not_fit_are_refused_in_a_line(
     assert main(["train", "g.ooc", *options, "--out", "run"]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
+    """Wherever a byte is another one, or missing; a file that can be read all the same is no matter."""
+    edges, rng = np.arange(40).reshape(20, 2), np.random.default_rng(0)
+    np.savez(tmp_path / "links.npz", train=edges.T, valid=edges.T)
+    for split in ("train", "valid", "test"):
+        torch.save({"edge": edges, "edge_neg": edges}, tmp_path / f"{split}.pt")
+    for file, asked in ((tmp_path / "links.npz", tmp_path / "links.npz"), (tmp_path / "valid.pt", tmp_path)):
+        whole = file.read_bytes()
+        for trial in range(60):
+            damaged = bytearray(whole[: rng.integers(0, len(whole))] if trial % 3 == 0 else whole)
+            if damaged:
+                damaged[rng.integers(0, len(damaged))] ^= int(rng.integers(1, 256))
+            file.write_bytes(damaged)
+            with contextlib.suppress(ooc.OptionError):
+                ooc.Links.read(asked)
+        file.write_bytes(whole)
+        assert ooc.Links.read(asked).train.shape == (2, 20)
 
 
 def test_splits_are_read_as_ogb_has_them(tmp_path: Path) -> None:
