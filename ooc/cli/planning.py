@@ -217,8 +217,8 @@ class Planning:
 
     def _prepare_links(self, model: nn.Module, links: str, resources: Resources, **what: Any) -> Job:
         from ooc.train.links.metrics import LinkMetric
+        from ooc.train.links.objective import LinkObjective
         from ooc.train.links.sets import Links
-        from ooc.train.links.trainer import LinkObjective
 
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):

@@ -10,20 +10,17 @@ import numpy as np
 from ooc.errors import OptionError, SourceError
 from ooc.sources.formats import (
     dgl_reddit,
-    edge_table,
     graphbolt,
     igb,
     mag,
-    matrix_market,
     npz_formats,
     ogb,
     planetoid,
-    snap,
     synthetic,
     tu_dataset,
-    webgraph,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
+from ooc.sources.formats.edges import edge_table, matrix_market, snap, webgraph
 from ooc.sources.formats.held_graphs import held_source, is_held_graph
 from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
 from ooc.sources.names import DATASETS

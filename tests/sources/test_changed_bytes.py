@@ -13,7 +13,7 @@ import ooc
 from ooc.errors import SourceError
 from ooc.sources.files import pickles
 from ooc.sources.formats import igb
-from ooc.sources.formats.bvgraph import Bits, Code, Family
+from ooc.sources.formats.edges.bvgraph import Bits, Code, Family
 from tests.conversion.arrays import random_arrays
 from tests.sources.fixtures import FIXTURES, Made, random_graph
 

@@ -12,7 +12,7 @@ import pytest
 
 import ooc
 from ooc.errors import OocError, OptionError, SourceError
-from ooc.sources.formats import numbered_graph
+from ooc.sources.formats.edges import numbered_graph
 from ooc.storage.store import Store, Task
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of, in_order

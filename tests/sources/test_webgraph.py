@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import ooc
 from ooc.errors import BudgetError, SourceError
-from ooc.sources.formats import bvgraph
-from ooc.sources.formats.bvgraph import LENGTH_BITS, TABLE_BITS, Bits, Code, Family, Successors
-from ooc.sources.formats.webgraph import READER, _read_properties
+from ooc.sources.formats.edges import bvgraph
+from ooc.sources.formats.edges.bvgraph import LENGTH_BITS, TABLE_BITS, Bits, Code, Family, Successors
+from ooc.sources.formats.edges.webgraph import READER, _read_properties
 from ooc.sources.reading import Request
 from tests.conversion.arrays import edges_of, in_order
 from tests.sources.fixtures import FIXTURES, Made, random_graph

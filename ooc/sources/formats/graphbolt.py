@@ -23,7 +23,7 @@ from ooc.sources.edge_options import EdgeFiles, edge_files
 from ooc.sources.files.lines import optional
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table, open_table
-from ooc.sources.formats.edge_table import column_edges
+from ooc.sources.formats.edges.edge_table import column_edges
 from ooc.sources.labels import IndexSplits, whole_labels
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, Ids, LabelBlock, Source, fingerprint_of, ranges

@@ -13,8 +13,8 @@ from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric, LinkScorer, Ranked
+from ooc.train.links.objective import LinkObjective
 from ooc.train.links.sets import Places
-from ooc.train.links.trainer import LinkObjective
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids

@@ -151,7 +151,8 @@ def test_steps_of_an_epoch_drop_out_apart(store: Store, links: ooc.Links) -> Non
 
         def watched(*given: Any) -> None:
             run(*given)
-            losses.add(trainer._objective.mean_loss())
+            if given[0] == "train":  # not what is aggregated once, before the first step
+                losses.add(trainer._objective.mean_loss())
 
         trainer._session.run = watched  # type: ignore[method-assign,assignment]
         trainer.fit(2, eval_every=0, progress=False)

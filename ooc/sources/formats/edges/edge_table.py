@@ -27,8 +27,8 @@ from ooc.sources.edge_options import (
 )
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
-from ooc.sources.formats.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.numbered_graph import BareGraph
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
+from ooc.sources.formats.edges.numbered_graph import BareGraph
 from ooc.sources.node_tables import usual_column
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source

@@ -14,7 +14,7 @@ from ooc.errors import SourceError
 from ooc.sources.column_roles import EDGES, NODES, check_all_found
 from ooc.sources.edge_options import EdgeFiles, asked_files
 from ooc.sources.files.cells import Cells
-from ooc.sources.formats.numbered_graph import BareGraph, NumberedGraph
+from ooc.sources.formats.edges.numbered_graph import BareGraph, NumberedGraph
 from ooc.sources.node_data import NONE, RANDOM, node_features, node_labels
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import COLUMNS, SPLIT, Request

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model of links is trained for: the loss of a step's links, and the scores of those that are held out."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ooc.engine.exchange import Exchange
+from ooc.errors import OptionError
+from ooc.model.stages import Contribution, Tile
+from ooc.storage.store import SPLITS, Store
+from ooc.train.links.metrics import LinkMetric, LinkScorer
+from ooc.train.links.sets import Links, Places, TrainingLinks, scored_links
+from ooc.train.objective import Objective
+from ooc.train.resources import Resources
+from ooc.train.setup import Job, Saving, prepare
+
+
+class LinkObjective(Objective):
+    """The loss of links, which tiles have added up by their heads already, and the scores of others."""
+
+    loss_inputs = ()
+    score_inputs = ()
+    score_operators = 0
+    gradient_operators = 3
+
+    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer) -> None:
+        """``training`` None: nothing is trained."""
+        self.divisor = 1.0
+        self.training, self.scorer = training, scorer
+        self._sum: Tensor | float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        links: Links,
+        store: Store,
+        folder: Path,
+        *,
+        metric: LinkMetric,
+        negatives: int,
+        seed: int,
+        dtype: torch.dtype,
+        resources: Resources,
+    ) -> Self:
+        """That of these links of a store, whose files are made in ``folder``; OptionError for links that are none."""
+        if resources.on_device:
+            raise OptionError("links are trained on the CPU; leave out device='cuda'")
+        store.check_one_graph("link prediction")
+        places = Places(store, resources.limits.memory_bytes)
+        train_2E = places.edges() if links.train is None else places.rows("train", links.train)
+        scored = {
+            split: scored_links(store, places, links, split, seed)
+            for split in ("valid", "test")
+            if getattr(links, split) is not None
+        }
+        training = TrainingLinks(folder, store, train_2E, negatives, seed)
+        return cls(training, LinkScorer(metric, scored, store, folder, str(dtype).removeprefix("torch.")))
+
+    def prepared(
+        self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
+    ) -> Job:
+        """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
+        are computed, too: it is not known which."""
+        trained = {} if self.training is None else self.training.arrays
+        joined = store.joined_by(trained | self.scorer.arrays)
+        left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
+        return prepare(model, joined, resources, savings=left, objective=self, **given)
+
+    def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
+        return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
+
+    def begin(self) -> None:
+        self._sum = 0.0
+
+    def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
+        tile.contribution.loss = outputs_RC.double().sum()
+        return torch.full_like(outputs_RC, 1 / self.divisor)
+
+    def score(self, tile: Tile, outputs_RC: Tensor) -> None:
+        """They are in place already."""
+
+    def reduce(self, contribution: Contribution) -> None:
+        self._sum = self._sum + contribution.loss
+
+    def mean_loss(self) -> float:
+        return float(self._sum) / self.divisor
+
+    def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
+        if exchange is not None:
+            self.scorer.gather(exchange)
+        return dict.fromkeys(SPLITS) | self.scorer.scores()
