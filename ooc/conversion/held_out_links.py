@@ -19,6 +19,7 @@ from ooc.errors import BudgetError, OptionError
 from ooc.sizes import format_size
 from ooc.sources.source import Source
 from ooc.storage.array import replace_file
+from ooc.storage.mixing import GOLDEN, mixed
 
 _SPLITS = ("valid", "test")
 _BYTES_PER_LINK = 96
@@ -41,14 +42,16 @@ class HeldOut:
             found = cls(float(parts[0]), float(parts[1]), *map(int, parts[2:3]))
         except (ValueError, IndexError):
             found = cls(-1, -1)
-        if len(parts) > 3 or not (found.valid >= 0 and found.test >= 0 and 0 < found.valid + found.test < 1):
+        known = found.valid >= 0 and found.test >= 0 and 0 < found.valid + found.test < 1
+        if len(parts) > 3 or not known or not 0 <= found.seed < 2**63:
             raise OptionError(f"links to hold out, {text!r}, are no two shares below 1 together, such as 0.05,0.1")
         return found
 
     def of(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Which split edges are held out for [n]: 0 validation, 1 testing; -1: none."""
         low, high = (np.asarray(side(sources, targets), dtype=np.uint64) for side in (np.minimum, np.maximum))
-        share = _mixed(low ^ _mixed(high ^ _mixed(np.uint64(self.seed)))) / np.float64(2**64)
+        seed = mixed(np.full(1, self.seed, dtype=np.uint64) + GOLDEN)
+        share = mixed((low ^ mixed((high ^ seed) + GOLDEN)) + GOLDEN) / np.float64(2**64)
         found = np.where(share < self.valid, 0, np.where(share < self.valid + self.test, 1, -1)).astype(np.int8)
         found[sources == targets] = -1
         return found
@@ -81,12 +84,3 @@ class HeldOut:
         given: dict[str, Any] = {name: pairs for name, pairs in links.items() if pairs.size}
         np.savez(file, **given)
         replace_file(out, file.getbuffer())
-
-
-def _mixed(words: Any) -> Any:
-    """Every word's, [n]: SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014)."""
-    with np.errstate(over="ignore"):
-        words = words + np.uint64(0x9E3779B97F4A7C15)
-        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

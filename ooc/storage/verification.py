@@ -10,13 +10,13 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
+from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.store import SPLITS, Store
 from ooc.storage.types import EDGES, features_name
 
 _ROWS = 1 << 14
 _EDGES = 1 << 18
 _BLOCK_BYTES = 8 << 20
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SEEDS = np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7)
 
 Ids = npt.NDArray[np.int64]
@@ -134,18 +134,11 @@ class _PairSums:
 
     def add(self, left: AnyArray, right: AnyArray, carried: npt.NDArray[np.uint64] | None = None) -> None:
         """Add pairs; ``carried``: a hash of what each has besides."""
-        mixed = _mixed(left.astype(np.uint64) * _GOLDEN) + right.astype(np.uint64)
+        pairs = mixed(left.astype(np.uint64) * GOLDEN) + right.astype(np.uint64)
         if carried is not None:
-            mixed = _mixed(mixed * _GOLDEN) + carried
-        sums = (int(_mixed(mixed ^ seed).sum(dtype=np.uint64)) for seed in _SEEDS)
+            pairs = mixed(pairs * GOLDEN) + carried
+        sums = (int(mixed(pairs ^ seed).sum(dtype=np.uint64)) for seed in _SEEDS)
         self.totals = tuple((total + more) % 2**64 for total, more in zip(self.totals, sums, strict=True))
-
-
-def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finalizer."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass
@@ -222,7 +215,7 @@ def _graph_of(graphs: AnyArray, rows: AnyArray) -> AnyArray:
 
 def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) -> npt.NDArray[np.uint64]:
     """A hash [n] of what each of the edges ``start:stop`` carries; numbers that are none go to ``found``."""
-    mixed = np.zeros(stop - start, dtype=np.uint64)
+    hashes = np.zeros(stop - start, dtype=np.uint64)
     for array in data:
         values = array.read(start, stop)
         if not (finite := np.isfinite(values)).all():
@@ -230,8 +223,8 @@ def _carried(data: list[Array], start: int, stop: int, found: dict[str, str]) ->
             what = "entry" if array.name.startswith("x/") else "edge"
             found.setdefault(array.name, f"{array.name}: {what} {start + at[0]} has {values[tuple(at)]}")
         for bits in values.view(f"u{array.itemsize}").reshape(len(values), -1).T:
-            mixed = _mixed(mixed * _GOLDEN + bits.astype(np.uint64))
-    return mixed
+            hashes = mixed(hashes * GOLDEN + bits.astype(np.uint64))
+    return hashes
 
 
 def _pieces(offsets: Ids, indices: Array, first_row: int, most: int) -> Iterator[tuple[Ids, Ids]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ooc.errors import BudgetError, OptionError
 from ooc.plan.workload import Direction
 from ooc.sizes import format_size
+from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.store import SPLITS, Store
 from ooc.train.links.arrays import LinkArray
 from ooc.train.links.metrics import Ranked
@@ -277,15 +278,7 @@ def scored_links(store: Store, places: Places, links: Links, split: str, seed: i
     raise OptionError(f"{name} must be [2, M] or [{count}, K], not {list(pairs.shape)}")
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
 def _words(numbers: npt.NDArray[np.uint64], *key: int) -> npt.NDArray[np.uint64]:
-    """A random word [n] for each number under a key: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom
-    Number Generators", OOPSLA 2014), of which any word can be had by itself."""
-    start = np.random.SeedSequence([part & (2**64 - 1) for part in key]).generate_state(1, np.uint64)[0]
-    with np.errstate(over="ignore"):
-        z = start + (numbers + np.uint64(1)) * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+    """A random word [n] for each number under a key."""
+    start = np.random.SeedSequence([part & (2**64 - 1) for part in key]).generate_state(1, np.uint64)
+    return mixed(start + (numbers + np.uint64(1)) * GOLDEN)

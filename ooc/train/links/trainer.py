@@ -41,6 +41,7 @@ class LinkTrainer(Trainer):
     is drawn for it. To each link come ``negatives`` pairs that are none: its head with tails drawn evenly from all
     nodes, as OGB's baselines do, whether or not they are linked. They are the same for the same ``seed`` and order of
     the store's rows, whatever the memory. The loss is the mean over both kinds; an epoch's that of its steps.
+    Where an epoch of several steps is interrupted, those that are made stay made, but for a run that is gone on with.
 
     ``metric``: ``"mrr"``, ``"hits@K"`` or ``"roc-auc"``, as OGB's evaluators define them; by default the mean
     reciprocal rank. Other arguments as of ``Trainer``.

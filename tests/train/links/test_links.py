@@ -210,7 +210,7 @@ def test_links_go_by_ids_that_are_texts(tmp_path: Path) -> None:
             trainer.score(np.array([["n90"], ["n1190"]]))
 
 
-@pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1"])
+@pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1", "0.1,0.1,-3"])
 def test_shares_to_hold_out_that_are_none_are_refused(tmp_path: Path, graph: Data, text: str) -> None:
     with pytest.raises(ooc.OptionError, match="such as"):
         ooc.convert(graph, tmp_path / "g.ooc", hold_out_links=text)
