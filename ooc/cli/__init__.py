@@ -7,6 +7,7 @@ Every error that is the user's to act upon ends here as one line and exit code 2
 import errno
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -89,6 +90,11 @@ def cli(context: click.Context, /) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object, for programs."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def load_command(name: str) -> click.Command:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ooc.cli import in_options
+from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT, SIZE, GroupedCommand, Option
 from ooc.cli.arguments.settings import (
@@ -29,12 +29,9 @@ from ooc.cli.arguments.settings import (
 from ooc.errors import HardwareError, OptionError
 from ooc.plan import Hardware
 from ooc.plan.graphs import KNOWN, GraphStatistics, known_graph
-from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ooc.cli.planning import Planning
     from ooc.storage.store import Store
 
@@ -120,17 +117,14 @@ def command(
     The graph is that in STORE (by default the only *.ooc in the current folder) or one that --graph describes; the
     machine is this one or one that --hardware describes.
     """
-    from ooc.report.console import output
-
-    console = output()
     given = () if graph is not None and not _on_command_line("store") else store  # a file's store is the default
     if hardware == _LIST:
-        _list_machines(console, as_json)
+        _list_machines(as_json)
     elif compare is not None:
         if graph is not None or len(given) > 1:
             raise OptionError("--compare takes what the run was trained on: give no graph besides, or its store")
         _without_part("--compare", {"compare", "store", "as_json"})
-        _compare(compare, given[0] if given else None, console, as_json)
+        _compare(compare, given[0] if given else None, as_json)
     else:
         stores = [text for text in given if not (what_if and "=" in text)]
         axes = [text for text in given if text not in stores]
@@ -146,16 +140,20 @@ def command(
             _without_part("--ranks", others={"what_if", "floor"})
         if batches is not None:
             _without_part("--batches", others={"graph", "what_if", "floor", "gantt", "memory", "dtype", "ranks"})
-            _batches(stores, batches, options, console, as_json)
+            from ooc.cli.planning import print_batches
+
+            print_batches(stores, batches, options, as_json)
             return
         planning = _planning(stores, graph, hardware, no_savings, options, ranks)
+        from ooc.cli.planning import print_least, print_planned, print_what_if
+
         with _rare_collections():
             if floor:
-                _floor(planning, console, as_json)
+                print_least(planning, as_json)
             elif what_if:
-                _what_if(planning, axes, console, plot=plot, as_json=as_json)
+                print_what_if(planning, axes, plot=plot, as_json=as_json)
             else:
-                _plan(planning, console, gantt=gantt, advice=not no_advice, as_json=as_json, link=link)
+                print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json, link=link)
 
 
 @contextmanager
@@ -203,141 +201,20 @@ def _planning(
 
         found = open_store(stores[0] if stores else only_store(Path()))
     from ooc.cli.planning import Planning
+    from ooc.ranks import Ranks
     from ooc.train.setup import Saving
 
     settle_memory(click.get_current_context(), options)
     settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
     check_links(settings)
     machine = None if hardware is None else load_hardware(hardware)
-    from ooc.ranks import Ranks
-
     together = Ranks(count=processes, local_count=processes)
     return Planning(settings, found, machine, () if no_savings else tuple(Saving), together)
 
 
-def _plan(
-    planning: "Planning", console: "Console", *, gantt: Path | None, advice: bool, as_json: bool, link: int
-) -> None:
-    from ooc.cli.planning import NARROW
-    from ooc.plan.simulate.together import together
-    from ooc.report.alternatives import changes
-    from ooc.report.briefing import describe_waiting
-    from ooc.report.console import say
-    from ooc.report.gantt import write_gantt
-    from ooc.report.ranks import describe_ranks, print_ranks
-    from ooc.report.tables import describe_budgets, print_assumptions, print_changes, print_report, print_summary
-
-    ranks = planning.report_by_rank()
-    report = ranks[0]
-    joined = together([one.timeline for one in ranks], [one.plan.received_bytes(one.program) for one in ranks], link)
-    narrow = planning.settings.spill_dtype == NARROW
-    if gantt is not None:
-        write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
-    found: list[dict[str, Any]] = []
-    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s, link) if len(ranks) > 1 else None
-    if advice and of_ranks is None:
-        found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
-    if as_json:
-        more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
-        if of_ranks is not None:
-            more["ranks"] = of_ranks
-        _print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
-        return
-    say(console, planning.describe_graph())
-    say(console, f"{planning.hardware.name}: {describe_budgets(report)}")
-    say(console, f"waiting in memory: {describe_waiting(report)}")
-    print_summary(report, console)
-    print_report(report, console)
-    if of_ranks is not None:
-        print_ranks(of_ranks, console)
-    if found:
-        print_changes(found, console)
-    print_assumptions(planning.assumptions(), console)
-
-
-def _batches(stores: Sequence[str], memories: str, options: dict[str, Any], console: "Console", as_json: bool) -> None:
-    """The table of batches of many graphs."""
-    from ooc.cli.arguments.recipe import build_model
-    from ooc.cli.arguments.settings import check_sampling
-    from ooc.report.briefing import describe_store
-    from ooc.report.console import say
-    from ooc.report.tables import print_fits
-    from ooc.storage.store import open_store
-    from ooc.train.batched.table import fitting_batches
-    from ooc.train.resources import hardware_for
-
-    store = open_store(stores[0] if stores else only_store(Path()))
-    if not store.num_graphs:
-        raise OptionError(f"--batches is for stores of many graphs; {store.path} is one")
-    settings = TrainSettings(store=str(store.path), **options)
-    check_sampling(settings, many_graphs=True)
-    model = build_model(settings, store)
-    sizes = sorted({parse_size(text, name="--batches") for text in memories.split(",")})
-    fits = fitting_batches(
-        model,
-        store,
-        sizes,
-        paths=settings.paths,
-        ignore_edge_data=settings.edge_data_left_out,
-        hardware=hardware_for(None, Path(settings.spill_dir or ".")),
-    )
-    if as_json:
-        _print_json({"store": str(store.path), "batches": [asdict(fit) for fit in fits]})
-        return
-    say(console, describe_store(store))
-    print_fits(fits, console)
-
-
-def _floor(planning: "Planning", console: "Console", as_json: bool) -> None:
-    from ooc.report.console import say
-    from ooc.report.tables import print_assumptions, print_floor
-
-    parts = planning.floor()
-    if as_json:
-        _print_json({"graph": planning.describe_graph(), "floor": parts, "assumptions": planning.assumptions()})
-        return
-    say(console, planning.describe_graph())
-    print_floor(parts, console)
-    print_assumptions(planning.assumptions(), console)
-
-
-def _what_if(
-    planning: "Planning", texts: Sequence[str], console: "Console", *, plot: Path | None, as_json: bool
-) -> None:
-    from ooc.progress.reporter import Reporter
-    from ooc.report.console import say
-    from ooc.report.tables import print_assumptions
-    from ooc.report.what_if import full_axes, grid, parse_axes, print_grid, print_steps, steps
-    from ooc.report.what_if_plot import check_plot, draw
-
-    if plot is not None:
-        check_plot(plot)
-    limits, machine, memory_bytes = planning.limits, planning.hardware, planning.memory_bytes
-    least_bytes = sum(planning.floor().values())
-    axes = full_axes(parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes)
-    with Reporter() as reporter:
-        cells = grid(axes, limits, machine, planning.report, reporter)
-    command = click.get_current_context().command
-    for cell in cells:
-        if not cell["feasible"]:
-            cell["reason"] = in_options(cell["reason"], command)
-    found = steps(cells, planning.has())
-    assumptions = planning.assumptions()
-    if machine.has_device_memory:
-        assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")
-    if as_json:
-        _print_json({"graph": planning.describe_graph(), "cells": cells, "steps": found, "assumptions": assumptions})
-    else:
-        say(console, planning.describe_graph())
-        print_grid(cells, console)
-        print_steps(found, console)
-        print_assumptions(assumptions, console)
-    if plot is not None:
-        draw(cells, plot, title=planning.describe_training())
-
-
-def _compare(run: Path, store: str | None, console: "Console", as_json: bool) -> None:
+def _compare(run: Path, store: str | None, as_json: bool) -> None:
     from ooc.report.comparison import compare, print_comparison
+    from ooc.report.console import output
 
     if store is not None:
         from ooc.storage.store import open_store
@@ -346,23 +223,20 @@ def _compare(run: Path, store: str | None, console: "Console", as_json: bool) ->
         RunFolder.open(run).check_store(open_store(store))
     found = compare(run)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
-        print_comparison(found, console)
+        print_comparison(found, output())
 
 
-def _list_machines(console: "Console", as_json: bool) -> None:
+def _list_machines(as_json: bool) -> None:
+    from ooc.report.console import output
     from ooc.report.tables import print_machines
 
     machines = {name: load_hardware(name) for name in shipped_names()}
     if as_json:
-        _print_json({name: machine.as_dict() for name, machine in machines.items()})
+        print_json({name: machine.as_dict() for name, machine in machines.items()})
     else:
-        print_machines(list(machines.values()), console)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+        print_machines(list(machines.values()), output())
 
 
 # ---- the graph -----------------------------------------------------------------------------------------------

@@ -1,29 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the options of ``ooc plan`` to plans: the graph, the machine, the budgets, and what is assumed of them."""
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
 import psutil
 import torch
 from torch import nn
 
+from ooc.cli import in_options, print_json
 from ooc.cli.arguments.optimization import build_embedding, optimizer_options
-from ooc.cli.arguments.recipe import admit_parameters, build_average, build_loss, planned_model, with_decoder
-from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
+from ooc.cli.arguments.recipe import (
+    admit_parameters,
+    build_average,
+    build_loss,
+    build_model,
+    planned_model,
+    with_decoder,
+)
+from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
 from ooc.errors import OptionError
 from ooc.events import ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
+from ooc.plan.simulate.together import together
+from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
+from ooc.report.alternatives import changes
+from ooc.report.briefing import describe_store, describe_waiting
+from ooc.report.console import output, say
+from ooc.report.gantt import write_gantt
 from ooc.report.plan_report import PlanReport
-from ooc.report.what_if import REQUEST_BYTES, SHARE_OF_MEMORY
-from ooc.sizes import format_size
+from ooc.report.ranks import describe_ranks, print_ranks
+from ooc.report.tables import (
+    describe_budgets,
+    print_assumptions,
+    print_changes,
+    print_fits,
+    print_floor,
+    print_report,
+    print_summary,
+)
+from ooc.report.what_if import (
+    REQUEST_BYTES,
+    SHARE_OF_MEMORY,
+    full_axes,
+    grid,
+    parse_axes,
+    print_grid,
+    print_steps,
+    steps,
+)
+from ooc.report.what_if_plot import check_plot, draw
+from ooc.sizes import format_size, parse_size
+from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
 from ooc.train.metrics import resolve_metric
@@ -37,10 +73,6 @@ from ooc.train.resources import (
 )
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
-if TYPE_CHECKING:
-    from ooc.storage.store import Store
-
-
 NARROW = "bfloat16"
 
 
@@ -51,7 +83,7 @@ class Planning:
     def __init__(
         self,
         settings: TrainSettings,
-        graph: "Store | GraphStatistics",
+        graph: Store | GraphStatistics,
         hardware: Hardware | None,
         savings: Collection[Saving],
         ranks: Ranks = ALONE,
@@ -251,3 +283,102 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
         )
     lines.append(f"edges are spread evenly over the rows, but for a heaviest tile: {hub}; no self-loops")
     return lines
+
+
+# ---- what is shown of it ------------------------------------------------------------------------------------------
+
+
+def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool, link: int) -> None:
+    ranks = planning.report_by_rank()
+    report = ranks[0]
+    joined = together([one.timeline for one in ranks], [one.plan.received_bytes(one.program) for one in ranks], link)
+    narrow = planning.settings.spill_dtype == NARROW
+    if gantt is not None:
+        write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
+    found: list[dict[str, Any]] = []
+    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s, link) if len(ranks) > 1 else None
+    if advice and of_ranks is None:
+        found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
+    if as_json:
+        more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
+        if of_ranks is not None:
+            more["ranks"] = of_ranks
+        print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
+        return
+    console = output()
+    say(console, planning.describe_graph())
+    say(console, f"{planning.hardware.name}: {describe_budgets(report)}")
+    say(console, f"waiting in memory: {describe_waiting(report)}")
+    print_summary(report, console)
+    print_report(report, console)
+    if of_ranks is not None:
+        print_ranks(of_ranks, console)
+    if found:
+        print_changes(found, console)
+    print_assumptions(planning.assumptions(), console)
+
+
+def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any], as_json: bool) -> None:
+    """The table of batches of many graphs."""
+    from ooc.train.batched.table import fitting_batches  # which takes PyG
+
+    store = open_store(stores[0] if stores else only_store(Path()))
+    if not store.num_graphs:
+        raise OptionError(f"--batches is for stores of many graphs; {store.path} is one")
+    settings = TrainSettings(store=str(store.path), **options)
+    check_sampling(settings, many_graphs=True)
+    model = build_model(settings, store)
+    sizes = sorted({parse_size(text, name="--batches") for text in memories.split(",")})
+    fits = fitting_batches(
+        model,
+        store,
+        sizes,
+        paths=settings.paths,
+        ignore_edge_data=settings.edge_data_left_out,
+        hardware=hardware_for(None, Path(settings.spill_dir or ".")),
+    )
+    if as_json:
+        print_json({"store": str(store.path), "batches": [asdict(fit) for fit in fits]})
+        return
+    console = output()
+    say(console, describe_store(store))
+    print_fits(fits, console)
+
+
+def print_least(planning: Planning, as_json: bool) -> None:
+    parts = planning.floor()
+    if as_json:
+        print_json({"graph": planning.describe_graph(), "floor": parts, "assumptions": planning.assumptions()})
+        return
+    console = output()
+    say(console, planning.describe_graph())
+    print_floor(parts, console)
+    print_assumptions(planning.assumptions(), console)
+
+
+def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        check_plot(plot)
+    limits, machine, memory_bytes = planning.limits, planning.hardware, planning.memory_bytes
+    least_bytes = sum(planning.floor().values())
+    axes = full_axes(parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes)
+    with Reporter() as reporter:
+        cells = grid(axes, limits, machine, planning.report, reporter)
+    command = click.get_current_context().command
+    for cell in cells:
+        if not cell["feasible"]:
+            cell["reason"] = in_options(cell["reason"], command)
+    found = steps(cells, planning.has())
+    assumptions = planning.assumptions()
+    if machine.has_device_memory:
+        assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")
+    if as_json:
+        print_json({"graph": planning.describe_graph(), "cells": cells, "steps": found, "assumptions": assumptions})
+    else:
+        console = output()
+        say(console, planning.describe_graph())
+        print_grid(cells, console)
+        print_steps(found, console)
+        print_assumptions(assumptions, console)
+    if plot is not None:
+        draw(cells, plot, title=planning.describe_training())

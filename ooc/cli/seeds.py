@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,57 +14,23 @@ from ooc import __version__
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings
 from ooc.errors import TrainingError
 from ooc.progress.reporter import Reporter, Verbosity
+from ooc.report.console import output, print_hanging, say
+from ooc.report.runs import describe_run
+from ooc.report.seeds import describe_seed, describe_summary, summarize
+from ooc.train.metrics import Metric
+from ooc.train.runs.run import RunFolder, holds_run
+from ooc.train.runs.seeds import SeedRuns
 
-if TYPE_CHECKING:
-    from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.seeds import SeedRuns
-
-TrainOne = Callable[["RunFolder", TrainSettings, Reporter, Verbosity], None]
-
-_MOST = 1000
-"""More are a seed's number rather than how many."""
-_HIGHEST = 2**63 - 1
-if TYPE_CHECKING:
-    _TupleType = click.ParamType[tuple[int, ...]]
-else:  # generic only in newer versions of click
-    _TupleType = click.ParamType
-
-
-class SeedsType(_TupleType):
-    """``5``: the seeds 0 to 4; ``0,3,7``: these, and ``3,`` one alone."""
-
-    name = "seeds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        listed = "," in value
-        try:
-            numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
-        except ValueError:
-            self.fail(f"{value!r} is neither how many, such as 5, nor seeds, such as 0,3,7", param, ctx)
-        if not listed and not 1 <= numbers[0] <= _MOST:
-            hint = f"; for one training by that seed give --seed {value}" if numbers[0] > _MOST else ""
-            self.fail(f"{value} is not in the range 1 to {_MOST}{hint}", param, ctx)
-        if not numbers or not all(0 <= number <= _HIGHEST for number in numbers):
-            self.fail(f"{value!r}: seeds are whole numbers from 0 on", param, ctx)
-        if len(set(numbers)) < len(numbers):
-            self.fail(f"{value!r} has a seed twice", param, ctx)
-        return tuple(numbers) if listed else tuple(range(numbers[0]))
+TrainOne = Callable[[RunFolder, TrainSettings, Reporter, Verbosity], None]
 
 
 def train_seeds(
-    runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, as_json: bool, dry_run: bool
+    runs: SeedRuns, settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, as_json: bool, dry_run: bool
 ) -> None:
     """Train what is not yet trained of ``runs``, and print what all of them have come to.
 
     KeyboardInterrupt after having said how to go on.
     """
-    from ooc.report.console import output, print_hanging
-    from ooc.report.runs import describe_run
-    from ooc.report.seeds import describe_seed, describe_summary, summarize
-    from ooc.train.metrics import Metric
-
     if verbosity >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
         print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
@@ -94,10 +60,8 @@ def train_seeds(
         click.echo(f"side by side: ooc runs {shlex.quote(str(runs.path))}")
 
 
-def _try(runs: "SeedRuns", settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, told: bool) -> None:
+def _try(runs: SeedRuns, settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, told: bool) -> None:
     """Plan one of the trainings, and say what would become of all."""
-    from ooc.report.console import output, say
-
     run, own = _open_run(runs, settings, runs.seeds[0])
     with Reporter(verbosity=verbosity) as reporter, run:
         train(run, own, reporter, verbosity)
@@ -116,10 +80,8 @@ def _reporter(verbosity: Verbosity, settings: TrainSettings) -> Reporter:
     return Reporter(verbosity=min(verbosity, Verbosity.WARNING), epochs=settings.epochs)
 
 
-def _open_run(runs: "SeedRuns", settings: TrainSettings, seed: int) -> "tuple[RunFolder, TrainSettings]":
+def _open_run(runs: SeedRuns, settings: TrainSettings, seed: int) -> tuple[RunFolder, TrainSettings]:
     """The run of ``seed``, new or begun before, and its settings, which are those of all but for the seed."""
-    from ooc.train.runs.run import RunFolder, holds_run
-
     path, own = runs.run_path(seed), replace(settings, seed=seed)
     if not holds_run(path):
         return RunFolder.create(path, {"ooc_version": __version__, **asdict(own)}), own
@@ -134,8 +96,8 @@ def _is_finished(found: dict[str, Any], settings: TrainSettings) -> bool:
 
 
 def _train_one(
-    runs: "SeedRuns",
-    run: "RunFolder",
+    runs: SeedRuns,
+    run: RunFolder,
     settings: TrainSettings,
     train: TrainOne,
     reporter: Reporter,

@@ -188,19 +188,6 @@ def print_machines(machines: Sequence[Hardware], console: Console) -> None:
 # ---- a run ------------------------------------------------------------------------------------------------------
 
 
-def print_plan(report: PlanReport, console: Console) -> None:
-    """Where every matrix waits, and what an epoch will take."""
-    plan = report.plan
-    _print_fates(report, console)
-    read, write = describe_reading(report), format_size(report.ssd_write_bytes)
-    peaks = " and ".join(f"{format_size(one.promised_bytes)} of {one.where}" for one in report.tiers)
-    needed = f"{format_size(plan.spill_bytes)} of scratch on disk, at most {peaks}"
-    say(console, f"plan: reads {read} and writes {write} an epoch, {needed}")
-    if plan.has_tiers:
-        there, back = format_size(plan.to_device_bytes), format_size(plan.to_host_bytes)
-        say(console, f"over the wire: {there} to the device and {back} back an epoch")
-
-
 def print_outcome(
     records: Sequence[EpochRecord],
     report: PlanReport | None,

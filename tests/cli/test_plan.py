@@ -89,7 +89,7 @@ def test_what_is_read_to_fill_the_memory_is_told(here: Path, run: RunCommand) ->
     assert code == 0 and forecast["ssd_read_bytes"] == 0 and later == [0, 0]
     assert first == forecast["first_epoch_read_bytes"] > 0
     assert re.search(
-        r"plan: reads 0 B \(\d\S* [KM]B in the first, which fills the memory\) and writes 0 B", " ".join(out.split())
+        r"0 B \(\d\S* [KM]B in the first, which fills the memory\) read and 0 B written", " ".join(out.split())
     )
     assert run("train", graph, *room, "--eval-every", "1", "--out", "b")[0] == 0
     promised = json.loads(Path("b/plan.json").read_text())["ssd_read_bytes"]

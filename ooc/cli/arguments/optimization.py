@@ -12,13 +12,14 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 
-from ooc.cli.arguments.settings import TrainSettings
+from ooc.cli.arguments.settings import TrainSettings, refuse
 from ooc.errors import OptionError
 from ooc.suggestions import did_you_mean
 from ooc.train.embedding import Embedding
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
 
 _SGD_MOMENTUM = 0.9
+_OF_EMBEDDING = ("embedding_optimizer", "embedding_lr", "embedding_option")
 _OF_OPTIMIZERS = {
     "lr": "give --lr",
     "weight_decay": "give --weight-decay",
@@ -60,10 +61,7 @@ def optimizer_options(settings: TrainSettings) -> dict[str, Any]:
 def build_embedding(settings: TrainSettings) -> Embedding | None:
     """What is trained of every node; None: nothing. OptionError for options of it without one."""
     if not settings.embedding:
-        defaults = TrainSettings(store=settings.store)
-        for name in ("embedding_optimizer", "embedding_lr", "embedding_option"):
-            if (getattr(settings, name) or None) != (getattr(defaults, name) or None):
-                raise OptionError(f"--{name.replace('_', '-')} is of an embedding; give --embedding COLUMNS, too")
+        refuse(settings, _OF_EMBEDDING, "is of an embedding; give --embedding COLUMNS, too")
         return None
     kind, option = _of_name(torch.optim, settings.embedding_optimizer), "--embedding-option"
     spread = [text for text in settings.embedding_option if text.partition("=")[0] == "std"]

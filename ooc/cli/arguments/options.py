@@ -15,11 +15,15 @@ from ooc.suggestions import did_you_mean
 if TYPE_CHECKING:
     _IntType = click.ParamType[int]
     _TextType = click.ParamType[str]
+    _TupleType = click.ParamType[tuple[int, ...]]
     _TextChoice = click.Choice[str]
 else:  # generic only in newer versions of click
-    _IntType = _TextType = click.ParamType
+    _IntType = _TextType = _TupleType = click.ParamType
     _TextChoice = click.Choice
 
+HIGHEST_SEED = 2**63 - 1
+_MOST_SEEDS = 1000
+"""More are a seed's number rather than how many."""
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
@@ -123,6 +127,29 @@ class FanoutsType(_TextType):
         if any(number < -1 or number == 0 for number in numbers):
             self.fail(f"{value!r}: a hop draws at least 1 neighbour, or -1, which is all", param, ctx)
         return ",".join(map(str, numbers))
+
+
+class SeedsType(_TupleType):
+    """``5``: the seeds 0 to 4; ``0,3,7``: these, and ``3,`` one alone."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        listed = "," in value
+        try:
+            numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
+        except ValueError:
+            self.fail(f"{value!r} is neither how many, such as 5, nor seeds, such as 0,3,7", param, ctx)
+        if not listed and not 1 <= numbers[0] <= _MOST_SEEDS:
+            hint = f"; for one training by that seed give --seed {value}" if numbers[0] > _MOST_SEEDS else ""
+            self.fail(f"{value} is not in the range 1 to {_MOST_SEEDS}{hint}", param, ctx)
+        if not numbers or not all(0 <= number <= HIGHEST_SEED for number in numbers):
+            self.fail(f"{value!r}: seeds are whole numbers from 0 on", param, ctx)
+        if len(set(numbers)) < len(numbers):
+            self.fail(f"{value!r} has a seed twice", param, ctx)
+        return tuple(numbers) if listed else tuple(range(numbers[0]))
 
 
 class WholeType(click.IntRange):

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ooc.cli.arguments.optimization import build_embedding, build_optimizer, build_schedule
-from ooc.cli.arguments.settings import TrainSettings, model_name, own_model
+from ooc.cli.arguments.settings import TrainSettings, model_name, own_model, refuse
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
@@ -53,6 +53,12 @@ _NORMS: dict[str, dict[str, Any]] = {
     "batch": {"norm": "batch_norm"},
     "graph": {"norm": "graph_norm"},
 }
+_NOT_OF_TYPES = ("norm", "jk", "residual", "heads", "aggr")
+_AS_OPTIONS_ARE = (
+    *("memory", "gpu_budget", "host_budget", "device", "seed", "spill_dir", "input_dropout", "average_from"),
+    *("block_rows", "slab_columns", "max_ssd_writes", "spill_dtype"),
+)
+"""Arguments of trainers that are options by the same name."""
 _BATCH_NODES = 1024
 """Of a sampled batch, where nothing is said."""
 LOSSES: dict[str, type[nn.Module]] = {
@@ -67,9 +73,8 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
     _loaded(settings.model)  # which may draw random numbers, once
     torch.manual_seed(settings.seed)
-    outputs = store.num_classes if settings.links is None else settings.hidden
-    features = store.num_features + settings.embedding
-    return _model(settings, features, outputs, store.num_edge_features, store.types, store.num_graphs > 0)
+    sizes = _Sizes(store.num_features, store.num_classes, store.num_edge_features, store.num_graphs)
+    return _model(settings, sizes, store.types)
 
 
 def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
@@ -131,17 +136,14 @@ def rebuild_model(
     facts = run.config.get("store_facts", {})
     if not isinstance(facts, dict) or not {"num_features", "num_classes"} <= facts.keys():
         raise RunError(f"{run.path} does not say how many features and classes its store had")
-    sizes = [facts.get(name, 0) for name in ("num_features", "num_classes", "num_edge_features", "num_graphs")]
+    sizes = _Sizes(*(facts.get(f"num_{name}", 0) for name in _Sizes._fields))
     if any(type(size) is not int or size < 0 for size in sizes):
-        raise RunError(f"{run.path} says of its store that it had {sizes} features, classes, features of edges, graphs")
+        raise RunError(f"{run.path} says of its store that it had {[*sizes]} {', '.join(_Sizes._fields)}")
     try:
         types = Types.of(facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path} says of its store types of nodes and edges that are none") from error
-    features, classes, edge_features, graphs = sizes
-    outputs = classes if settings.links is None else settings.hidden
-    made = _model(settings, features + settings.embedding, outputs, edge_features, types, graphs > 0)
-    model = with_decoder(settings, made)
+    model = with_decoder(settings, _model(settings, sizes, types))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -163,27 +165,30 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
         )
 
 
-def _model(
-    settings: TrainSettings,
-    features: int,
-    outputs: int,
-    edge_features: int,
-    types: Types | None,
-    many_graphs: bool,
-) -> nn.Module:
-    """``many_graphs``: outputs are of graphs, whose rows are pooled."""
+class _Sizes(NamedTuple):
+    """Of the store that a model is made for, by the names of its counts."""
+
+    features: int
+    classes: int
+    edge_features: int
+    graphs: int
+
+
+def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
+    features = sizes.features + settings.embedding
+    outputs = sizes.classes if settings.links is None else settings.hidden
     made = _loaded(settings.model)
     if made is not None:
-        return _own(made, settings, features, outputs, edge_features, types, many_graphs)
+        return _own(made, settings, sizes._replace(features=features, classes=outputs), types)
     if types is not None:
         return _relational(settings, outputs, types)
     if settings.model in MODELS_FOR_TYPES_ALONE:
         raise OptionError(f"--model {settings.model} is for graphs with types of nodes and edges; this one has none")
-    if not many_graphs:
-        return _gnn(settings, features, outputs, edge_features)
+    if not sizes.graphs:
+        return _gnn(settings, features, outputs, sizes.edge_features)
     from ooc.models import Pooled
 
-    gnn = _gnn(settings, features, settings.hidden, edge_features)
+    gnn = _gnn(settings, features, settings.hidden, sizes.edge_features)
     return Pooled(gnn, settings.hidden, outputs, pool=settings.pool, paths=settings.paths)
 
 
@@ -211,10 +216,7 @@ def _relational(settings: TrainSettings, outputs: int, types: Types) -> nn.Modul
     if settings.model not in MODELS_FOR_TYPES:
         names = ", ".join(MODELS_FOR_TYPES)
         raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
-    for option in fields(TrainSettings):
-        left_out = option.name in ("norm", "jk", "residual", "heads", "aggr")
-        if left_out and getattr(settings, option.name) != option.default:
-            raise OptionError(f"--{option.name} is not for graphs with types; a model of your own may have it")
+    refuse(settings, _NOT_OF_TYPES, "is not for graphs with types; a model of your own may have it")
     return Relational(
         dict(types.features),
         [(one.source, one.relation, one.target) for one in types.edges],
@@ -321,30 +323,22 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     return made
 
 
-def _own(
-    make: Callable[..., Any],
-    settings: TrainSettings,
-    features: int,
-    outputs: int,
-    edge_features: int,
-    types: Types | None,
-    many_graphs: bool,
-) -> nn.Module:
-    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names. Of a graph with
-    types ``in_channels`` are by type of nodes, and there is its ``metadata``."""
+def _own(make: Callable[..., Any], settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
+    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names; ``sizes`` are of
+    its input and output. Of a graph with types ``in_channels`` are by type of nodes, and there is its ``metadata``."""
     of_types: dict[str, Any] = {}
     if types is not None:
         of_types["metadata"] = [*types.nodes], [tuple(one) for one in types.edges]
     offered: dict[str, Any] = {
-        "in_channels": features if types is None else dict(types.features),
+        "in_channels": sizes.features if types is None else dict(types.features),
         **of_types,
-        "out_channels": outputs,
+        "out_channels": sizes.classes,
         "hidden_channels": settings.hidden,
         "num_layers": settings.layers,
         "dropout": settings.dropout,
         "heads": settings.heads,
-        "edge_dim": edge_features or None,
-        **({"pool": settings.pool, "paths": settings.paths} if many_graphs else {}),
+        "edge_dim": sizes.edge_features or None,
+        **({"pool": settings.pool, "paths": settings.paths} if sizes.graphs else {}),
     }
     parameters = inspect.signature(make).parameters
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -353,11 +347,10 @@ def _own(
     needed = [one.name for one in parameters.values() if one.kind in plain and one.default is one.empty]
     if missing := [one for one in needed if one not in taken]:
         raise ModelError(f"{name} wants {', '.join(missing)}; what it can be given are {', '.join(offered)}")
-    own_affair = [option for option, parameter in _OF_A_MODEL.items() if parameter not in taken]
-    for option in fields(TrainSettings):
-        if option.name in own_affair and getattr(settings, option.name) != option.default:
-            wanted = f"; let it take {_OF_A_MODEL[option.name]}" if _OF_A_MODEL[option.name] else ""
-            raise OptionError(f"--{option.name.replace('_', '-')} says nothing to {name}, a model of your own{wanted}")
+    for option, parameter in _OF_A_MODEL.items():
+        wanted = f"; let it take {parameter}" if parameter else ""
+        if parameter not in taken:
+            refuse(settings, (option,), f"says nothing to {name}, a model of your own{wanted}")
     try:
         model = make(**taken)
     except Exception as error:
@@ -444,27 +437,16 @@ def build_trainer(
     return kind(
         model,
         store,
-        memory=settings.memory,
-        gpu_budget=settings.gpu_budget,
-        host_budget=settings.host_budget,
-        device=settings.device,
-        seed=settings.seed,
         optimizer=optimizer,
         loss=build_loss(settings, store),
-        spill_dir=settings.spill_dir,
         out=run,
-        input_dropout=settings.input_dropout,
         metric=metric.value,
         scheduler=build_schedule(settings, optimizer, rising=metric.higher_is_better),
         clip_norm=settings.clip,
         average=build_average(settings, model),
-        average_from=settings.average_from,
         embedding=build_embedding(settings),
         listener=listener,
-        block_rows=settings.block_rows,
-        slab_columns=settings.slab_columns,
-        max_ssd_writes=settings.max_ssd_writes,
-        spill_dtype=settings.spill_dtype,
         compute_dtype=settings.dtype,
         ignore_edge_data=settings.edge_data_left_out,
+        **{name: getattr(settings, name) for name in _AS_OPTIONS_ARE},
     )

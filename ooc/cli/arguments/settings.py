@@ -4,8 +4,8 @@
 The command line, its help and the check of a run's configuration are all made from the fields of `TrainSettings`.
 """
 
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,7 @@ from ooc.cli.arguments.options import (
     COUNT,
     COUNT_OR_ZERO,
     FRACTION,
+    HIGHEST_SEED,
     NON_NEGATIVE,
     POSITIVE,
     PROBABILITY,
@@ -230,7 +231,7 @@ class TrainSettings:
     weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
     clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
     epochs: int = _STEPS(100, COUNT, "Epochs in all, those before --resume included.")
-    seed: int = _STEPS(0, WholeType(0, 2**63 - 1), "Of weights and dropout.")
+    seed: int = _STEPS(0, WholeType(0, HIGHEST_SEED), "Of weights and dropout.")
     sampler: str = _SAMPLING(
         "none",
         ChoiceType("none", "neighbor"),
@@ -458,51 +459,10 @@ _NOT_SAMPLED = {
     "host_budget": "give --memory",
 }
 """Options of full-graph training alone, and why."""
-
-
 _OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
-
-
-_ONCE_USUAL = 1024
-"""Nodes of a batch by default in earlier versions, whose runs of the full graph have it in their configuration."""
-
-
-def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> None:
-    """OptionError for options of batches where the full graph is trained, of one kind of batches where another kind is
-    made, and of the full graph where batches are."""
-    defaults = TrainSettings(store=settings.store)
-    given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
-    if settings.sampler == "none" and not many_graphs and settings.batch_size == _ONCE_USUAL:
-        given -= {"batch_size"}
-    if not many_graphs:
-        for name in _OF_MANY_GRAPHS:
-            if name in given:
-                raise OptionError(f"--{name.replace('_', '-')} is for a store of many graphs; {settings.store} is one")
-    elif wrong := given & {"sampler", "fanouts"}:
-        what = (
-            f"--{min(wrong)} is of neighbours in one graph; {settings.store} holds many, whose batches are whole graphs"
-        )
-        raise OptionError(what)
-    if settings.sampler == "none" and not many_graphs:
-        for name in given & {"fanouts", "batch_size", "accumulate"}:
-            raise OptionError(f"--{name.replace('_', '-')} is of sampled mini-batches; give --sampler neighbor, too")
-        return
-    for name, reason in _NOT_SAMPLED.items():
-        if name in given:
-            kind = "batches" if many_graphs else "--sampler"
-            raise OptionError(f"--{name.replace('_', '-')} is of full-graph training, not of {kind}: {reason}")
-    if settings.device == "cuda":
-        raise OptionError(
-            f"{'batches are trained' if many_graphs else '--sampler trains'} on the CPU; leave out --device cuda"
-        )
-    if many_graphs and settings.norm == "graph" and settings.residual:
-        raise OptionError(
-            "--norm graph with --residual would take statistics over several graphs; leave out one of them"
-        )
-    if settings.norm == "graph" and not many_graphs:
-        raise OptionError("--norm graph takes statistics of all nodes, which a batch has not; give another norm")
-
-
+_OF_NEIGHBOURS = ("fanouts", "sampler")
+_OF_BATCHES = ("fanouts", "batch_size", "accumulate")
+_OF_LINKS = ("decoder", "negatives", "link_steps")
 _NOT_OF_LINKS = {
     "sampler": "links are trained on the whole graph",
     "loss": "the loss of links is binary cross-entropy",
@@ -510,19 +470,52 @@ _NOT_OF_LINKS = {
     "class_weights": "they are of classes",
     "average": "links are scored with the weights as they are",
 }
+_ONCE_USUAL = 1024
+"""Nodes of a batch by default in earlier versions, whose runs of the full graph have it in their configuration."""
+
+
+def refuse(settings: TrainSettings, names: Iterable[str], reason: str) -> None:
+    """OptionError for the first of these options that has another value than by default: ``--NAME REASON``."""
+    for one in fields(settings):
+        if one.name in names and (getattr(settings, one.name) or None) != (_default(one) or None):
+            raise OptionError(f"--{one.name.replace('_', '-')} {reason}")
+
+
+def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> None:
+    """OptionError for options of batches where the full graph is trained, of one kind of batches where another kind is
+    made, and of the full graph where batches are."""
+    if many_graphs:
+        what = f"is of neighbours in one graph; {settings.store} holds many, whose batches are whole graphs"
+        refuse(settings, _OF_NEIGHBOURS, what)
+    else:
+        refuse(settings, _OF_MANY_GRAPHS, f"is for a store of many graphs; {settings.store} is one")
+    if settings.sampler == "none" and not many_graphs:
+        unsampled = "is of sampled mini-batches; give --sampler neighbor, too"
+        usual = settings.batch_size == _ONCE_USUAL
+        refuse(replace(settings, batch_size=None) if usual else settings, _OF_BATCHES, unsampled)
+        return
+    kind = "batches" if many_graphs else "--sampler"
+    for name, reason in _NOT_SAMPLED.items():
+        refuse(settings, (name,), f"is of full-graph training, not of {kind}: {reason}")
+    if settings.device == "cuda":
+        trained = "batches are trained" if many_graphs else "--sampler trains"
+        raise OptionError(f"{trained} on the CPU; leave out --device cuda")
+    if settings.norm == "graph" and not many_graphs:
+        raise OptionError("--norm graph takes statistics of all nodes, which a batch has not; give another norm")
+    if settings.norm == "graph" and settings.residual:
+        what = "--norm graph with --residual would take statistics over several graphs"
+        raise OptionError(f"{what}; leave out one of them")
 
 
 def check_links(settings: TrainSettings) -> None:
     """OptionError for options of links where nodes are trained, and the other way round."""
-    defaults = TrainSettings(store=settings.store)
-    given = {one.name for one in fields(settings) if getattr(settings, one.name) != getattr(defaults, one.name)}
     if settings.links is None:
-        for name in given & {"decoder", "negatives", "link_steps"}:
-            raise OptionError(f"--{name.replace('_', '-')} is of link prediction; give --links FILE, too")
+        refuse(settings, _OF_LINKS, "is of link prediction; give --links FILE, too")
         if settings.metric is not None and settings.metric not in METRICS:
             raise OptionError(f"--metric {settings.metric} is of links; give --links FILE, too")
-    for name in given & _NOT_OF_LINKS.keys() if settings.links is not None else ():
-        raise OptionError(f"--{name.replace('_', '-')} is not for --links: {_NOT_OF_LINKS[name]}")
+        return
+    for name, reason in _NOT_OF_LINKS.items():
+        refuse(settings, (name,), f"is not for --links: {reason}")
 
 
 def only_store(folder: Path) -> Path:

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``ooc train`` does with a run, or with the runs of several seeds; imported when their options are settled, since
+that takes torch."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from ooc import __version__
+from ooc.cli.arguments.configuration import as_toml
+from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
+from ooc.cli.arguments.settings import TrainSettings, model_name
+from ooc.cli.processes import follow, is_first
+from ooc.cli.seeds import say_as_json, say_stopped, train_seeds
+from ooc.engine.record import EpochRecord
+from ooc.errors import RunError
+from ooc.events import Listener, Relay
+from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
+from ooc.progress.live import TrainingView
+from ooc.progress.reporter import Reporter, Verbosity
+from ooc.ranks import Ranks
+from ooc.report.briefing import (
+    describe_batches,
+    describe_forecast,
+    describe_graph_batches,
+    describe_memory,
+    describe_store,
+    describe_waiting,
+    print_briefing,
+)
+from ooc.report.console import output, say
+from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json
+from ooc.report.page.document import write_report
+from ooc.report.plan_report import PlanReport
+from ooc.report.runs import describe_run
+from ooc.report.starts import note_start
+from ooc.report.tables import print_outcome, print_report, print_summary
+from ooc.storage.store import open_store
+from ooc.train.batched.batches import BatchTrainer
+from ooc.train.batched.graphs import GraphTrainer
+from ooc.train.batched.sampled import SampledTrainer
+from ooc.train.links.metrics import LinkMetric
+from ooc.train.metrics import Metric, resolve_metric
+from ooc.train.runs.run import RunFolder
+from ooc.train.runs.seeds import SeedRuns
+from ooc.train.trainer import Trainer
+
+_LOGS = {"csv": (CsvLog, "metrics.csv"), "tensorboard": (TensorBoardLog, "tensorboard")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What is done and shown of a training. ``alone``: it is no run of several, and its outcome is printed. ``ranks``:
+    the processes that train together, of which the first prints."""
+
+    verbosity: Verbosity
+    as_json: bool
+    dry_run: bool
+    report: Path | None
+    ranks: Ranks | None
+    alone: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes."""
+        return is_first(self.ranks)
+
+    def write_report(self, runs: Sequence[Path]) -> None:
+        """Where a page was asked for, once there is something to write it of."""
+        if self.report is not None and self.is_first and not self.dry_run:
+            write_report(runs, self.report)
+            if self.verbosity > Verbosity.ERROR:
+                click.echo(f"report: {self.report}")
+
+
+def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> None:
+    """Train a run, or by one seed after the other. KeyboardInterrupt after having said how to go on."""
+    if isinstance(run, SeedRuns):
+        one = partial(_train, replace(call, alone=False))
+        train_seeds(run, settings, one, call.verbosity, as_json=call.as_json, dry_run=call.dry_run)
+        call.write_report(run.begun)
+        return
+    run = run if call.is_first else follow(run)
+    with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter, run:
+        if run.resumed and call.verbosity > Verbosity.ERROR and not run.has_checkpoint:
+            click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
+        try:
+            _train(call, run, settings, reporter, call.verbosity)
+        except KeyboardInterrupt:
+            reporter.close()
+            done = run.records()
+            if call.is_first:
+                say_stopped(f"epoch {done[-1].epoch}" if done else "", run.path if run.started else None)
+            if done:
+                call.write_report([run.path])
+            raise
+        except BaseException:
+            run.discard()
+            raise
+    call.write_report([run.path])
+
+
+def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter, verbosity: Verbosity) -> None:
+    """Train ``run``, or only plan it."""
+    ranks = call.ranks
+    logs: list[EpochLog] = []
+    if call.is_first:
+        logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
+    lines = [epoch_as_json] if call.as_json and call.is_first else []
+    made = partial(_trainer, run, settings, Relay(reporter, *logs, *lines))
+    with made() if ranks is None else ranks.all_of(made) as trainer:
+        report = None
+        if not isinstance(trainer, BatchTrainer):
+            parts = trainer.workload, trainer.plan, trainer.hardware, trainer.limits
+            report = PlanReport.of_run(*parts, eval_every=settings.eval_every)
+        last = run.last()
+        done = 0 if last is None else int(last["epoch"])
+        if verbosity >= Verbosity.INFO:
+            _brief(trainer, settings, report, settings.epochs - done, verbosity)
+        if call.as_json and call.is_first:
+            say_as_json("start", _start(run, settings, trainer, report, dry_run=call.dry_run))
+        elif call.dry_run and call.alone and call.is_first:
+            click.echo(f"nothing is trained or written; without --dry-run, {run.path} would be the run")
+        if call.dry_run:
+            return
+        note_start(run, report, trainer.spill_dir, trainer.metric)
+        if reporter.is_live and report is not None:
+            view = TrainingView(
+                title=f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}",
+                first=done + 1,
+                records=_earlier_records(run, done),
+                last=settings.epochs,
+                metric=trainer.metric.value,
+                rising=trainer.metric.higher_is_better,
+                promise=report.promise,
+            )
+            reporter.show(view)
+        trainer.fit(
+            epochs=settings.epochs,
+            eval_every=settings.eval_every,
+            patience=settings.patience,
+            resume=run.resumed,
+            allow_nonfinite=settings.allow_nonfinite,
+            progress=False,
+        )
+        for log in logs:
+            log.complete()
+    reporter.close()
+    if call.as_json and call.is_first:
+        say_as_json("end", describe_run(run.path, held=True))
+    elif call.alone and call.is_first:
+        print_outcome(
+            run.records(), report, output(), metric=trainer.metric, store_bytes=trainer.store.nbytes, run=run.path
+        )
+
+
+def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:
+    """What trains ``run``."""
+    heading = f"ooc {__version__}: ooc train --config THIS_FILE repeats the run"
+    run.repeated_by = as_toml("train", asdict(settings), heading=heading)
+    store = open_store(settings.store)
+    run.check_store(store)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    check_own_model(settings.model, run)
+    admit_parameters(settings, store)
+    if settings.links is None:
+        metric: Metric | LinkMetric = resolve_metric(settings.metric, store.task, store.num_classes)
+    else:
+        metric = LinkMetric.of(settings.metric or "mrr")
+    return build_trainer(settings, store, run, metric, listener)
+
+
+def _start(
+    run: RunFolder, settings: TrainSettings, trainer: Trainer, report: PlanReport | None, *, dry_run: bool
+) -> dict[str, Any]:
+    """What the first line of ``--json`` says."""
+    begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
+    begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
+    if isinstance(trainer, GraphTrainer):
+        made = trainer.loader.plan
+        return begun | {"batches": {"number": len(trainer.loader), **asdict(made), "resident": sorted(made.resident)}}
+    if isinstance(trainer, SampledTrainer):
+        plan = trainer.loader.plan
+        drawn = {"fanouts": settings.drawn, "batches": len(trainer.loader)}
+        return begun | {"sampling": {**drawn, **asdict(plan), "resident": sorted(plan.resident)}}
+    assert report is not None
+    return begun | {"plan": report.as_dict()}
+
+
+def _earlier_records(run: RunFolder, done: int) -> list[EpochRecord]:
+    """Of the epochs done, for the view."""
+    try:
+        return [record for record in run.records() if record.epoch <= done]
+    except RunError:  # a damaged line, which is mended when the run goes on
+        return []
+
+
+def _brief(
+    trainer: Trainer, settings: TrainSettings, report: PlanReport | None, epochs: int, verbosity: Verbosity
+) -> None:
+    """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
+    console, store = output(), trainer.store
+    lines = [
+        ("graph", describe_store(store)),
+        ("model", describe_model(settings, trainer.model, weighted=store.has_edge_weight)),
+    ]
+    if report is not None:
+        lines += [
+            ("memory", describe_memory(report, trainer.spill_dir)),
+            ("in memory", describe_waiting(report)),
+            ("forecast", describe_forecast(report.promise, epochs)),
+        ]
+    elif isinstance(trainer, GraphTrainer):
+        lines += describe_graph_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
+    elif isinstance(trainer, SampledTrainer):
+        lines += describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
+    print_briefing(lines, console)
+    if report is None:
+        return
+    if verbosity >= Verbosity.DEBUG:
+        print_summary(report, console)
+        print_report(report, console)
+    if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
+        of_device = " --device cuda" if settings.device == "cuda" else ""
+        spill = shlex.quote(str(trainer.spill_dir))
+        of_disk = "" if trainer.spill_dir.resolve() == Path.cwd() else f" --spill-dir {spill}"
+        say(console, f"(estimates; ooc profile{of_device}{of_disk} measures this machine in 15 s)")
