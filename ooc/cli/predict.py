@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     type=COUNT_OR_ZERO,
     help="For embeddings: which hidden layer's; 0: the embedding of the nodes that was trained. [default: the last]",
 )
+@click.option("--type", "node_type", metavar="NAME", help="For embeddings of a graph with types: of which nodes.")
 @click.option(
     "--nodes",
     type=click.Path(path_type=Path),
@@ -69,6 +70,7 @@ def command(
     store: Path | None,
     what: str,
     layer: int | None,
+    node_type: str | None,
     nodes: Path | None,
     pairs: Path | None,
     out: Path | None,
@@ -110,7 +112,7 @@ def command(
     embedding, learnt = build_embedding(settings), None
     if embedding is not None:
         folder.check_store(opened)  # whose rows are others elsewhere
-        learnt = learnt_rows(folder, weights, embedding, opened.num_nodes)
+        learnt = learnt_rows(folder, weights, embedding, opened)
     with Reporter(verbosity=verbosity) as reporter:
         resources = _resources(settings, spill_dir or out.absolute().parent, threads, reporter)
         wanted = None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S")
@@ -119,9 +121,10 @@ def command(
         if what == "scores":
             made = PairScores(rebuilt, opened, resources, read_pairs(pairs), learnt=learnt, **given)
         elif not opened.num_graphs:
-            made = Prediction(rebuilt, opened, resources, what, layer=layer, nodes=wanted, learnt=learnt, **given)
-        elif layer is not None:
-            raise OptionError("--layer is of embeddings of nodes, not of graphs")
+            given |= {"layer": layer, "node_type": node_type, "learnt": learnt}
+            made = Prediction(rebuilt, opened, resources, what, nodes=wanted, **given)
+        elif layer is not None or node_type is not None:
+            raise OptionError("--layer and --type are of embeddings of nodes, not of graphs")
         else:
             made = GraphPrediction(rebuilt, opened, resources, graph_bounds(settings), what, graphs=wanted, **given)
         with closing(made) as prediction:

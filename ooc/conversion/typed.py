@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source with types of nodes and edges → a group of the store for each: features by type of nodes, labels and splits
-of the one that has them, both directions of each type of edges, sorted on disk as those of other graphs are."""
+"""A source with types of nodes and edges → a group of the store for each: features by type of nodes, where they have
+such, labels and splits of the one that has them, both directions of each type of edges, sorted on disk as those of
+other graphs are."""
 
 from dataclasses import asdict
 from shutil import rmtree
@@ -44,6 +45,8 @@ def write_types(
     labelled = store / NODES / parts.labelled
     labels = write_labels(graph, labelled, block_rows=shares.label_rows, journal=journal)
     for kind, nodes in parts.nodes.items():
+        if not nodes.num_features:
+            continue
         rows, stage = shares.feature_rows, f"features of {kind}"
         write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
     edges = {}

@@ -10,7 +10,7 @@ from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
 from ooc.model.graph import GraphRows, ends_of
 from ooc.model.lowering.network import Network
-from ooc.model.stages import EMBEDDING, StageBuilder, Step
+from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import (
@@ -28,6 +28,7 @@ from ooc.plan.workload import (
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.storage.types import features_name
+from ooc.storage.versioned_array import VersionedArray
 
 TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
@@ -102,7 +103,7 @@ def describe_workload(
     matrices, of_store = {}, store_matrices(store)
     for name in sorted(used, key=lambda name: (name not in of_store, name)):
         if name in arrays:
-            kind = Kind.LEARNT if name.partition(".")[0] == EMBEDDING else Kind.STORE
+            kind = Kind.LEARNT if isinstance(arrays[name], VersionedArray) else Kind.STORE
             matrices[name] = Matrix(name, arrays[name].shape[0], columns[name], arrays[name].itemsize, kind)
         elif name in builder.packed:
             matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)

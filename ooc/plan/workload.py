@@ -35,7 +35,8 @@ class Kind(Enum):
     BITS = "bits"
     """The same, holding bits, eight in each of its columns of one byte: never rounded, never pulled."""
     LEARNT = "learnt"
-    """Read by every epoch and replaced by its last pass: as the SSD has it until then, and again when it ends."""
+    """Read by every epoch and replaced by the last pass that reads it: as the SSD has it until then, and again when it
+    ends."""
 
     @property
     def lasts(self) -> bool:

@@ -27,8 +27,8 @@ class EdgeType(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers; ``labelled``: the node type that
-    has labels and splits."""
+    """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers (of features 0: none);
+    ``labelled``: the node type that has labels and splits."""
 
     nodes: Mapping[str, int]
     features: Mapping[str, int]
@@ -66,7 +66,9 @@ class Types:
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         """The arrays of features and edges, and their shapes."""
         shapes: dict[str, tuple[int, ...]] = {
-            features_name(name): (count, self.features[name]) for name, count in self.nodes.items()
+            features_name(name): (count, self.features[name])
+            for name, count in self.nodes.items()
+            if self.features[name]
         }
         for kind, count in self.edges.items():
             for direction, rows in (("in", kind.target), ("out", kind.source)):

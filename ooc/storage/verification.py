@@ -37,7 +37,8 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     if store.types is None:
         return problems + _features(store, "x", listener) + _topology(store, "", listener)
     for kind in store.types.nodes:
-        problems += _features(store, features_name(kind), listener)
+        if store.has(features_name(kind)):
+            problems += _features(store, features_name(kind), listener)
     for relation in store.types.edges:
         problems += _topology(store, f"{EDGES}/{relation.folder}/", listener)
     return problems

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """An embedding of every node that is trained beside the model: its rows and what its optimizer keeps of them, on disk.
+Of a graph with types each type of nodes that has one has rows of its own.
 
 Every epoch reads the current version of each and writes another one, so that what the last checkpoint names is still
 there whenever the process ends. N nodes, D columns.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
 
 from ooc.errors import OptionError, RunError, SpillError
 from ooc.kernels.row_optimizers import RowOptimizer
-from ooc.model.stages import EMBEDDING, RowStep
+from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
 from ooc.sizes import format_size
 from ooc.storage.array import flush, make_folders
+from ooc.storage.store import Store
+from ooc.storage.types import Types
 from ooc.storage.versioned_array import VersionedArray
 from ooc.train.runs import run as run_folder
 
@@ -29,7 +33,8 @@ _PANELS_BETWEEN_FLUSHES = 16
 
 class Embedding:
     """``columns`` numbers for every node, trained as ``torch.nn.Embedding(N, columns).weight`` would be: the input of
-    the model, behind the store's features where it has such.
+    the model, behind the store's features where it has such. Of a graph with types every type of nodes that has no
+    features gets so many, or those that ``columns`` names, as many as it says.
 
     ``optimizer`` is adam, adamw, adagrad or sgd, with ``options`` as torch.optim has them; ``lr`` None: that of the
     model's first group of parameters, epoch by epoch. Rows are drawn from a normal distribution of deviation ``std``,
@@ -37,10 +42,17 @@ class Embedding:
     """
 
     def __init__(
-        self, columns: int, *, optimizer: str = "adam", lr: float | None = None, std: float = 1.0, **options: Any
+        self,
+        columns: int | Mapping[str, int],
+        *,
+        optimizer: str = "adam",
+        lr: float | None = None,
+        std: float = 1.0,
+        **options: Any,
     ) -> None:
-        if columns < 1:
-            raise OptionError(f"an embedding has at least one column, not {columns}")
+        least = columns if isinstance(columns, int) else min(columns.values(), default=0)
+        if least < 1:
+            raise OptionError(f"an embedding has at least one column, not {least}")
         if lr is not None and not lr > 0:
             raise OptionError(f"an embedding's learning rate must be positive, not {lr}")
         if not std >= 0:
@@ -51,9 +63,27 @@ class Embedding:
     def __repr__(self) -> str:
         return f"Embedding({self.columns}, optimizer={self.optimizer.name!r}, lr={self.lr}, std={self.std})"
 
+    def widths(self, types: Types | None) -> dict[str, int]:
+        """Columns by type of nodes, "" where there is but one. OptionError where it does not go with the graph."""
+        if types is None:
+            if not isinstance(self.columns, int):
+                raise OptionError("the graph has one type of nodes; give the columns of its embedding as one number")
+            return {"": self.columns}
+        if isinstance(self.columns, int):
+            found = {name: self.columns for name, features in types.features.items() if not features}
+            if not found:
+                each = f"{{{next(iter(types.nodes))!r}: {self.columns}}}"
+                raise OptionError(f"every type of nodes has features; name those that get an embedding, too, as {each}")
+            return found
+        for name in self.columns:
+            if name not in types.nodes:
+                raise OptionError(f"an embedding of {name!r}: the types of nodes are {', '.join(types.nodes)}")
+        return {name: self.columns[name] for name in types.nodes if name in self.columns}
+
 
 class LearntRows:
-    """The matrices of an ``embedding`` of so many ``nodes``: ``arrays``, by name, that of the rows first.
+    """The matrices of an ``embedding`` of so many ``nodes``, by type, the columns of which are its ``widths``:
+    ``arrays``, by name.
 
     ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
     program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
@@ -62,28 +92,63 @@ class LearntRows:
     """
 
     def __init__(
-        self, embedding: Embedding, nodes: int, dtype: torch.dtype, *, seed: int = 0, folder: Path | None = None
+        self,
+        embedding: Embedding,
+        nodes: Mapping[str, int],
+        widths: Mapping[str, int],
+        dtype: torch.dtype,
+        *,
+        seed: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        self.embedding = embedding
+        self.embedding, self.widths = embedding, widths
         self.stepping = RowStep(optimizer=embedding.optimizer)
         self._seed, self._folder = seed, folder
         self._descriptors: list[int] = []
         self._open = self._closed = self._pending = False
         self._saved: dict[str, int] = {}
-        self._best: int | None = None
-        kind, shape = str(dtype).removeprefix("torch."), (nodes, embedding.columns)
-        where = Path() if folder is None else folder
-        names = (EMBEDDING, *(f"{EMBEDDING}.{state}" for state in embedding.optimizer.states))
-        self.arrays = {name: VersionedArray(name, [where / f"{name}.0.npy"], shape, kind) for name in names}
+        self._best: dict[str, int] = {}
+        kind, where = str(dtype).removeprefix("torch."), Path() if folder is None else folder
+        self._spaces = {embedding_name(space): space for space in widths}
+        self.arrays: dict[str, VersionedArray] = {}
+        for rows, space in self._spaces.items():
+            for name in (rows, *(f"{rows}.{state}" for state in embedding.optimizer.states)):
+                shape = nodes[space], widths[space]
+                self.arrays[name] = VersionedArray(name, [where / f"{name}.0.npy"], shape, kind)
 
     @classmethod
-    def of_run(cls, embedding: Embedding, nodes: int, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":
+    def of_store(
+        cls, embedding: Embedding, store: Store, dtype: torch.dtype, *, seed: int = 0, folder: Path | None = None
+    ) -> "LearntRows":
+        """Those of the nodes of a store; OptionError where the embedding does not go with it."""
+        types = store.types
+        nodes = {"": store.num_nodes} if types is None else types.nodes
+        return cls(embedding, nodes, embedding.widths(types), dtype, seed=seed, folder=folder)
+
+    @classmethod
+    def of_run(cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":
         """Those of a run, as ``state()`` was kept with its weights, to be read; RunError where they are not there."""
-        rows = cls(embedding, nodes, dtype, folder=run / run_folder.EMBEDDING)
-        array = rows.arrays[EMBEDDING]
-        array.paths = [run / run_folder.EMBEDDING / f"{EMBEDDING}.{_versions_of(state).get(EMBEDDING)}.npy"]
-        _check_file(array, array.paths[0])
+        rows = cls.of_store(embedding, store, dtype, folder=(folder := run / run_folder.EMBEDDING))
+        versions = _versions_of(state)
+        if rows._spaces.keys().isdisjoint(versions):
+            raise RunError(f"{run} names no version of the embedding that goes with its weights")
+        rows.keep({space for name, space in rows._spaces.items() if name in versions})
+        for name in rows._spaces:
+            array = rows.arrays[name]
+            array.paths = [folder / f"{name}.{versions[name]}.npy"]
+            _check_file(array, array.paths[0])
         return rows
+
+    def keep(self, spaces: Collection[str]) -> None:
+        """Have those of these types of nodes alone: others have no part in the output, and would never be stepped."""
+        dropped = {name for name, space in self._spaces.items() if space not in spaces}
+        self.arrays = {name: array for name, array in self.arrays.items() if _rows_name(name) not in dropped}
+        self._spaces = {name: space for name, space in self._spaces.items() if name not in dropped}
+
+    @property
+    def spaces(self) -> tuple[str, ...]:
+        """The types of nodes that have rows."""
+        return tuple(self._spaces.values())
 
     # ---- files -------------------------------------------------------------------------------------------------
 
@@ -103,35 +168,36 @@ class LearntRows:
     def _make_files(self, scratch: Path, shares_forward: bool) -> None:
         folder, in_run = self._folder or scratch, self._folder is not None
         try:
-            if in_run:
-                list(make_folders(folder))
+            list(make_folders(folder))
             for name, array in self.arrays.items():
-                count = 2 + (in_run and shares_forward) + (in_run and name == EMBEDDING)
+                count = 2 + (in_run and shares_forward) + (in_run and name in self._spaces)
                 if in_run:
                     array.paths = [folder / f"{name}.{version}.npy" for version in range(count)]
+                    list(make_folders(array.paths[0].parent))
                 else:
                     self._descriptors += (opened := [open_nameless(folder) for _ in range(count)])
                     array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
                 for version, path in enumerate(array.paths):
-                    _make_file(path, array, anew=version not in (self._saved.get(name), self._best))
-            if in_run:
-                flush(folder)
+                    _make_file(path, array, anew=version not in (self._saved.get(name), self._best.get(name)))
+            for made in {array.paths[0].parent for array in self.arrays.values()} if in_run else ():
+                flush(made)
         except OSError as error:
             room = format_size(sum(array.file_nbytes * len(array.paths) for array in self.arrays.values()))
             raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None
 
     def _fill(self) -> None:
         """The first rows, and what the optimizer keeps of them; zeros are there already."""
-        embedding, rows = self.embedding, self.arrays[EMBEDDING]
         for name, array in self.arrays.items():
             array.current = 0
-            first = embedding.optimizer.states.get(name.removeprefix(f"{EMBEDDING}."), 0.0)
-            if array is not rows and not first:
+            space = self._spaces.get(name)
+            first = self.embedding.optimizer.states.get(name.rpartition(".")[2], 0.0)
+            if space is None and not first:
                 continue
             with array.paths[0].open("r+b", buffering=0) as file:
                 for panel, start in enumerate(range(0, array.shape[0], _PANEL_ROWS)):
                     shape = (min(_PANEL_ROWS, array.shape[0] - start), array.columns)
-                    block = self.first_rows(panel, shape) if array is rows else np.full(shape, first, array.dtype)
+                    given = np.full(shape, first, array.dtype) if space is None else None
+                    block = self.first_rows(space or "", panel, shape) if given is None else given
                     place = array.extent(array.paths[0], start, shape[0])
                     os.pwrite(file.fileno(), block.data, place.offset)
                     if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
@@ -140,10 +206,11 @@ class LearntRows:
                 os.fdatasync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def first_rows(self, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-        """Rows as they are drawn, [R, D], the first of ``_PANEL_ROWS`` that are drawn together."""
-        dtype = self.arrays[EMBEDDING].dtype
-        generator = np.random.Generator(np.random.Philox(key=[self._seed, panel]))
+    def first_rows(self, space: str, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """Rows of a type of nodes as they are drawn, [R, D], the first of ``_PANEL_ROWS`` that are drawn together. By
+        the seed, the name of the type and the row, whatever other types there are."""
+        dtype = self.arrays[embedding_name(space)].dtype
+        generator = np.random.Generator(np.random.Philox(key=[self._seed, crc32(space.encode()) << 32 | panel]))
         rows: np.ndarray[Any, Any] = generator.standard_normal(shape, dtype=dtype.type)
         rows *= dtype.type(self.embedding.std)
         return rows
@@ -167,7 +234,7 @@ class LearntRows:
         self.stepping.lr = lr if self.embedding.lr is None else self.embedding.lr
         self.stepping.number, self.stepping.diverged = number, False
         for name, array in self.arrays.items():
-            taken = {array.current, self._saved.get(name), self._best if name == EMBEDDING else None}
+            taken = {array.current, self._saved.get(name), self._best.get(name)}
             array.following = next(version for version in range(len(array.paths)) if version not in taken)
         self._pending = True
 
@@ -193,7 +260,7 @@ class LearntRows:
 
     def kept_as_best(self) -> None:
         """The current rows are those of the best epoch: they stay until the next one."""
-        self._best = self.arrays[EMBEDDING].current
+        self._best = {name: self.arrays[name].current for name in self._spaces}
 
     @property
     def _versions(self) -> dict[str, int]:
@@ -208,7 +275,7 @@ class LearntRows:
         for name, array in self.arrays.items():
             _check_file(array, self._folder / f"{name}.{versions[name]}.npy")
             array.current = int(versions[name])
-        self._best = _versions_of(best).get(EMBEDDING)
+        self._best = {name: version for name, version in _versions_of(best).items() if name in self._spaces}
         self.saved()
 
 
@@ -217,6 +284,12 @@ def _versions_of(state: object) -> dict[str, int]:
     versions = state.get("versions") if isinstance(state, Mapping) else None
     found = versions if isinstance(versions, Mapping) else {}
     return {str(name): version for name, version in found.items() if type(version) is int and version >= 0}
+
+
+def _rows_name(name: str) -> str:
+    """Of the rows that the matrix ``name`` is of, or what an optimizer keeps of them."""
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{file.partition('.')[0]}"
 
 
 def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:

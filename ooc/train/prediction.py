@@ -7,7 +7,7 @@ The result is the same.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -149,7 +149,8 @@ class Prediction(Predictions):
     """A model's predictions on a store, planned. ``write`` or ``read`` computes them; ``close`` frees everything.
 
     ``layer`` counts the hidden layers from 1 (default: the last; of a ``LinkPredictor`` what its encoder gives), 0
-    being the embedding of the nodes where one was trained, ``learnt``. ``nodes`` are ids of the source, without any all
+    being the embedding of the nodes where one was trained, ``learnt``, of a graph with types that of the nodes of
+    ``node_type``. ``nodes`` are ids of the source, without any all
     nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: what was left out in training (see
     ``Trainer``). Raises BudgetError with the least budgets that would do.
     """
@@ -164,6 +165,7 @@ class Prediction(Predictions):
         layer: int | None = None,
         nodes: npt.ArrayLike | None = None,
         ignore_edge_data: str = "none",
+        node_type: str | None = None,
         learnt: LearntRows | None = None,
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
@@ -171,11 +173,10 @@ class Prediction(Predictions):
         self._what = _what(what, store.task)
         if store.types is not None:
             check_types(store, resources)
-            if self._what is What.EMBEDDINGS:
-                raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are not predicted")
+        self._type = _node_type(store, self._what, layer, node_type, learnt, some=nodes is not None)
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        columns, of_links = 0 if learnt is None else learnt.embedding.columns, isinstance(model, LinkPredictor)
+        columns, of_links = {} if learnt is None else learnt.widths, isinstance(model, LinkPredictor)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
@@ -206,7 +207,7 @@ class Prediction(Predictions):
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.
-        return {"prepare": builder.prepare(), "train": builder.predict(self._layer, self._take)}
+        return {"prepare": builder.prepare(), "train": builder.predict(self._layer, self._take, self._type)}
 
     def _take(self, start: int, outputs_RC: Tensor) -> None:
         assert self._sink is not None
@@ -217,10 +218,12 @@ class Prediction(Predictions):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the table of predictions."""
-        rows = self._store.num_nodes if self._wanted is None else len(self._wanted.rows)
+        types = self._store.types
+        nodes = types.nodes[self._type] if types is not None and self._type else self._store.num_nodes
+        rows = nodes if self._wanted is None else len(self._wanted.rows)
         if self._what is What.LABELS and self._store.task is Task.CLASSES:
             return (rows,)
-        return (rows, self._network.layer(self._layer).columns)
+        return (rows, self._network.layer(self._layer, self._type).columns)
 
     @property
     def taken(self) -> tuple[int, int, int]:
@@ -233,8 +236,11 @@ class Prediction(Predictions):
 
         def take(start: int, outputs_RC: Tensor) -> None:
             rows = self._what.of_outputs(outputs_RC, self._store.task)
+            stop = start + len(rows)
+            if self._type:  # whose rows are as in the source
+                put(np.arange(start, stop), rows, np.arange(start, stop))
+                return
             if self._wanted is None:
-                stop = start + len(rows)
                 put(perm.read(start, stop), rows, self._store.read_ids(start, stop))
                 return
             first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
@@ -345,6 +351,25 @@ def _what(name: str, task: Task) -> What:
     return What(name)
 
 
+def _node_type(
+    store: Store, what: What, layer: int | None, node_type: str | None, learnt: LearntRows | None, *, some: bool
+) -> str:
+    """The type of nodes whose embedding is wanted; "" where the graph has but one, or what is wanted is of the type
+    that is labelled. OptionError for what is not to be had. ``some``: not all nodes of it are wanted."""
+    if store.types is None or what is not What.EMBEDDINGS:
+        if node_type is not None:
+            raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
+        return ""
+    known = () if learnt is None else learnt.spaces
+    if layer != 0 or node_type not in known or some:
+        of = f": {', '.join(known)}" if known else ", of which it has none"
+        raise OptionError(
+            f"{store.path} has several types of nodes or edges: embeddings are those that were trained (layer 0), of "
+            f"all nodes of a type{of}"
+        )
+    return node_type
+
+
 def _layer(what: What, layer: int | None, network: Network, *, least: int) -> int:
     if what is not What.EMBEDDINGS:
         if layer is not None:
@@ -363,7 +388,7 @@ def _lowered(
     store: Store,
     resources: Resources,
     ignore_edge_data: str,
-    embedding_columns: int,
+    embedding_columns: Mapping[str, int],
     *,
     whole: bool,
     of_classes: bool,

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ def prepare(
     if learnt is not None:
         _check_embedding(resources, averaging)
     if store.types is not None:
-        check_types(store, resources, input_dropout=input_dropout, embedding=learnt is not None)
+        check_types(store, resources, input_dropout=input_dropout)
     resources, network, active = lower_model(
         model,
         store,
@@ -140,9 +141,11 @@ def prepare(
         savings=savings,
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
-        embedding_columns=0 if learnt is None else learnt.embedding.columns,
+        embedding_columns={} if learnt is None else learnt.widths,
         of_classes=objective is None,
     )
+    if learnt is not None:
+        learnt.keep(network.learnt)
     if objective is None:
         assert metric is not None
         outputs, dtype = network.outputs, network.dtype
@@ -472,17 +475,17 @@ def lower_model(
     savings: Collection[Saving],
     ignore_edge_data: str = "none",
     compute_dtype: str = "float32",
-    embedding_columns: int = 0,
+    embedding_columns: Mapping[str, int] = MappingProxyType({}),
     of_classes: bool = True,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
 
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
-    the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: of
-    an embedding that is trained along (0: none). ``of_classes``: there has to be an output for every class.
+    the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
+    type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
     """
-    if not store.num_features and not embedding_columns:
+    if store.types is None and not store.num_features and not embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
 
     def active_rows(hops: int) -> ActiveRows:
@@ -596,13 +599,12 @@ def _dtype(name: str, graph: GraphStatistics) -> str:
     return "int64"
 
 
-def check_types(store: Store, resources: Resources, *, input_dropout: float = 0.0, embedding: bool = False) -> None:
+def check_types(store: Store, resources: Resources, *, input_dropout: float = 0.0) -> None:
     """OptionError for what graphs with types are not trained with."""
     refused = {
         "several processes": resources.ranks.count > 1,
         "a GPU": resources.on_device,
         "input_dropout": input_dropout > 0,
-        "an embedding": embedding,
     }
     for what, asked in refused.items():
         if asked:

@@ -7,7 +7,7 @@ memory is admitted first: what cannot be planned raises BudgetError before a byt
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -217,6 +217,7 @@ class Trainer:
         *,
         layer: int | None = None,
         nodes: npt.ArrayLike | None = None,
+        node_type: str | None = None,
         out: str | Path | None = None,
         force: bool = False,
     ) -> Tensor | None:
@@ -224,11 +225,12 @@ class Trainer:
         within the same budgets, by the ids that nodes have in the source.
 
         ``layer`` counts hidden layers, for embeddings; ``nodes`` are the ids wanted, by default all of them, as
-        ``store.ids`` has them. With ``out`` they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or
-        ``.csv`` (``force``: one that exists is replaced), otherwise they are returned, [n, columns] or [n].
+        ``store.ids`` has them; ``node_type``: of a graph with types, whose embedding (layer 0) is wanted. With ``out``
+        they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or ``.csv`` (``force``: one that exists is
+        replaced), otherwise they are returned, [n, columns] or [n].
         """
         self._session.close()  # its memory is needed
-        options: dict[str, Any] = {"layer": layer, "nodes": nodes, "learnt": self._learnt}
+        options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
         self._start_embedding()
         with (
             self._averaging.in_place(),
@@ -350,7 +352,7 @@ class Trainer:
         clip_norm: float | None = None,
         average: AveragedModel | None = None,
         average_from: int = 1,
-        embedding: Embedding | int | None = None,
+        embedding: Embedding | Mapping[str, int] | int | None = None,
         listener: Listener = ignore,
         block_rows: int | None = None,
         slab_columns: int | None = None,
@@ -384,7 +386,7 @@ class Trainer:
         squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task).
         ``scheduler`` is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all
         gradients; ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is
-        what is scored. ``embedding``, an ``Embedding`` or its number of columns, is trained along and is the model's
+        what is scored. ``embedding``, an ``Embedding`` or its columns, is trained along and is the model's
         input, behind the features where the store has such; it ends with ``close`` unless ``out`` keeps it, and
         ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout`` drops from the input, before the first
         layer. ``threads`` compute tiles side by side (default: torch's number). ``device`` is a name, or a ``Device``
@@ -477,15 +479,15 @@ class Trainer:
             self._objective.count_split_rows(self.store)
         self._session = Session(self._prepared, models, self.optimizer)
 
-    def _learnt_rows(self, embedding: Embedding | int, seed: int, run: Path | None) -> LearntRows:
+    def _learnt_rows(self, embedding: Embedding | Mapping[str, int] | int, seed: int, run: Path | None) -> LearntRows:
         """Those of ``embedding``, whose gradient's norm nobody knows before its rows are stepped."""
         if self._clip_norm is not None:
             raise OptionError("an embedding is not trained with clipped gradients; leave out one of the two")
         if next(self.model.parameters(), None) is None:
             raise ModelError(f"model {type(self.model).__name__} has no parameters to train beside the embedding")
-        embedding = Embedding(embedding) if isinstance(embedding, int) else embedding
+        embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
         dtype, folder = next(self.model.parameters()).dtype, None if run is None else run / EMBEDDING
-        return LearntRows(embedding, self.store.num_nodes, dtype, seed=seed, folder=folder)
+        return LearntRows.of_store(embedding, self.store, dtype, seed=seed, folder=folder)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)

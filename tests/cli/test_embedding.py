@@ -44,6 +44,21 @@ def test_a_run_is_gone_on_with_and_its_rows_written(run: RunCommand, bare: Path,
     assert "the embedding of the nodes is not among them" in err
 
 
+def test_types_without_features_have_one_each(run: RunCommand, here: Path) -> None:
+    """Of columns that are said by type, gone on with, and written type by type."""
+    run("convert", "synthetic:nodes=900,edges=3000,features=8,classes=4,types=3,bare=1", "typed.ooc")
+    small = ("--model", "rgcn", "--hidden", "8", "--layers", "2", "--memory", "32M", "--quiet")
+    code, _, err = run("train", "typed.ooc", *small)
+    assert (code, "nodes 'author' have no features; train an embedding of them, --embedding 64" in err) == (2, True)
+    assert run("train", "typed.ooc", *small, "--embedding", "author=6,topic=3", "--epochs", "1", "--out", "r")[0] == 0
+    assert run("train", "--resume", "--out", "r", "--epochs", "2", "--quiet")[0] == 0
+    words = ("predict", "r", "--what", "embeddings", "--layer", "0", "--out", "rows.npy", "--quiet")
+    assert run(*words, "--type", "topic")[0] == 0
+    assert np.load(here / "rows.npy").shape == (112, 3)
+    code, _, err = run(*words, "--force")
+    assert (code, "of all nodes of a type: author, topic" in err) == (2, True)
+
+
 def test_another_stores_rows_are_not_the_runs(run: RunCommand, bare: Path, here: Path) -> None:
     assert run("train", bare, *SMALL, "--epochs", "1", "--out", "r")[0] == 0
     assert run("convert", "synthetic:nodes=2500,edges=9000,features=0,classes=3,seed=1", "other.ooc", "-q")[0] == 0

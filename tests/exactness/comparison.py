@@ -117,12 +117,14 @@ _traced: dict[bytes, tuple[Calls, list[int]]] = {}
 """By the digest of what was traced: its calls, and which of its parameters are cut off."""
 
 
-def traced_once(module: torch.nn.Module, name: str, inputs: Sequence[torch.Tensor], *, training: bool) -> Calls:
+def traced_once(
+    module: torch.nn.Module, name: str, inputs: Sequence[torch.Tensor], *, training: bool, rows: int = 1
+) -> Calls:
     """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
     key, own = _digest(module, name, inputs, training), list(module.parameters())
     if key is None or key not in _traced:
-        calls = Calls(module, name, inputs, training=training)
+        calls = Calls(module, name, inputs, training=training, rows=rows)
         if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
             return calls
         _traced[key] = calls, [k for k, one in enumerate(own) if any(one is other for other in calls.cut_off)]

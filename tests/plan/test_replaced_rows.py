@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an epoch learns is read, replaced where it lies by the last pass, and written, all of it, whatever fits."""
+"""What an epoch learns is read, replaced where it lies by the last pass that reads it, and written, whatever fits."""
 
 from dataclasses import replace
 
@@ -18,13 +18,15 @@ LEARNT = ("emb", "emb.exp_avg")
 
 
 def learning(*, last: bool = True) -> Workload:
-    """A chain whose first stage reads an embedding, which its last one steps; or not its ``last``."""
+    """A chain whose first stage reads an embedding, which its last one steps; or its second, before others read it."""
     work = workload(rows=ROWS, width=WIDTH)
     matrices = {name: Matrix(name, ROWS, WIDTH, 4, Kind.LEARNT) for name in LEARNT}
     first, *others = work.programs["train"]
     pull = Pull("dp1", "dm1", Direction.OUT)
     stages = [replace(first, loads=("emb",)), *others]
     stages.insert(len(stages) if last else 1, Stage("step", ROWS, LEARNT, pull if last else None, LEARNT, 1000, True))
+    if not last:
+        stages[-1] = replace(stages[-1], loads=(*stages[-1].loads, "emb"))
     evaluate = (replace(first, loads=("emb",)), *others[: len(work.programs["evaluate"]) - 1])
     programs = {"prepare": (), "train": tuple(stages), "evaluate": evaluate}
     return replace(work, matrices=work.matrices | matrices, programs=programs)
@@ -60,7 +62,7 @@ def test_what_fits_is_not_read_again() -> None:
     assert tight.ssd_read_bytes > 2.5 * NBYTES
 
 
-def test_rows_are_replaced_by_the_last_pass_alone() -> None:
+def test_rows_are_replaced_by_the_last_pass_that_reads_them() -> None:
     """Until then the version before is read, which has to be the one on the disk."""
     work = learning(last=False)
     with pytest.raises(AssertionError, match="replaces emb"):

@@ -116,7 +116,7 @@ def test_predictions_are_of_the_best_epoch_or_the_last(case: ModelCase, store: S
     for which, epoch in (("best", best), ("last", EPOCHS)):
         model = case.build(8, 4, dtype=torch.float32)
         model.load_state_dict(load_weights(run, which))
-        learnt = learnt_rows(run, which, ooc.Embedding(8), store.num_nodes)
+        learnt = learnt_rows(run, which, ooc.Embedding(8), store)
         resources = Resources.parse(memory="48M", spill_dir=tmp_path)
         prediction = Prediction(model, store, resources, "embeddings", layer=0, learnt=learnt)
         assert torch.equal(prediction.read(), kept[epoch]), f"{which}: not the rows of epoch {epoch}"

@@ -70,8 +70,14 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
     std = _value(spread[-1].partition("=")[2], f"{option} {spread[-1]}") if spread else 1.0
     if not isinstance(std, int | float):
         raise OptionError(f"{option} {spread[-1]}: it must be a number")
-    optimizer, rate = settings.embedding_optimizer, settings.embedding_lr
-    return Embedding(settings.embedding, optimizer=optimizer, lr=rate, std=std, **values)
+    optimizer, rate, columns = settings.embedding_optimizer, settings.embedding_lr, settings.embedding
+    widths: int | dict[str, int] = columns if isinstance(columns, int) else _widths(columns)
+    return Embedding(widths, optimizer=optimizer, lr=rate, std=std, **values)
+
+
+def _widths(text: str) -> dict[str, int]:
+    """Of ``author=64,topic=32``."""
+    return {name: int(columns) for name, _, columns in (part.rpartition("=") for part in text.split(","))}
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     _IntType = click.ParamType[int]
     _TextType = click.ParamType[str]
     _TupleType = click.ParamType[tuple[int, ...]]
+    _AnyType = click.ParamType[Any]
     _TextChoice = click.Choice[str]
 else:  # generic only in newer versions of click
-    _IntType = _TextType = _TupleType = click.ParamType
+    _IntType = _TextType = _TupleType = _AnyType = click.ParamType
     _TextChoice = click.Choice
 
 HIGHEST_SEED = 2**63 - 1
@@ -112,6 +113,22 @@ class AssignmentType(_TextType):
         if not (key.isidentifier() and equals and content):
             self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
         return str(value)
+
+
+class ColumnsType(_AnyType):
+    """A number of columns, or ``author=64,topic=32``: one for each type of nodes, kept as text."""
+
+    name = "columns"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if not isinstance(value, str) or "=" not in value:
+            return COUNT_OR_ZERO.convert(value, param, ctx)  # type: ignore[arg-type]  # a text, too
+        parts = [part.rpartition("=") for part in value.split(",")]
+        if len({name for name, _, _ in parts if name}) < len(parts):
+            self.fail(f"{value!r} is not of the form TYPE=COLUMNS,…, each type once", param, ctx)
+        for _, _, columns in parts:
+            COUNT.convert(columns, param, ctx)  # type: ignore[arg-type]  # a text, too
+        return value
 
 
 class FanoutsType(_TextType):

@@ -77,6 +77,16 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     return _model(settings, sizes, store.types)
 
 
+def input_columns(settings: TrainSettings, features: int, types: Types | None) -> dict[str, int]:
+    """What a model is given for each node, by type: the features and the embedding that is trained along. Types that it
+    is given nothing of are left out."""
+    embedding = build_embedding(settings)
+    learnt = {} if embedding is None else embedding.widths(types)
+    known = {"": features} if types is None else types.features
+    columns = {name: count + learnt.get(name, 0) for name, count in known.items()}
+    return columns if types is None else {name: count for name, count in columns.items() if count}
+
+
 def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
     """The model itself, or where links are trained the encoder that it is, with a decoder."""
     if settings.links is None:
@@ -95,7 +105,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
         return build_model(settings, store)
     return ModelShape(
         _SHAPES[settings.model],
-        store.num_features + settings.embedding,
+        input_columns(settings, store.num_features, None)[""],
         settings.hidden,
         store.num_classes,
         layers=settings.layers,
@@ -175,13 +185,14 @@ class _Sizes(NamedTuple):
 
 
 def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
-    features = sizes.features + settings.embedding
+    columns = input_columns(settings, sizes.features, types)
     outputs = sizes.classes if settings.links is None else settings.hidden
     made = _loaded(settings.model)
     if made is not None:
-        return _own(made, settings, sizes._replace(features=features, classes=outputs), types)
+        return _own(made, settings, columns, sizes._replace(classes=outputs), types)
     if types is not None:
-        return _relational(settings, outputs, types)
+        return _relational(settings, columns, outputs, types)
+    features = columns[""]
     if settings.model in MODELS_FOR_TYPES_ALONE:
         raise OptionError(f"--model {settings.model} is for graphs with types of nodes and edges; this one has none")
     if not sizes.graphs:
@@ -209,7 +220,7 @@ def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: in
     return model
 
 
-def _relational(settings: TrainSettings, outputs: int, types: Types) -> nn.Module:
+def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, types: Types) -> nn.Module:
     """A model for a graph with types. OptionError for what there is none with."""
     from ooc.models import Relational
 
@@ -218,7 +229,7 @@ def _relational(settings: TrainSettings, outputs: int, types: Types) -> nn.Modul
         raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
     refuse(settings, _NOT_OF_TYPES, "is not for graphs with types; a model of your own may have it")
     return Relational(
-        dict(types.features),
+        columns,
         [(one.source, one.relation, one.target) for one in types.edges],
         settings.hidden,
         settings.layers,
@@ -323,14 +334,21 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     return made
 
 
-def _own(make: Callable[..., Any], settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
-    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names; ``sizes`` are of
-    its input and output. Of a graph with types ``in_channels`` are by type of nodes, and there is its ``metadata``."""
+def _own(
+    make: Callable[..., Any],
+    settings: TrainSettings,
+    columns: dict[str, int],
+    sizes: _Sizes,
+    types: Types | None,
+) -> nn.Module:
+    """The model that ``make`` makes of those of these options that it takes, which go by PyG's names; ``columns`` of
+    its input, ``sizes`` of its output. Of a graph with types ``in_channels`` are by type of nodes, and there is its
+    ``metadata``."""
     of_types: dict[str, Any] = {}
     if types is not None:
         of_types["metadata"] = [*types.nodes], [tuple(one) for one in types.edges]
     offered: dict[str, Any] = {
-        "in_channels": sizes.features if types is None else dict(types.features),
+        "in_channels": columns if types is not None else columns[""],
         **of_types,
         "out_channels": sizes.classes,
         "hidden_channels": settings.hidden,

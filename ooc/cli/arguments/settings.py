@@ -28,6 +28,7 @@ from ooc.cli.arguments.options import (
     AssignmentType,
     ChoiceType,
     ClassWeightsType,
+    ColumnsType,
     FanoutsType,
     MetricType,
     Option,
@@ -187,10 +188,11 @@ class TrainSettings:
         ChoiceType("float32", "bfloat16"),
         "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
     )
-    embedding: int = _EMBEDDING(
+    embedding: int | str = _EMBEDDING(
         0,
-        COUNT_OR_ZERO,
-        "Train so many numbers for every node, the model's input, behind the features if there are such; 0: none.",
+        ColumnsType(),
+        "Train so many numbers for every node, the model's input, behind the features if there are such; of a graph "
+        "with types for types without features, or as TYPE=COLUMNS,… says; 0: none.",
         metavar="COLUMNS",
     )
     embedding_optimizer: str = _EMBEDDING(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -45,10 +45,11 @@ class Setting:
     and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them;
     ``traced``: what a module was found to call, by the module, what it was called for, and ``training``. The settings
     of one model share both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have
-    a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: of rows that are
-    trained themselves, which are the model's input, behind the features if there are such (0: none). ``most_edges``:
-    into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and edges, where the
-    counts are those of the type that is scored. ``lower`` has an answer of its own for type, order and mode."""
+    a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: by type of nodes, of
+    rows that are trained themselves, which are the model's input, behind the features if there are such.
+    ``most_edges``: into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and
+    edges, where the counts are those of the type that is scored. ``lower`` has an answer of its own for type, order and
+    mode."""
 
     num_nodes: int
     num_features: int
@@ -56,7 +57,7 @@ class Setting:
     input_dropout: float
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
-    embedding_columns: int = 0
+    embedding_columns: Mapping[str, int] = field(default_factory=dict)
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
     sparse_products: bool = True
@@ -69,16 +70,18 @@ class Setting:
     traced: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
-    def in_columns(self) -> int:
-        """Of what the model is given for each node."""
-        return self.num_features + self.embedding_columns
+    def in_columns(self) -> dict[str, int]:
+        """Of what the model is given for each node, by type; of types of which nothing is known it is given nothing."""
+        features = {"": self.num_features} if self.types is None else self.types.features
+        columns = {name: count + self.embedding_columns.get(name, 0) for name, count in features.items()}
+        return {name: count for name, count in columns.items() if count}
 
 
 class Assembly:
     """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
-    ``cut_off`` the parameters that are found to get no gradient, ``input_cut_off`` whether x is found to get none,
-    ``observed`` the moments that running statistics are kept of."""
+    ``cut_off`` the parameters that are found to get no gradient, ``inputs_cut_off`` the types of nodes whose x gets
+    none, ``observed`` the moments that running statistics are kept of."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -87,7 +90,7 @@ class Assembly:
         self.convolved: list[Value] = []
         self.edge_data: set[EdgeData] = set()
         self.cut_off: list[nn.Parameter] = []
-        self.input_cut_off = False
+        self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}
@@ -98,20 +101,14 @@ class Assembly:
         types = self.setting.types
         return self.setting.num_nodes if types is None else types.nodes[value.space]
 
-    def features_of_types(self) -> list[Value]:
-        """x of each type of nodes."""
-        types = self.setting.types
-        assert types is not None
-        return [Features(self.next_index(), types.features[name], space=name) for name in types.nodes]
-
-    def features(self) -> Value:
-        """x, after the dropout on the input, if there is any: its site is 0."""
-        setting = self.setting
-        parts: list[Value] = []
-        if setting.num_features:
-            parts.append(Features(self.next_index(), setting.num_features, setting.feature_entries_per_row))
-        if setting.embedding_columns:
-            parts.append(Learnt(self.next_index(), setting.embedding_columns))
+    def features(self, space: str = "") -> Value:
+        """x, of a type of nodes, after the dropout on the input, if there is any: its site is 0."""
+        setting, parts = self.setting, list[Value]()
+        columns = setting.num_features if setting.types is None else setting.types.features[space]
+        if columns:
+            parts.append(Features(self.next_index(), columns, setting.feature_entries_per_row, space))
+        if learnt := setting.embedding_columns.get(space):
+            parts.append(Learnt(self.next_index(), learnt, space))
         x = parts[0]
         if not setting.sparse_products or len(parts) > 1:
             x = self._dense(x)

@@ -57,6 +57,12 @@ class Network:
     """How rows and weights are multiplied."""
 
     @property
+    def learnt(self) -> dict[str, Value]:
+        """The embeddings that have a part in the output, by type of nodes."""
+        found = (*values_of(self.training), *values_of(self.evaluation))
+        return {value.space: value for value in found if isinstance(value, Learnt)}
+
+    @property
     def depth(self) -> int:
         """Convolutions."""
         return len(self.embeddings) + 1
@@ -66,11 +72,11 @@ class Network:
         """Columns of what the model gives."""
         return self.training.columns
 
-    def layer(self, index: int) -> Value:
+    def layer(self, index: int, space: str = "") -> Value:
         """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output. 0:
-        the embedding of the nodes."""
+        the embedding of the nodes of type ``space``."""
         if index == 0:
-            return next(value for value in values_of(self.evaluation) if isinstance(value, Learnt))
+            return self.learnt[space]
         return self.evaluation if index == self.depth else self.embeddings[index - 1]
 
     @property
@@ -200,12 +206,10 @@ def lower(
     assembly, training = draft, output
     if not all(sum_first(*question) for question in asked):
         assembly, training = _assembled(model, setting)
-    learns = any(isinstance(value, Learnt) for value in values_of(training)) and not assembly.input_cut_off
-    if setting.embedding_columns and not learns:
-        raise ModelError(f"model {type(model).__name__} gives its input no gradient: an embedding would not be trained")
     aggregates, types = [v for v in values_of(training) if isinstance(v, Aggregate)], setting.types
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
+    _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
@@ -305,14 +309,29 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
             )
 
 
-def _check(model: nn.Module, in_columns: int) -> None:
+def _check_embeddings(
+    model: nn.Module, setting: Setting, training: Value, evaluation: Value, cut_off: Collection[str]
+) -> None:
+    """Refuse embeddings of which none is trained, or one that has a part in the output is not."""
+    spaces, read = (
+        {value.space for value in values_of(output) if isinstance(value, Learnt)} for output in (training, evaluation)
+    )
+    untrained = (spaces & set(cut_off)) | (read - spaces)
+    if setting.embedding_columns and (untrained or not spaces):
+        whose = f" of nodes {min(untrained)!r}" if untrained and setting.types is not None else ""
+        raise ModelError(
+            f"model {type(model).__name__} gives its input{whose} no gradient: an embedding would not be trained"
+        )
+
+
+def _check(model: nn.Module, in_columns: Mapping[str, int]) -> None:
     """Refuse what no value can be made of, whatever the model does."""
-    name = type(model).__name__
+    name, columns = type(model).__name__, in_columns.get("", dict(in_columns))
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters):
         raise ModelError(f"model {name} has no parameters to train")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
-        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={in_columns}")
+        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={columns}")
     dtypes = {p.dtype for p in parameters}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")

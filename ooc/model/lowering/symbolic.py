@@ -10,7 +10,7 @@ the module itself gives.
 import os
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_stack
@@ -43,15 +43,18 @@ _NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file
 
 class Calls:
     """The calls of ``module``, in order, as ``nodes``, inputs first. ``name``: of the module, for refusals.
-    ``training``: gradients will be wanted. ``inputs``: what it can be tried on. ``cut_off``: parameters that are to be
-    trained and were found to get no gradient, be it that ``detach`` lies between them and the result;
-    ``input_cut_off``: whether the first input gets none."""
+    ``training``: gradients will be wanted. ``inputs``: what it can be tried on, the first ``rows`` of them being rows.
+    ``cut_off``: parameters that are to be trained and were found to get no gradient, be it that ``detach`` lies between
+    them and the result; ``inputs_cut_off``: which of the rows get none."""
 
-    def __init__(self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool) -> None:
+    def __init__(
+        self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool, rows: int = 1
+    ) -> None:
         self._module = module
         self._name = name
         self.cut_off: list[nn.Parameter] = []
-        self.input_cut_off = False
+        self.inputs_cut_off: set[int] = set()
+        self._rows = rows
         tracer = _Tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
@@ -128,20 +131,20 @@ class Calls:
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
         if training:
-            self.input_cut_off = expected[1:2] in ([], [None])
-            gradients = expected[2:] or [None] * len(self._trained)
-            self.cut_off = [p for p, found in zip(self._trained, gradients, strict=True) if found is None]
+            gradients = expected[1:] or [None] * (self._rows + len(self._trained))
+            self.inputs_cut_off = {at for at in range(self._rows) if gradients[at] is None}
+            pairs = zip(self._trained, gradients[self._rows :], strict=True)
+            self.cut_off = [parameter for parameter, found in pairs if found is None]
 
     @property
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
 
     def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
-        """What ``module`` gives for ``inputs``, in training with the gradients of the first input and of the
+        """What ``module`` gives for ``inputs``, in training with the gradients of the rows among them and of the
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
-        given[0].requires_grad_(training)
-        wanted = [given[0], *self._trained]
+        wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
         with _as_it_was(self._module), torch.set_grad_enabled(training):
             torch.manual_seed(1)
             result = module(*given)
@@ -179,11 +182,13 @@ def small_inputs(
     return x.to(place), edge_index.to(place), weight.to(place), features.to(place)
 
 
-def small_inputs_of_types(types: Types, *, dtype: torch.dtype, place: torch.device) -> list[Tensor]:
-    """Features of every type of nodes, then edges of every type, of a small random graph."""
+def small_inputs_of_types(
+    types: Types, columns: Mapping[str, int], *, dtype: torch.dtype, place: torch.device
+) -> list[Tensor]:
+    """Rows of the types of nodes that have so many ``columns``, then edges of every type, of a small random graph."""
     generator = torch.Generator().manual_seed(1)
     counts = {name: _NODES + at for at, name in enumerate(types.nodes)}
-    x = [torch.randn(count, types.features[name], generator=generator, dtype=dtype) for name, count in counts.items()]
+    x = [torch.randn(counts[name], width, generator=generator, dtype=dtype) for name, width in columns.items()]
     edges = [
         torch.stack([torch.randint(counts[end], (_EDGES,), generator=generator) for end in (one.source, one.target)])
         for one in types.edges

@@ -95,16 +95,17 @@ class _Whole(nn.Module):
 
 
 class _WholeOfTypes(nn.Module):
-    """A model called as those for graphs with types are: with features by type of nodes, and edges by their type. Of
+    """A model called as those for graphs with types are: with rows by type of ``nodes``, and edges by their type. Of
     what it gives, the rows of the type that is scored. ``forward`` takes them one by one (``whole_of_types``)."""
 
-    def __init__(self, model: nn.Module, types: Types) -> None:
+    def __init__(self, model: nn.Module, types: Types, nodes: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.types = types
+        self.nodes = nodes
 
     def call(self, *given: Tensor) -> Tensor:
-        nodes, edges, labelled = list(self.types.nodes), list(self.types.edges), self.types.labelled
+        nodes, edges, labelled = self.nodes, list(self.types.edges), self.types.labelled
         x_dict = dict(zip(nodes, given[: len(nodes)], strict=True))
         edge_index_dict = {tuple(one): index for one, index in zip(edges, given[len(nodes) :], strict=True)}
         output = self.model(x_dict, edge_index_dict)
@@ -114,11 +115,11 @@ class _WholeOfTypes(nn.Module):
         return found
 
 
-def _whole_of_types(model: nn.Module, types: Types) -> nn.Module:
+def _whole_of_types(model: nn.Module, types: Types, nodes: Sequence[str]) -> nn.Module:
     """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
-    names = ", ".join(f"given{at}" for at in range(len(types.nodes) + len(types.edges)))
+    names = ", ".join(f"given{at}" for at in range(len(nodes) + len(types.edges)))
     forward = eval(f"lambda self, {names}: self.call({names})")
-    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, types)
+    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, types, nodes)
     return whole
 
 
@@ -132,7 +133,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
         more = "" if types else ", and edge_weight or edge_attr where the store has them"
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
-    modes = [(module, module.training) for module in model.modules()]
+    columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
     as_given = model.training
     try:
         model.train(assembly.setting.training)
@@ -146,17 +147,19 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             whole: nn.Module
             tried: Sequence[Tensor]
             if types is None:
-                tried = small_inputs(setting.in_columns, setting.num_edge_features, dtype=dtype, place=place)
+                tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype, place=place)
                 whole = _Whole(model, taken)
             else:
-                tried = small_inputs_of_types(types, dtype=dtype, place=place)
-                whole = _whole_of_types(model, types)
-            setting.traced[known] = whole, Calls(whole, kind, tried, training=setting.training)
+                tried = small_inputs_of_types(types, columns, dtype=dtype, place=place)
+                whole = _whole_of_types(model, types, [*columns])
+            calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
+            setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
-        assembly.cut_off, assembly.input_cut_off = calls.cut_off, calls.input_cut_off
+        assembly.cut_off = calls.cut_off
+        assembly.inputs_cut_off = frozenset(name for at, name in enumerate(columns) if at in calls.inputs_cut_off)
         if types is not None:
             edges = [Graph(relation=one) for one in types.edges]
-            found = _Interpreter(whole, assembly).run(calls, [*assembly.features_of_types(), *edges])
+            found = _Interpreter(whole, assembly).run(calls, [*map(assembly.features, columns), *edges])
             if found.space != types.labelled:
                 raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
             return found
@@ -166,6 +169,10 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         raise
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+        bare = set() if types is None else {*types.nodes} - {*columns}
+        if isinstance(error, KeyError) and (name := error.args[0]) in bare:
+            told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
+            raise _placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
         raise _placed(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
     finally:

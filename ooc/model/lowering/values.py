@@ -152,10 +152,11 @@ class Features(Value):
 
 
 class Learnt(Value):
-    """Rows that are trained themselves, ``columns`` numbers each: an embedding of every node."""
+    """Rows that are trained themselves, ``columns`` numbers each: an embedding of every node of a type."""
 
-    def __init__(self, index: int, columns: int) -> None:
+    def __init__(self, index: int, columns: int, space: str = "") -> None:
         super().__init__(index, (), (columns,))
+        self.space = space
 
     @property
     def own_trains(self) -> bool:

@@ -9,11 +9,10 @@ up), names (what matrices are called), context (what these share).
 
 from ooc.model.stages.builder import StageBuilder
 from ooc.model.stages.context import Contribution, Kernel, RowStep, Sink, Step, Tensors, Tile
-from ooc.model.stages.names import EMBEDDING
+from ooc.model.stages.names import embedding_name
 from ooc.model.stages.panels import PanelSums, panel_rows
 
 __all__ = [
-    "EMBEDDING",
     "Contribution",
     "Kernel",
     "PanelSums",
@@ -23,5 +22,6 @@ __all__ = [
     "Step",
     "Tensors",
     "Tile",
+    "embedding_name",
     "panel_rows",
 ]

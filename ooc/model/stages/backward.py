@@ -74,8 +74,8 @@ def backward_steps(program: Program) -> list[Step]:
             steps.append(_targets(program, above, stage + 1))
         below = program.schedule.pulled(stage)
         pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
-        learns = stage == 0 and program.schedule.learnt is not None
-        if program.schedule.backward_of(stage) or pulls or (below is not None and below.takes_gradient) or learns:
+        learns = pulls or stage in program.schedule.learnt or (below is not None and below.takes_gradient)
+        if program.schedule.backward_of(stage) or learns:
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
     return [*steps, *embedding_steps(program)]
 
@@ -165,8 +165,8 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     active = program.active(stage)
     followed = [(v, active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
-    learnt = schedule.learnt if stage == 0 else None
-    stepped = step_of_rows(program) if learnt is not None and program.steps_in_backward else None
+    learnt = schedule.learnt.get(stage)
+    stepped = step_of_rows(program, stage) if program.steps_in_backward(stage) else None
 
     def backward(gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> Tensors:
         for value, name, scaling in incoming:

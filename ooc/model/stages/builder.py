@@ -170,11 +170,12 @@ class StageBuilder(StageContext):
             return [*steps, loss_step(program, scored=True), *backward_steps(program)]
         return [*steps, score_step(program), loss_step(program), *backward_steps(program)]
 
-    def predict(self, layer: int, sink: Sink) -> list[Step]:
-        """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``.
+    def predict(self, layer: int, sink: Sink, node_type: str = "") -> list[Step]:
+        """Forward in evaluation mode to what convolution ``layer`` and its activation give, handed to ``sink``; 0: the
+        embedding of nodes of ``node_type``.
 
         ``active.scoring`` counts hops from the rows that are wanted, those of layer ``layer``.
         """
-        target = self.network.layer(layer)
+        target = self.network.layer(layer, node_type)
         program = Program(self, Schedule(target, training=False, recompute=False))
         return [*forward_steps(program, ActiveRows.scoring_rows), output_step(program, sink)]

@@ -2,7 +2,7 @@
 """The optimizer's step of an embedding's rows: as its gradient is found, tile by tile, where all rows have one, and
 else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too.
 
-Rows are replaced where they lie in memory, by the last pass of a program alone.
+Rows are replaced where they lie in memory, by the last pass of a program that reads them.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from ooc.model.stages.program import Program
 
 
-def step_of_rows(program: "Program") -> Callable[[Tile, Tensor], Tensors]:
-    """From a tile, with its rows of the embedding and of what is kept of it, and their gradient to the new rows."""
+def step_of_rows(program: "Program", stage: int) -> Callable[[Tile, Tensor], Tensors]:
+    """From a tile of a first ``stage``, with its rows of the embedding and of what is kept of it, and their gradient to
+    the new rows."""
     stepping = program.context.embedding
     assert stepping is not None
-    name, *states = program.learnt_matrices
+    name, *states = program.learnt_matrices(stage)
 
     def stepped(tile: Tile, gradient_RD: Tensor) -> Tensors:
         kept = [tile.inputs[state] for state in states]
@@ -38,15 +39,15 @@ def step_of_rows(program: "Program") -> Callable[[Tile, Tensor], Tensors]:
 
 def embedding_steps(program: "Program") -> list[Step]:
     """The stage of its own, where one is needed."""
-    if program.schedule.learnt is None or program.steps_in_backward:
+    if 0 not in program.schedule.learnt or program.steps_in_backward(0):
         return []
-    stepped = step_of_rows(program)
+    stepped = step_of_rows(program, 0)
 
     def compute(tile: Tile) -> Tensors:
         gradient, height = tile.inputs[ALL_GRADIENTS], tile.stop - tile.start
         return stepped(tile, F.pad(gradient, (0, 0, 0, height - len(gradient))))
 
-    matrices = program.learnt_matrices
+    matrices = program.learnt_matrices(0)
     loads = (ALL_GRADIENTS, *matrices)
     nothing = Recipe((), (), pulled=False)
     step = program.step(compute, "step", 0, program.context.active.nodes, nothing, loads=loads, stores=matrices)

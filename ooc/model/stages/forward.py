@@ -110,7 +110,7 @@ def _last(
         return {}
 
     pull, kernel = program.pull(recipe, schedule.last)
-    rows, scoring = context.active.scoring_rows(0), context.objective.score_operators
+    rows, scoring = program.active(schedule.last).scoring_rows(0), context.objective.score_operators
     return program.step(
         compute,
         title,

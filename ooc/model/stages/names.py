@@ -11,7 +11,8 @@ q<k>             t · p<k>, kept where a weight's gradient needs it
 z<k>             what follows aggregation k, up to the first norm or activation, kept to compute the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
-emb, emb.<name>  an embedding of the nodes, and what its optimizer keeps of it; demb.all: its whole gradient
+emb, emb.<name>  an embedding of the nodes (nodes/paper/emb, … of types of nodes), and what its optimizer keeps of it;
+                 demb.all: its whole gradient
 dh<k>…           the gradient of what an earlier stage made and a later one used
 z<k>.<j>, …      z<k>, m<k>, … computed again for backward j
 """
@@ -25,9 +26,14 @@ from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
 from ooc.model.stages.schedule import Schedule, is_constant
-from ooc.storage.types import features_name
+from ooc.storage.types import NODES, features_name
 
-EMBEDDING, ALL_GRADIENTS = "emb", "demb.all"
+ALL_GRADIENTS = "demb.all"
+
+
+def embedding_name(node_type: str) -> str:
+    """The matrix of the embedding of a node type; "" is the one type of a graph without types."""
+    return f"{NODES}/{node_type}/emb" if node_type else "emb"
 
 
 class Names:
@@ -103,7 +109,7 @@ class Names:
         if isinstance(value, Features):
             return features_name(value.space)
         if isinstance(value, Learnt):
-            return EMBEDDING
+            return embedding_name(value.space)
         if isinstance(value, Aggregate) and value.once:
             return self._network.first_aggregation(value.scaling, value.hops)
         layer = self._layer(self._schedule.stage[value])

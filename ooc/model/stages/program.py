@@ -11,7 +11,7 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ from ooc.model.lowering.values import (
     Value,
 )
 from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
-from ooc.model.stages.names import ALL_GRADIENTS, EMBEDDING, Names
+from ooc.model.stages.names import ALL_GRADIENTS, Names, embedding_name
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
 from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
@@ -95,20 +95,18 @@ class Program:
         used = dict.fromkeys(source for value in values for source in value.inputs)
         return [v for v in used if isinstance(v, Aggregate) and v.once]
 
-    @cached_property
-    def learnt_matrices(self) -> dict[str, int]:
-        """The embedding and what its optimizer keeps of it, and their columns."""
-        learnt, stepping = self.schedule.learnt, self.context.embedding
-        assert learnt is not None and stepping is not None, "an embedding is trained with an optimizer"
-        names = (EMBEDDING, *(f"{EMBEDDING}.{state}" for state in stepping.optimizer.states))
-        return dict.fromkeys(names, learnt.columns)
+    def learnt_matrices(self, stage: int) -> dict[str, int]:
+        """The embedding of the rows of a first ``stage`` and what its optimizer keeps of it, and their columns."""
+        learnt, stepping = self.schedule.learnt[stage], self.context.embedding
+        assert stepping is not None, "an embedding is trained with an optimizer"
+        name = embedding_name(learnt.space)
+        return dict.fromkeys((name, *(f"{name}.{state}" for state in stepping.optimizer.states)), learnt.columns)
 
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether the backward of the first stage, which finds the embedding's gradient, has all rows: then it steps
-        them, too."""
-        active = self.context.active
-        return self.schedule.learnt is not None and active.training_rows(self.schedule.stage_hops[0]) == active.nodes
+    def steps_in_backward(self, stage: int) -> bool:
+        """Whether the backward of a first ``stage``, which finds the gradient of an embedding, has all rows: then it
+        steps them, too. Nobody leaves out rows of several types."""
+        active = self.active(stage)
+        return stage in self.schedule.learnt and active.training_rows(self.schedule.stage_hops[stage]) == active.nodes
 
     def active(self, stage: int) -> ActiveRows:
         """Which rows have to be computed, of the type of nodes that ``stage`` is over."""
@@ -189,7 +187,9 @@ class Program:
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
         temporaries.append(max((of_moments * v.columns for v in measured), default=0))
         temporaries.append(2 * max((_columns_at(v) for v in differentiated), default=0))
-        temporaries.append(_STEP_COPIES * columns[EMBEDDING] if EMBEDDING in stores else 0)
+        learnt = self.schedule.learnt.get(stage)
+        stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
+        temporaries.append(_STEP_COPIES * stepped)
         upstream = self.schedule.pulled(backward) if backward is not None else None
         if isinstance(upstream, EdgeAggregate):
             temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
@@ -208,8 +208,8 @@ class Program:
         work = [Work(0, values, 2 * (len(names) + len(stores)) + scoring)]
         work += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
         work += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
-        if EMBEDDING in stores:
-            work.append(Work(0, _STEP_VALUES * columns[EMBEDDING], _STEP_OPERATORS))
+        if stepped:
+            work.append(Work(0, _STEP_VALUES * stepped, _STEP_OPERATORS))
         work += [Work(0, 3 * v.columns * (len(users[v]) - 1)) for v in differentiated if len(users[v]) > 1]
         spec = self.spec(
             title,
@@ -303,10 +303,11 @@ class Program:
             stores[name] = value.columns
             if prior is not None:
                 loads.append(prior)
-        if stage == 0 and self.schedule.learnt is not None:
-            learnt = self.learnt_matrices if self.steps_in_backward else {ALL_GRADIENTS: self.schedule.learnt.columns}
-            loads += self.learnt_matrices if self.steps_in_backward else ()
+        if self.steps_in_backward(stage):
+            loads += (learnt := self.learnt_matrices(stage))
             stores |= learnt
+        elif stage in self.schedule.learnt:
+            stores[ALL_GRADIENTS] = self.schedule.learnt[stage].columns
         return tuple(dict.fromkeys(loads)), stores
 
     def _writers(self, value: Value) -> list[int]:

@@ -75,8 +75,8 @@ class Schedule:
     """The stages of ``output``. ``training``: with a backward pass; ``recompute``: what comes of constants is not kept.
 
     ``stage`` says when a value is first there, ``barriers[s]`` what stage s begins with (None: first stages and
-    relays), ``spaces[s]`` the type of its rows, ``first_stages`` how many come before any aggregation, ``kept`` what is
-    kept, ``users`` who takes a value as input.
+    relays), ``spaces[s]`` the type of its rows, ``first_stages`` how many come before any aggregation, ``learnt`` by
+    first stage the embedding of its rows, ``kept`` what is kept, ``users`` who takes a value as input.
     """
 
     def __init__(self, output: Value, *, training: bool, recompute: bool) -> None:
@@ -94,7 +94,7 @@ class Schedule:
         self.hops = hops(output)
         for value in self.values:
             self._enter(value)
-        self.learnt = next((value for value in self.values if isinstance(value, Learnt)), None)
+        self.learnt = {self.stage[value]: value for value in self.values if isinstance(value, Learnt)}
         self.last = self.stage[output]
         self.kept: set[Value] = set()
         self.of_constants: set[Value] = set()
@@ -157,7 +157,7 @@ class Schedule:
 
     def all_in_stage(self, stage: int) -> list[Value]:
         """The values that are first there in ``stage``, with what it pulls; an embedding in the first."""
-        before = self.pulled(stage) if stage else self.learnt
+        before = self.learnt.get(stage, self.pulled(stage))
         return [*([before] if before is not None else []), *self.in_stage(stage)]
 
     def messages(self, stage: int) -> list[Aggregate]:

@@ -80,7 +80,8 @@ def _verify_order(plan: Plan) -> None:
                 raise AssertionError(f"{program}: pass {item.index} reads {name} before it is written")
             replaced = item.replaced if isinstance(item, RowPass) else frozenset()
             for name in replaced:
-                learnt = plan.matrices[name].matrix.kind is Kind.LEARNT and item is passes[-1] and not plan.has_tiers
+                later = {read for behind in passes[item.index + 1 :] for read in behind.reads}
+                learnt = plan.matrices[name].matrix.kind is Kind.LEARNT and name not in later and not plan.has_tiers
                 _claim(learnt, f"{program}: pass {item.index} replaces {name}, which is not for it to do")
             both = reads & writes - replaced
             if item.sweeps is not None:  # it reads some slabs of this, and writes another

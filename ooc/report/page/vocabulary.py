@@ -23,6 +23,8 @@ _MATRICES = (
     (r"h(\d+)\w*", "activations of layer {}"),
     (r"emb", "embedding of every node, which is trained"),
     (r"emb\.(\w+)", "what the embedding's optimizer keeps: {}"),
+    (r"nodes/(.+)/x", "input features of nodes {}"),
+    (r"nodes/(.+)/emb", "embedding of nodes {}, which is trained"),
     (r"demb.*", "gradient of the embedding"),
     (r"in-edges", "in-neighbours of every node (topology)"),
     (r"out-edges", "out-neighbours of every node (topology)"),

@@ -374,7 +374,7 @@ def _of_one_kind(data: Any) -> list[tuple[Any, tuple[str, ...]]]:
 
 
 def _of_types(data: Any, request: Request) -> Source:
-    """The graph of a HeteroData of several types: one of them has labels and splits, each has features."""
+    """The graph of a HeteroData of several types: one of them has labels and splits, each has features or none."""
     name = "the PyG HeteroData"
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
     if len(labelled) != 1 or not data.edge_types:
@@ -397,15 +397,16 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
     """The nodes of one type; without edges, and with labels if they have them."""
     name = f"the PyG HeteroData's {kind!r}"
     given = {part: tensor for part in _OF_NODES if (tensor := getattr(data, part, None)) is not None}
-    if "x" not in given:
-        raise SourceError(f"{name} has no features; give it x (embeddings that are learnt are not supported for types)")
-    arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64)}
+    if "x" not in given and data.num_nodes is None:
+        raise SourceError(f"{name} has neither features nor a number; give it x or num_nodes")
+    nodes = len(given["x"]) if "x" in given else int(data.num_nodes)
+    arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64), "num_nodes": np.array(nodes)}
     for part, tensor in given.items():
         arrays |= _of_tensor(tensor, part) if labelled or part == "x" else {}
     if not labelled:  # which nobody reads
         request = replace(request, split=None)
-        arrays |= {"y": np.zeros(len(given["x"]), dtype=np.int64), "train_mask": np.ones(len(given["x"]), np.bool_)}
-    return array_source(arrays, ArrayOptions(request=request, name=name, format="pyg"))
+        arrays |= {"y": np.zeros(nodes, dtype=np.int64), "train_mask": np.ones(nodes, np.bool_)}
+    return array_source(arrays, ArrayOptions(request=request, name=name, format="pyg", may_lack_features=True))
 
 
 def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:

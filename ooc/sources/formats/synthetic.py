@@ -38,7 +38,8 @@ _ORDER, _SPLIT, _CENTRES, _EDGES, _FEATURES, _RELATION_STREAMS = range(6)
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
     """What ``synthetic:…`` takes. ``labelled``: fraction of nodes with a label; ``train``: of those. ``types``: 1, or 3
-    of nodes: papers, which are labelled and half of all nodes, authors and topics, and 4 of edges (``_RELATIONS``)."""
+    of nodes: papers, which are labelled and half of all nodes, authors and topics, and 4 of edges (``_RELATIONS``).
+    ``bare``: of the three types, papers alone have features."""
 
     nodes: int
     edges: int
@@ -48,6 +49,7 @@ class Parameters:
     train: float = 0.5
     directed: int = 1
     types: int = 1
+    bare: int = 0
     seed: int = 0
 
     @classmethod
@@ -67,6 +69,7 @@ class Parameters:
             "train": (0, 1),
             "directed": (0, 1),
             "types": (1, 3),
+            "bare": (0, int(self.types == 3)),
             "seed": (0, 2**63),
         }
         for name, (least, most) in limits.items():
@@ -124,7 +127,7 @@ def synthetic_source(text: str) -> Source:
         labels=graph.labels,
         symmetrize=not parameters.directed,
         fingerprint={"parameters": asdict(parameters)},
-        description={name: value for name, value in asdict(parameters).items() if name != "types"},
+        description={name: value for name, value in asdict(parameters).items() if name not in ("types", "bare")},
     )
 
 
@@ -146,7 +149,7 @@ def _typed_source(parameters: Parameters) -> Source:
         of_type = replace(
             parameters,
             nodes=max(classes, round(share * parameters.nodes)),
-            features=max(1, round(width * parameters.features)),
+            features=_width(name, parameters, width),
             edges=0,
             seed=parameters.seed + at,
         )
@@ -164,6 +167,13 @@ def _typed_source(parameters: Parameters) -> Source:
         description=asdict(parameters),
         types=SourceTypes(nodes, edges, "paper"),
     )
+
+
+def _width(name: str, parameters: Parameters, share: float) -> int:
+    """Features of one type; none of those that are ``bare``."""
+    if not parameters.features or (parameters.bare and name != "paper"):
+        return 0
+    return max(1, round(share * parameters.features))
 
 
 def _nodes_of(graph: "_Graph", parameters: Parameters) -> Source:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ooc.errors import OptionError, RunError
 from ooc.storage.array import replace_file
+from ooc.storage.store import Store
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.runs.run import RunFolder
 
@@ -34,11 +35,11 @@ def load_weights(run: RunFolder, which: str) -> State:
     return found
 
 
-def learnt_rows(run: RunFolder, which: str, embedding: Embedding, nodes: int) -> LearntRows:
+def learnt_rows(run: RunFolder, which: str, embedding: Embedding, store: Store) -> LearntRows:
     """The embedding that goes with these weights; RunError where it is not there."""
     state, _ = _kept(run, which)
     dtype = next(iter(load_weights(run, which).values())).dtype
-    return LearntRows.of_run(embedding, nodes, dtype, run.path, state.get("embedding"))
+    return LearntRows.of_run(embedding, store, dtype, run.path, state.get("embedding"))
 
 
 def _kept(run: RunFolder, which: str) -> tuple[dict[str, Any], bool]:
