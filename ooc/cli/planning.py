@@ -30,13 +30,13 @@ from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
 from ooc.plan.simulate.together import together
+from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
 from ooc.report.alternatives import changes
 from ooc.report.briefing import describe_store, describe_waiting
-from ooc.report.console import output, say
+from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
-from ooc.report.plan_report import PlanReport
 from ooc.report.ranks import describe_ranks, print_ranks
 from ooc.report.tables import (
     describe_budgets,
@@ -57,7 +57,7 @@ from ooc.report.what_if import (
     print_steps,
     steps,
 )
-from ooc.report.what_if_plot import check_plot, draw
+from ooc.report.what_if_plot import SUFFIXES, draw
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
@@ -358,7 +358,7 @@ def print_least(planning: Planning, as_json: bool) -> None:
 
 def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
-        check_plot(plot)
+        check_drawing(plot, *SUFFIXES)
     limits, machine, memory_bytes = planning.limits, planning.hardware, planning.memory_bytes
     least_bytes = sum(planning.floor().values())
     axes = full_axes(parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes)

@@ -10,7 +10,7 @@ from ooc.errors import OptionError
 
 _OUT = "The page. [default: RUN/report.html; report.html for several runs]"
 _TRACE = "Write the recorded epoch, and the planned one, for Perfetto (ui.perfetto.dev) or chrome://tracing instead."
-_PAGE = (".html", ".htm")
+PAGE_SUFFIXES = (".html", ".htm")
 
 
 @click.command(short_help="Show runs as one HTML page.")
@@ -40,22 +40,10 @@ def command(runs: tuple[Path, ...], out: Path | None, trace: Path | None, as_jso
         write_trace(runs[0], trace)
         click.echo(f"{trace}: open it at ui.perfetto.dev or chrome://tracing", err=True)
         return
+    from ooc.report.console import check_drawing
     from ooc.report.page.document import write_report
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    check_page(out)
+    check_drawing(out, *PAGE_SUFFIXES)
     write_report(runs, target)
     click.echo(target)
-
-
-def check_page(path: Path | None) -> None:
-    """OptionError, before anything is done for it, where no page can be made, or not at ``path``."""
-    from ooc.report.page.charts import check_library
-
-    check_library()
-    if path is None:
-        return
-    if path.suffix.lower() not in _PAGE:
-        raise OptionError(f"{path}: a report is a page; give a name that ends in .html")
-    if not path.absolute().parent.is_dir() and path.parent != Path():
-        raise OptionError(f"{path}: there is no folder {path.parent}")

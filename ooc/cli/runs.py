@@ -28,12 +28,12 @@ def command(folder: Path | None, sort: str, as_json: bool) -> None:
     validation score, seconds an epoch (the median) and the most memory that they took.
     """
     from ooc.report.console import output
-    from ooc.report.runs import Order, find_runs, ordered, print_runs
+    from ooc.report.runs import find_runs, ordered, print_runs
 
     folder = folder if folder is not None else _USUAL if _USUAL.is_dir() else Path()
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}{did_you_mean_path(folder)}")
-    found = ordered(find_runs(folder), Order(sort))
+    found = ordered(find_runs(folder), sort)
     if as_json:
         click.echo(json.dumps({"runs": found}, indent=2, allow_nan=False))
     elif found:

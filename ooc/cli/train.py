@@ -27,7 +27,7 @@ from ooc.cli.arguments.settings import (
     with_one_memory,
 )
 from ooc.cli.processes import is_first, is_restarted, ranks_of_environment, silent_where_told, start_processes
-from ooc.cli.report import check_page
+from ooc.cli.report import PAGE_SUFFIXES
 from ooc.errors import OptionError
 from ooc.progress.reporter import Verbosity
 
@@ -84,7 +84,9 @@ def command(
     results, only how long they take.
     """
     if report is not None:
-        check_page(report)
+        from ooc.report.console import check_drawing
+
+        check_drawing(report, *PAGE_SUFFIXES)
     ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))

@@ -23,6 +23,7 @@ from ooc.errors import RunError
 from ooc.events import Listener, Relay
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.progress.live import TrainingView
+from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
 from ooc.report.briefing import (
@@ -37,7 +38,6 @@ from ooc.report.briefing import (
 from ooc.report.console import output, say
 from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json
 from ooc.report.page.document import write_report
-from ooc.report.plan_report import PlanReport
 from ooc.report.runs import describe_run
 from ooc.report.starts import note_start
 from ooc.report.tables import print_outcome, print_report, print_summary

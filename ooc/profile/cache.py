@@ -12,12 +12,12 @@ import os
 import platform
 from pathlib import Path
 
-import psutil
 import torch
 
 from ooc.errors import HardwareError
+from ooc.machine import cache_folder, mount_of, processor_name
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
-from ooc.profile.profile import Profile, processor_name
+from ooc.profile.profile import Profile
 from ooc.storage.array import replace_file
 from ooc.version import __version__
 
@@ -53,10 +53,8 @@ def keep(profile: Profile, folder: Path, *, device: str = "cpu") -> Path:
 
 def location(folder: Path, *, device: str = "cpu") -> Path:
     """The file of such a profile, whether it is there or not."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
     text = json.dumps(_identity(folder, device), sort_keys=True)
-    return root / "ooc" / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    return cache_folder() / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _identity(folder: Path, device: str) -> dict[str, str | int]:
@@ -66,7 +64,7 @@ def _identity(folder: Path, device: str) -> dict[str, str | int]:
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "device": _device_name(device),
-        "disk": _mount(folder),
+        "disk": "{} {} on {}".format(*mount_of(folder)),
         "version": __version__,
     }
 
@@ -81,13 +79,3 @@ def _host() -> str:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else device
-
-
-def _mount(folder: Path) -> str:
-    """Filesystem, source and mount point of what holds ``folder``, whether that exists or not."""
-    above = (folder.resolve(), *folder.resolve().parents)
-    mounted = [one for one in psutil.disk_partitions(all=True) if Path(one.mountpoint) in above]
-    if not mounted:
-        return "unknown"
-    found = max(mounted, key=lambda one: len(one.mountpoint))
-    return f"{found.fstype} {found.device} on {found.mountpoint}"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ooc.errors import BudgetError, HardwareError, OptionError
 from ooc.events import Listener, reported
+from ooc.machine import processor_name
 from ooc.memory import available_memory_bytes
 from ooc.plan.hardware import Curve, Hardware, Processor, Wire
 from ooc.prefetch.arena import Arena
@@ -207,16 +208,6 @@ def _wire(device: torch.device) -> Wire:
         return _PINNED_BYTES / min(found)
 
     return Wire(to_device_bytes_per_s=rate(there, pinned), to_host_bytes_per_s=rate(pinned, there))
-
-
-def processor_name() -> str:
-    """The CPU's model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "this machine"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "this machine"
 
 
 def _readings(hardware: Hardware) -> Iterator[Reading]:

@@ -8,7 +8,7 @@ from typing import Any
 from ooc.errors import BudgetError, OptionError
 from ooc.plan import Hardware, Limits
 from ooc.plan.hardware import Curve, Disk
-from ooc.report.plan_report import PlanReport
+from ooc.progress.plan_report import PlanReport
 
 Plans = Callable[[Limits, Hardware, bool], PlanReport]
 """Plan for these budgets on this machine; ``True``: with intermediates spilled as bfloat16."""

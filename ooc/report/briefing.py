@@ -13,8 +13,8 @@ from ooc.plan.program.plan import Shares
 from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import format_count, format_duration
 from ooc.progress.live import Promise
+from ooc.progress.plan_report import PlanReport, lifetimes
 from ooc.report.console import print_hanging
-from ooc.report.plan_report import PlanReport, lifetimes
 from ooc.sampling.graphs import GraphLoader
 from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import format_size

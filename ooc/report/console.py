@@ -5,6 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ _WRAPPED_WIDTH = 24
 _WORDS = _WRAPPED | {"fate", "bound by", "produced", "last forward use", "setting", "state", "model", "graph", "metric"}
 """Columns of words, like every first one; all others hold numbers."""
 _BETWEEN = 2
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
+UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
 """The space before a unit."""
 
 
@@ -33,6 +34,16 @@ def write_text(path: Path, text: str) -> None:
         replace_file(path, text.encode())
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror or error}") from error
+
+
+def check_drawing(path: Path | None, *suffixes: str) -> None:
+    """OptionError, before anything is done for it, where matplotlib draws nothing, or nothing at ``path``."""
+    if find_spec("matplotlib") is None:
+        raise OptionError("to draw that needs matplotlib; pip install 'ooc[report]'")
+    if path is not None and path.suffix.lower() not in suffixes:
+        raise OptionError(f"{path}: give a name that ends in {' or '.join(suffixes)}")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}")
 
 
 def output() -> Console:
@@ -53,7 +64,7 @@ def print_hanging(label: str, text: str, console: Console) -> None:
 
 def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines, broken between words, but never between a number and its unit."""
-    joined = _UNIT.sub("\N{NO-BREAK SPACE}", text)
+    joined = UNIT.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 

@@ -20,9 +20,10 @@ from typing import Any
 
 import psutil
 
+from ooc.machine import cache_folder, filesystem_of, processor_name
 from ooc.memory import available_memory_bytes, default_budgets
 from ooc.prefetch.engines import kvikio
-from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
@@ -32,7 +33,7 @@ _GDS_MODULE = Path("/proc/driver/nvidia-fs")
 _GROUP = "a control group"
 _MUCH_OF_MEMORY = 0.6
 """Of the machine's: with less that is free, others have too much of it."""
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooc"
+_CACHE = cache_folder()
 """Where ``ooc profile`` keeps what it has measured; asking it takes torch, which takes seconds to load."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -256,21 +257,12 @@ def _processors(report: Report) -> dict[str, Any]:
             f"OMP_NUM_THREADS is {asked}, but only {usable} processors are usable", f"export OMP_NUM_THREADS={usable}"
         )
     return {
-        "model": _processor_name(),
+        "model": processor_name(),
         "usable": usable,
         "of": os.cpu_count(),
         "omp_num_threads": asked,
         "kernel": platform.release(),
     }
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 # ---- GPU and libraries ---------------------------------------------------------------------------------------

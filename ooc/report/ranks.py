@@ -8,8 +8,8 @@ from rich.console import Console
 
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.progress.figures import format_duration
+from ooc.progress.plan_report import PlanReport
 from ooc.report.console import print_table, say
-from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size
 
 

@@ -34,16 +34,6 @@ class State(Enum):
     DAMAGED = "damaged"
 
 
-class Order(Enum):
-    """What runs are listed by."""
-
-    NAME = "name"
-    SCORE = "score"
-    TIME = "time"
-    MEMORY = "memory"
-    DATE = "date"
-
-
 def find_runs(folder: Path) -> list[dict[str, Any]]:
     """What `describe_run` says of every run at ``folder`` or below it, by their paths."""
     return [describe_run(path) for path in sorted(_folders(folder, _DEPTH), key=_natural)]
@@ -135,22 +125,10 @@ def _state(records: Sequence[EpochRecord], found: dict[str, Any], patience: int)
     return State.STOPPED if found["epochs"] < found["epochs_asked"] and patient else State.FINISHED
 
 
-def ordered(runs: Sequence[dict[str, Any]], order: Order) -> list[dict[str, Any]]:
-    """The best first: the highest scores, the least time and memory, the newest; those without such last."""
-    match order:
-        case Order.NAME:
-            return list(runs)
-        case Order.SCORE:
-            return _by(runs, _loss_of_score)
-        case Order.TIME:
-            return _by(runs, lambda run: run["epoch_s"])
-        case Order.MEMORY:
-            return _by(runs, _peak)
-        case Order.DATE:
-            return sorted(runs, key=lambda run: run["date"] or "", reverse=True)
-
-
-def _by(runs: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
+def ordered(runs: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
+    """By one of ``ORDERS``, the best first: the highest scores, the least time and memory, the newest; those without
+    such last."""
+    value = ORDERS[order]
     return sorted(runs, key=lambda run: (value(run) is None, value(run) or 0.0))
 
 
@@ -164,6 +142,20 @@ def _peak(run: dict[str, Any]) -> int | None:
     if run["host_peak_bytes"] is None:
         return None
     return int(run["host_peak_bytes"] + run["device_peak_bytes"])
+
+
+def _age(run: dict[str, Any]) -> float | None:
+    return None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp()
+
+
+ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    "name": lambda run: 0,
+    "score": _loss_of_score,
+    "time": lambda run: run["epoch_s"],
+    "memory": _peak,
+    "date": _age,
+}
+"""What runs are listed by: the less, the earlier."""
 
 
 def print_runs(runs: Sequence[dict[str, Any]], console: Console) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 
 import psutil
 
+from ooc.machine import filesystem_of, processor_name
 from ooc.plan import Hardware
 from ooc.plan.simulate.condensed import condense
-from ooc.prefetch.engines.choice import filesystem_of
-from ooc.profile.profile import processor_name
+from ooc.progress.plan_report import PlanReport
 from ooc.report.machine import versions_of
-from ooc.report.plan_report import PlanReport
 from ooc.train.metrics import Metric
 from ooc.train.runs.run import RunFolder
 

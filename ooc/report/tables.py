@@ -16,8 +16,8 @@ from ooc.plan import Hardware
 from ooc.plan.simulate.timeline import Resource
 from ooc.progress.figures import best_record, format_duration, format_scores
 from ooc.progress.live import Tier
+from ooc.progress.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
 from ooc.report.console import print_table, say
-from ooc.report.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:

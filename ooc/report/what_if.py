@@ -21,9 +21,9 @@ from ooc.memory import divide_memory
 from ooc.plan import Hardware, Limits
 from ooc.plan.hardware import Disk
 from ooc.progress.figures import format_duration
+from ooc.progress.plan_report import PlanReport
 from ooc.report.alternatives import faster, outcome
 from ooc.report.console import print_table, say
-from ooc.report.plan_report import PlanReport
 from ooc.sizes import format_size, parse_size
 from ooc.suggestions import did_you_mean
 

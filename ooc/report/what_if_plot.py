@@ -5,24 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ooc.errors import OptionError
-
 SUFFIXES = (".svg", ".png")
 _DASHES = ("-", "--", ":", "-.")
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e6bbf", "#c98b1b", "#5b6770")
 """Told apart by people who see red and green alike, too; the last is the commonest."""
-
-
-def check_plot(path: Path) -> None:
-    """OptionError for a file that cannot be drawn, before anything is planned."""
-    if path.suffix not in SUFFIXES:
-        raise OptionError(f"{path}: a plot must end in {' or '.join(SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise OptionError(f"{path}: its folder does not exist")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise OptionError("a plot needs matplotlib; pip install 'ooc[report]'") from None
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:

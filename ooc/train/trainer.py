@@ -31,7 +31,7 @@ from ooc.plan import Hardware
 from ooc.prefetch.device import Device
 from ooc.progress.display import displayed
 from ooc.progress.live import TrainingView
-from ooc.progress.promise import is_evaluated, promise_of, usual_program
+from ooc.progress.plan_report import PlanReport
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging
@@ -281,15 +281,14 @@ class Trainer:
         """What shows the training up to epoch ``last`` to whoever has called from Python."""
 
         def view() -> TrainingView:
-            program = usual_program(self.plan, eval_every)
-            parts, evaluated = (self.plan, self.workload, self.hardware, self.limits), is_evaluated(program, eval_every)
+            parts = self.workload, self.plan, self.hardware, self.limits
             return TrainingView(
                 title=f"{type(self.model).__name__} on {self.store.path.name}",
                 first=self.epoch + 1,
                 last=last,
                 metric=self.metric.value,
                 rising=self.metric.higher_is_better,
-                promise=promise_of(*parts, program=program, evaluated=evaluated),
+                promise=PlanReport.of_run(*parts, eval_every=eval_every).promise,
             )
 
         return displayed(self._relay, view, last)

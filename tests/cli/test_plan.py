@@ -382,7 +382,7 @@ def test_what_cannot_be_planned_is_one_line(graph: Path, here: Path, run: RunCom
         (("--compare", "nothing"), "has no part in --compare"),
         (("--compare", "nothing", "--graph", GRAPH), "--compare takes what the run was trained on"),
         (("--graph", GRAPH, "--what-if", "host=1G", "--gantt", "epoch.svg"), "--gantt has no part in --what-if"),
-        (("--graph", GRAPH, "--what-if", "--plot", "epoch.pdf"), "epoch.pdf: a plot must end in .svg or .png"),
+        (("--graph", GRAPH, "--what-if", "--plot", "epoch.pdf"), "epoch.pdf: give a name that ends in .svg or .png"),
         (("--graph", GRAPH, "--plot", "epoch.svg"), "--plot draws what --what-if finds"),
     ):
         code, out, err = run("plan", *arguments, *SMALL, "--no-advice")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ooc import cli
-from ooc.report.runs import Order, describe_run, find_runs, ordered
+from ooc.report.runs import ORDERS, describe_run, find_runs, ordered
 from ooc.train.runs.run import RunFolder
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record, state
@@ -66,9 +66,9 @@ def test_how_far_runs_are(tmp_path: Path) -> None:
     assert {tuple(one) for one in found} == {tuple(found[0])}
     assert found[5]["model"] == "GCN" and found[5]["graph"] == "cora"
     # The least error stands by itself: it is no score that others can be compared with.
-    by = {order: [Path(one["run"]).name for one in ordered(found, order)] for order in Order}
-    assert by[Order.SCORE][:3] == ["run-11", "run-2", "run-10"] and by[Order.SCORE][-1] in ("run-1", "run-9")
-    assert by[Order.TIME][0] == "run-11" and by[Order.MEMORY][0] == "run-11"
+    by = {order: [Path(one["run"]).name for one in ordered(found, order)] for order in ORDERS}
+    assert by["score"][:3] == ["run-11", "run-2", "run-10"] and by["score"][-1] in ("run-1", "run-9")
+    assert by["time"][0] == "run-11" and by["memory"][0] == "run-11"
 
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ooc.prefetch.engine import Counters, Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.engines.kvikio import KvikioEngine
 from ooc.prefetch.engines.plain import SystemCalls
-from ooc.report.plan_report import PlanReport
+from ooc.progress.plan_report import PlanReport
 from ooc.report.tables import print_outcome, print_report
 from ooc.sizes import format_size
 from ooc.storage.store import Store

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ooc.machine import filesystem_of
 from ooc.prefetch.engine import Counters
 from ooc.prefetch.engines import choice, kvikio
-from ooc.prefetch.engines.choice import choose_engine, choose_gpudirect, filesystem_of, probe_direct
+from ooc.prefetch.engines.choice import choose_engine, choose_gpudirect, probe_direct
 from ooc.prefetch.engines.direct import DEPTH
 from ooc.prefetch.engines.kvikio import probe
 from tests.prefetch.fake_kvikio import fake_kvikio

@@ -35,7 +35,7 @@ def test_a_folder_that_is_yet_to_be_made_is_on_the_disk_of_the_one_above(tmp_pat
         ("__version__", "0.0.0"),
         ("processor_name", lambda: "another processor"),
         ("_host", lambda: "another machine"),
-        ("_mount", lambda folder: "another disk"),
+        ("mount_of", lambda folder: ("ext4", "another disk", "/")),
         ("_device_name", lambda device: "another device"),
     ],
 )

@@ -2,7 +2,7 @@
 """What stages move, and from when to when matrices are needed."""
 
 from ooc.plan import Direction, Kind, Matrix, Pull, Stage, Topology, Workload
-from ooc.report.plan_report import lifetimes, stage_statistics
+from ooc.progress.plan_report import lifetimes, stage_statistics
 
 
 def a_workload() -> Workload:

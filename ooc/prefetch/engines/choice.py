@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ooc.machine import filesystem_of
 from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.direct import DirectEngine
@@ -77,18 +78,3 @@ def _move_pages(direct: int, filesystem: str) -> DirectProbe:
         if not moved or written[:] != back[:]:
             return DirectProbe(False, f"{filesystem} returns other bytes with O_DIRECT than were written")
     return DirectProbe(True, f"{filesystem} takes O_DIRECT")
-
-
-def filesystem_of(path: Path) -> str:
-    """The type of the filesystem that holds ``path``, as the system calls it: ext4, xfs, tmpfs, nfs4, …"""
-    try:
-        device = path.stat().st_dev
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "the filesystem"
-    name = f"{os.major(device)}:{os.minor(device)}"
-    for line in reversed(mounts):
-        fields, _, described = line.partition(" - ")
-        if fields.split(" ")[2] == name:
-            return described.split(" ")[0]
-    return "the filesystem"

@@ -9,10 +9,8 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ooc.errors import OptionError
 from ooc.report.page.vocabulary import describe_pass
 from ooc.sizes import format_size
 
@@ -56,12 +54,6 @@ _SPENT = (("time", "seconds, evaluations included", "elapsed_s"), ("bytes read a
 """What runs are compared by beside epochs: in words, its unit, and its curve."""
 Runs = Sequence[Mapping[str, Any]]
 """What ``ooc.report.page.figures`` has of each."""
-
-
-def check_library() -> None:
-    """OptionError where matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise OptionError("a report's charts need matplotlib; pip install 'ooc[report]'")
 
 
 def charts(runs: Runs) -> list[tuple[str, str]]:

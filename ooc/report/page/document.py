@@ -7,7 +7,6 @@ by which rule it is thinned).
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -18,7 +17,7 @@ from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import format_duration
 from ooc.report import gantt
 from ooc.report.comparison import as_texts
-from ooc.report.console import write_text
+from ooc.report.console import UNIT, write_text
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import compared, used_of_budgets
@@ -291,7 +290,7 @@ def _process(run: Mapping[str, Any]) -> str:
 
 def _unbroken(text: str) -> str:
     """As HTML, with numbers and what they count in one line."""
-    return re.sub(r"(?<=\d) (?=%|[KMGT]?B\b|s\b|min\b|h\b)", "\u00a0", escape(text))
+    return UNIT.sub("\u00a0", escape(text))
 
 
 def _cards(drawn: Iterable[tuple[str, str]], kind: str = "") -> str:

@@ -13,10 +13,9 @@ from ooc.plan.program.program import found_in_memory
 from ooc.plan.program.replacement import Kept, belady, lru_hits
 from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.simulate.timeline import Timeline
+from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.plan.workload import Direction, EdgeData
 from ooc.progress.live import Promise, Tier
-from ooc.progress.promise import is_evaluated, promise_of, tiers_of, usual_program
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
@@ -38,8 +37,8 @@ class PlanReport:
     @classmethod
     def of_run(cls, workload: Workload, plan: Plan, hardware: Hardware, limits: Limits, *, eval_every: int) -> Self:
         """Of the program that most epochs of a run are: where every one is scored, a forward pass that does both."""
-        program = usual_program(plan, eval_every)
-        return cls(workload, plan, hardware, limits, program, evaluated=is_evaluated(program, eval_every))
+        program = "train_and_score" if eval_every == 1 and "train_and_score" in plan.programs else "train"
+        return cls(workload, plan, hardware, limits, program, evaluated=eval_every == 1 and program == "train")
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -49,13 +48,31 @@ class PlanReport:
     @cached_property
     def promise(self) -> Promise:
         """What is promised of most epochs, in the figures that are shown while they are trained."""
-        parts = self.plan, self.workload, self.hardware, self.limits
-        return promise_of(*parts, program=self.program, evaluated=self.evaluated, timeline=self.timeline)
+        timeline, scored = self.timeline, None
+        if self.evaluated and "evaluate" in self.plan.programs:
+            scored = simulate(self.plan, self.workload, self.hardware, "evaluate")
+        return Promise(
+            epoch_s=timeline.epoch_s,
+            compute_s=timeline.busy_s.get(Resource.COMPUTE, 0.0),
+            ssd_busy_s=timeline.ssd_busy_s,
+            wait_s=timeline.wait_s,
+            score_s=None if scored is None else scored.epoch_s,
+            ssd_read_bytes=self.ssd_read_bytes,
+            ssd_write_bytes=self.ssd_write_bytes,
+            tiers=self.tiers,
+        )
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory that is taken."""
-        return tiers_of(self.plan, self.hardware, self.limits)
+        """The memory that an epoch takes; one where the CPU computes."""
+        plan, limits = self.plan, self.limits
+        if not self.hardware.has_device_memory:
+            promised = plan.device_peak_bytes + plan.host_peak_bytes
+            return (Tier("memory", limits.memory_bytes, promised, ("device_peak_bytes", "host_peak_bytes")),)
+        return (
+            Tier("GPU memory", limits.device_bytes, plan.device_peak_bytes, ("device_peak_bytes",)),
+            Tier("host memory", limits.host_bytes, plan.host_peak_bytes, ("host_peak_bytes",)),
+        )
 
     @property
     def epoch_s(self) -> float:
