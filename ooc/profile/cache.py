@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ooc.errors import HardwareError
-from ooc.machine import cache_folder, mount_of, processor_name
+from ooc.memory import cache_folder, mount_of, processor_name
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware
 from ooc.profile.profile import Profile
 from ooc.storage.array import replace_file

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ooc.errors import BudgetError, HardwareError, OptionError
 from ooc.events import Listener, reported
-from ooc.machine import processor_name
-from ooc.memory import available_memory_bytes
+from ooc.memory import available_memory_bytes, processor_name
 from ooc.plan.hardware import Curve, Hardware, Processor, Wire
 from ooc.prefetch.arena import Arena
 from ooc.profile import processor

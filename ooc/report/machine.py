@@ -20,8 +20,7 @@ from typing import Any
 
 import psutil
 
-from ooc.machine import cache_folder, filesystem_of, processor_name
-from ooc.memory import available_memory_bytes, default_budgets
+from ooc.memory import available_memory_bytes, cache_folder, default_budgets, filesystem_of, processor_name
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, probe_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue

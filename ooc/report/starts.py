@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from ooc.machine import filesystem_of, processor_name
+from ooc.memory import filesystem_of, processor_name
 from ooc.plan import Hardware
 from ooc.plan.simulate.condensed import condense
 from ooc.progress.plan_report import PlanReport

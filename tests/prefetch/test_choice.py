@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ooc.machine import filesystem_of
+from ooc.memory import filesystem_of
 from ooc.prefetch.engine import Counters
 from ooc.prefetch.engines import choice, kvikio
 from ooc.prefetch.engines.choice import choose_engine, choose_gpudirect, probe_direct

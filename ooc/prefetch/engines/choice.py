@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ooc.machine import filesystem_of
+from ooc.memory import filesystem_of
 from ooc.prefetch.engine import PAGE_BYTES, Counters, Engine, open_direct
 from ooc.prefetch.engines import kvikio
 from ooc.prefetch.engines.direct import DirectEngine
