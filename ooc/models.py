@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 from torch_geometric.nn import (
+    HANConv,
     HeteroConv,
+    HeteroDictLinear,
+    HGTConv,
     MessagePassing,
     SAGEConv,
     TransformerConv,
@@ -91,6 +94,51 @@ class Relational(torch.nn.Module):
             if layer < len(self.convs):
                 x_dict = {name: self.dropout(rows.relu()) for name, rows in found.items()}
         return x_dict[self.target]
+
+
+class RelationalAttention(torch.nn.Module):
+    """Attention over edges of several types: layers of ``HGTConv`` (Hu et al., WWW 2020), or with ``by_type`` of
+    ``HANConv`` (Wang et al., WWW 2019), between linear maps; a type of nodes that no edges lead to keeps its rows.
+
+    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Rows of type ``target`` come
+    out. ``hidden_channels`` is the width of all ``heads`` together.
+    """
+
+    def __init__(
+        self,
+        in_channels: dict[str, int],
+        edge_types: list[tuple[str, str, str]],
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int,
+        *,
+        target: str,
+        heads: int = 1,
+        dropout: float = 0.0,
+        by_type: bool = False,
+    ) -> None:
+        super().__init__()
+        self.target = target
+        self.lift = HeteroDictLinear(in_channels, hidden_channels)
+        self.dropout = torch.nn.Dropout(dropout)
+        metadata, options = ([*in_channels], edge_types), {"dropout": dropout} if by_type else {}
+        kind = HANConv if by_type else HGTConv
+        self.convs = torch.nn.ModuleList(
+            kind(hidden_channels, hidden_channels, metadata, heads=heads, **options) for _ in range(num_layers)
+        )
+        self.out = torch.nn.Linear(hidden_channels, out_channels)
+
+    def forward(
+        self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
+    ) -> torch.Tensor:
+        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``."""
+        x_dict = {name: rows.relu() for name, rows in self.lift(x_dict).items()}
+        for conv in self.convs:
+            x_dict = {name: self.dropout(rows) for name, rows in x_dict.items()}
+            found = conv(x_dict, edge_index_dict)
+            x_dict = x_dict | {name: rows for name, rows in found.items() if rows is not None}
+        out: torch.Tensor = self.out(x_dict[self.target])
+        return out
 
 
 class Residual(torch.nn.Module):

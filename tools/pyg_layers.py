@@ -36,7 +36,8 @@ class Entry:
     model: Model
     carrying: dict[str, Model]
     form: str = ""
-    """What the edges of its graph carry, as it needs it; or ``sorted``: by where they lead."""
+    """What the edges of its graph carry, as it needs it; ``sorted``: by where they lead. Or that its graph has types:
+    ``types``, of nodes and edges, and the model is made by the graph alone, or ``relations``, of edges by number."""
 
 
 class Twice(nn.Module):
@@ -121,6 +122,36 @@ def _first(layer: nn.Module, x: Tensor, edge_index: Tensor, carried: dict[str, T
 def framed(layer: Callable[[int], nn.Module], call: Callable[..., Any] = _plain, wider: int = 1) -> Make:
     """Layers that are as wide as what is wanted, and give ``wider`` times that."""
     return lambda inputs, width: Framed(inputs, width, layer(width), (width, wider * width), call)
+
+
+class OfTypes(nn.Module):
+    """Two layers for graphs with types, between linear maps; ``jump`` makes one row of all that there were."""
+
+    def __init__(self, data: Any, make: Callable[[int, Any], nn.Module], jump: nn.Module | None = None) -> None:
+        super().__init__()
+        self.lift = pyg.HeteroDictLinear({kind: data[kind].x.shape[1] for kind in data.node_types}, 8)
+        self.layers = nn.ModuleList(make(8, data.metadata()) for _ in range(2))
+        self.jump, self.out = jump, nn.Linear(8, 4)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        seen = [self.lift(x_dict)]
+        for layer in self.layers:
+            found = layer({kind: x.tanh() for kind, x in seen[-1].items()}, edge_index_dict)
+            seen.append({**seen[-1], **{kind: x for kind, x in found.items() if x is not None}})
+        if self.jump is not None:
+            seen.append(self.jump({kind: [one[kind] for one in seen] for kind in x_dict}))
+        return self.out(seen[-1]["paper"])
+
+
+class OfRelations(nn.Module):
+    """Two layers that are given the numbers of the edges' types."""
+
+    def __init__(self, features: int, hidden: int, classes: int, conv: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = conv(features, hidden, 6), conv(hidden, classes, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_type).tanh(), edge_index, edge_type)
 
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
@@ -295,8 +326,27 @@ _MODELS_CARRYING = {
 }
 
 
+def _relations(width: int, metadata: Any) -> nn.Module:
+    return pyg.HeteroConv({kind: C.SAGEConv((width, width), width) for kind in metadata[1]})
+
+
+_OF_TYPES: dict[str, Callable[[Any], nn.Module]] = {
+    "HeteroConv": partial(OfTypes, make=_relations),
+    "HGTConv": partial(OfTypes, make=lambda width, metadata: C.HGTConv(width, width, metadata, heads=2)),
+    "HANConv": partial(OfTypes, make=lambda width, metadata: C.HANConv(width, width, metadata, heads=2)),
+}
+
+
+def _jumping_of_types(data: Any) -> nn.Module:
+    return OfTypes(data, _relations, pyg.HeteroJumpingKnowledge(data.node_types, "max"))
+
+
 def _convolution(name: str) -> Entry:
     kind = getattr(C, name)
+    if name in _OF_TYPES:
+        return Entry(_OF_TYPES[name], {}, form="types")
+    if name in ("RGCNConv", "FastRGCNConv", "RGATConv"):
+        return Entry(partial(OfRelations, conv=kind), {}, form="relations")
     make = _CONVS.get(name, kind)
     carrying = {}
     if "edge_weight" in inspect.signature(kind.forward).parameters:
@@ -330,6 +380,8 @@ def catalogue() -> dict[str, dict[str, Entry]]:
             elif module is A:
                 found[group][name] = Entry(twice(partial(_sage, name)), {}, form="sorted")
             elif module is M:
+                if name == "HeteroJumpingKnowledge":
+                    found[group][name] = Entry(_jumping_of_types, {}, form="types")
                 for label in (key for key in _MODELS if key.partition(",")[0] == name):
                     found[group][label] = Entry(_MODELS[label], _MODELS_CARRYING.get(label, {}))
             else:
@@ -337,7 +389,7 @@ def catalogue() -> dict[str, dict[str, Entry]]:
     return found
 
 
-_TYPED = "not yet", "typed graphs: several kinds of nodes or edges"
+_TYPED = "not yet", "takes rows of all types of nodes in one matrix, and their types as an input"
 _LINKS = "not yet", "its loss is of links, between rows of two nodes; its encoder alone trains as any model"
 _BASE = "nothing to train", "a base class"
 _TOOL = "nothing to train", "no parameters"
@@ -350,7 +402,6 @@ _EVENTS = "principle", "is trained on a stream of events, one after the other"
 _RAPIDS = "package", "needs pylibcugraphops and a GPU"
 
 NOT_TRIED: dict[str, tuple[str, str]] = {
-    "HeteroConv": ("not yet", "on graphs of one type; on those with types of nodes and edges it is (types.md)"),
     "MessagePassing": ("nothing to train", "the base class of all; one's own are taken"),
     "Aggregation": _BASE,
     "CuGraphSAGEConv": _RAPIDS,
@@ -364,8 +415,7 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "SignedConv": _SIGNED,
     "SignedGCN": _SIGNED,
     "WLConv": ("nothing to train", "colours nodes by hashes, without parameters and gradients"),
-    **dict.fromkeys(("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "HANConv"), _TYPED),
-    **dict.fromkeys(("HeteroBatchNorm", "HeteroLayerNorm", "HeteroJumpingKnowledge"), _TYPED),
+    **dict.fromkeys(("HEATConv", "HeteroBatchNorm", "HeteroLayerNorm"), _TYPED),
     "Node2Vec": _WALKS,
     "MetaPath2Vec": _WALKS,
     "DeepGraphInfomax": (

@@ -141,11 +141,14 @@ def pull_messages(
     return out_RO, lse_RH
 
 
-def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
-    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
+def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None, d_kept_RH: Tensor | None = None) -> Upstream:
+    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave; ``d_kept_RH``: the
+    gradient of lse, where that has one."""
     if kept is None:
         return Upstream(gradient_RO, None)
     d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
+    if d_kept_RH is not None:
+        d_RH -= d_kept_RH
     return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
 
 

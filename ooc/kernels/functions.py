@@ -63,7 +63,7 @@ class TransformerAttention:
 
 @dataclass(frozen=True, slots=True)
 class GatWithFeatures:
-    """GAT with features of edges, as ``GATConv``: a score is the leaky sum of three scalars.
+    """GAT as ``GATConv`` has it with features of edges: a score is the leaky sum of three scalars, or without of two.
 
     Sources bring z and a_src, C + 1 columns a head; targets a_dst, one; an edge's term is its share of the score, one.
     """
@@ -72,9 +72,10 @@ class GatWithFeatures:
     negative_slope: float
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert term_ET is not None
         source_EHC = source_EW.view(len(source_EW), self.heads, -1)
-        score_EH = source_EHC[:, :, -1] + target_EV + term_ET
+        score_EH = source_EHC[:, :, -1] + target_EV
+        if term_ET is not None:
+            score_EH = score_EH + term_ET
         return source_EHC[:, :, :-1].reshape(len(source_EW), -1), F.leaky_relu(score_EH, self.negative_slope)
 
 

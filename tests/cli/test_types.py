@@ -29,6 +29,14 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(run: RunCommand, typed: Path, 
     assert (here / "labels.npy").exists()
 
 
+@pytest.mark.parametrize("model", ["hgt", "han"])
+def test_attention_over_types(model: str, run: RunCommand, typed: Path) -> None:
+    options = ("--model", model, "--heads", "2", "--dropout", "0.2", *SMALL, "--epochs", "1", "--out", "r")
+    code, _, err = run("train", typed, *options)
+    assert code == 0, err
+    assert run("predict", "r", "--what", "labels", "--out", "labels.npy")[0] == 0
+
+
 def test_what_is_said_of_the_store(run: RunCommand, typed: Path) -> None:
     facts = json.loads(run("info", typed, "--json")[1])
     assert facts["labelled"] == "paper" and len(facts["node_types"]) == 3

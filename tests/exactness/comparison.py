@@ -113,8 +113,8 @@ def _digest(*question: Any) -> bytes | None:
     return sha256(content.getvalue()).digest()
 
 
-_traced: dict[bytes, tuple[Calls, list[int]]] = {}
-"""By the digest of what was traced: its calls, and which of its parameters are cut off."""
+_traced: dict[bytes, tuple[Calls, list[int], list[int]]] = {}
+"""By the digest of what was traced: its calls, and which of its parameters are cut off, and which are reached."""
 
 
 def traced_once(
@@ -127,9 +127,11 @@ def traced_once(
         calls = Calls(module, name, inputs, training=training, rows=rows)
         if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
             return calls
-        _traced[key] = calls, [k for k, one in enumerate(own) if any(one is other for other in calls.cut_off)]
-    calls, places = copy.copy(_traced[key][0]), _traced[key][1]
-    calls.cut_off = [own[k] for k in places]
+        kinds = calls.cut_off, calls.reached
+        _traced[key] = calls, *([k for k, one in enumerate(own) if any(one is o for o in kind)] for kind in kinds)
+    known, cut_off, reached = _traced[key]
+    calls = copy.copy(known)
+    calls.cut_off, calls.reached = [own[k] for k in cut_off], [own[k] for k in reached]
     return calls
 
 

@@ -27,11 +27,12 @@ from torch_geometric.nn import (
     TransformerConv,
     to_hetero,
 )
+from torch_geometric.transforms import AddMetaPaths
 
 import ooc
 from ooc.errors import BudgetError, ModelError, OocError, OptionError
 from ooc.model.lowering.network import values_of
-from ooc.models import Relational
+from ooc.models import Relational, RelationalAttention
 from ooc.plan.planner import Chosen, make_plan
 from ooc.train.setup import Saving, Tuning
 
@@ -131,6 +132,16 @@ def relational(data: HeteroData, **options: Any) -> nn.Module:
     return Relational(widths, data.edge_types, HIDDEN, 3, CLASSES, target="paper", **options)
 
 
+def attending(data: HeteroData, **options: Any) -> nn.Module:
+    """With weights that are drawn, where PyG begins with ones."""
+    widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+    model = RelationalAttention(widths, data.edge_types, 6, 2, CLASSES, target="paper", heads=2, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
 MODELS: dict[str, Make] = {
     "means, added up": lambda data: Relations(data, hidden_sage()),
     "sums, averaged": lambda data: Relations(data, hidden_sage("sum"), "mean"),
@@ -145,6 +156,8 @@ MODELS: dict[str, Make] = {
     "attention by products": lambda data: Relations(data, lambda: TransformerConv((HIDDEN, HIDDEN), HIDDEN, beta=True)),
     "rgcn": relational,
     "sage": lambda data: relational(data, roots=True),
+    "hgt": attending,
+    "han": lambda data: attending(data, by_type=True),
 }
 
 
@@ -202,6 +215,13 @@ def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> Non
     assert_as_pyg(MODELS[name], graph(), tmp_path, _tuning=Tuning(tile_rows=16))
 
 
+def test_edges_along_metapaths_are_a_type_like_others(tmp_path: Path) -> None:
+    data = AddMetaPaths(
+        [[("paper", "written by", "author"), ("author", "writes", "paper")]], drop_orig_edge_types=True
+    )(graph())
+    assert_as_pyg(lambda data: attending(data, by_type=True), data, tmp_path)
+
+
 @pytest.mark.parametrize("savings", [(), (Saving.FIRST_AGGREGATION,)], ids=["none", "first aggregation"])
 @pytest.mark.parametrize("first", ["mean", "sum"])
 def test_savings_change_nothing(first: str, savings: Collection[Saving], tmp_path: Path) -> None:
@@ -214,7 +234,7 @@ def test_to_hetero_is_pygs(layers: int, tmp_path: Path) -> None:
     assert_as_pyg(lambda data: to_hetero(Layers(layers), data.metadata()), data, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["means, added up", "features first", "attention"])
+@pytest.mark.parametrize("name", ["means, added up", "features first", "hgt", "han"])
 def test_the_same_bits_whatever_the_budgets(name: str, tmp_path: Path) -> None:
     """Memory, blocks, slabs, stages that are recomputed, and a first aggregation that was kept."""
     data = graph()
@@ -255,7 +275,7 @@ def _recompute_all(variants: Callable[[frozenset[int]], Any], *machine: Any) -> 
 
 DROPPING: dict[str, Callable[[HeteroData, float], nn.Module]] = {
     "of rows": lambda data, p: relational(data, dropout=p),
-    "of edges": lambda data, p: Relations(data, attention(dropout=p)),
+    "of edges": lambda data, p: attending(data, by_type=True, dropout=p),
 }
 
 
@@ -308,10 +328,12 @@ class OfAuthors(nn.Module):
 
 
 class Transformed(nn.Module):
+    """Of types of edges in another order: PyG takes them for sorted, and gives something else than HGT."""
+
     def __init__(self, data: HeteroData) -> None:
         super().__init__()
         widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
-        self.conv = HGTConv(widths, CLASSES, data.metadata())
+        self.conv = HGTConv(widths, CLASSES, (data.node_types, data.edge_types[::-1]))
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Tensor]) -> Any:
         return self.conv(x_dict, edge_index_dict)["paper"]
@@ -326,7 +348,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "rows of two types": (Mixed, "sum looks across rows"),
     "rows of another type": (OfAuthors, "gives rows of 'author', labelled are 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
-    "hgt": (Transformed, "HGTConv"),
+    "hgt": (Transformed, "HGTConv .* types of edges, or in another order"),
 }
 
 

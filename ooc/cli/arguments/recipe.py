@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from ooc.train.trainer import Trainer
 
 _SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
-MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer"))
+MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer", "hgt", "han"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
-MODELS_FOR_TYPES = ("rgcn", "sage")
-MODELS_FOR_TYPES_ALONE = frozenset(("rgcn",))
+MODELS_FOR_TYPES = ("rgcn", "sage", "hgt", "han")
+MODELS_FOR_TYPES_ALONE = frozenset(("rgcn", "hgt", "han"))
 _NORMS: dict[str, dict[str, Any]] = {
     "none": {},
     # PyG's default mode takes its statistics over the whole graph.
@@ -53,7 +53,7 @@ _NORMS: dict[str, dict[str, Any]] = {
     "batch": {"norm": "batch_norm"},
     "graph": {"norm": "graph_norm"},
 }
-_NOT_OF_TYPES = ("norm", "jk", "residual", "heads", "aggr")
+_NOT_OF_TYPES = ("norm", "jk", "residual", "aggr")
 _AS_OPTIONS_ARE = (
     *("memory", "gpu_budget", "host_budget", "device", "seed", "spill_dir", "input_dropout", "average_from"),
     *("block_rows", "slab_columns", "max_ssd_writes", "spill_dtype"),
@@ -222,22 +222,19 @@ def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: in
 
 def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, types: Types) -> nn.Module:
     """A model for a graph with types. OptionError for what there is none with."""
-    from ooc.models import Relational
+    from ooc.models import Relational, RelationalAttention
 
     if settings.model not in MODELS_FOR_TYPES:
         names = ", ".join(MODELS_FOR_TYPES)
         raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
     refuse(settings, _NOT_OF_TYPES, "is not for graphs with types; a model of your own may have it")
-    return Relational(
-        columns,
-        [(one.source, one.relation, one.target) for one in types.edges],
-        settings.hidden,
-        settings.layers,
-        outputs,
-        target=types.labelled,
-        dropout=settings.dropout,
-        roots=settings.model == "sage",
-    )
+    heads = _heads(settings)
+    edge_types = [(one.source, one.relation, one.target) for one in types.edges]
+    shape = columns, edge_types, settings.hidden, settings.layers, outputs
+    common: dict[str, Any] = {"target": types.labelled, "dropout": settings.dropout, **heads}
+    if heads:
+        return RelationalAttention(*shape, by_type=settings.model == "han", **common)
+    return Relational(*shape, roots=settings.model == "sage", **common)
 
 
 def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
@@ -261,20 +258,25 @@ def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
 def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
     """Heads or the aggregation, and the edges' features, for the models that have them. OptionError for heads and
     aggregations of those that have not; what edges carry is refused when the model is lowered."""
-    options: dict[str, Any] = {}
-    if settings.model in MODELS_WITH_HEADS:
-        if settings.hidden % settings.heads:
-            raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
-        options["heads"] = settings.heads
-        if edge_features and settings.edge_data_left_out not in ("features", "all"):
-            options["edge_dim"] = edge_features
-    elif settings.heads != 1:
-        raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
+    options = _heads(settings)
+    if options and edge_features and settings.edge_data_left_out not in ("features", "all"):
+        options["edge_dim"] = edge_features
     if settings.aggr != "auto":
         if settings.model not in MODELS_WITH_AGGREGATION:
             raise OptionError(f"--aggr is of {', '.join(sorted(MODELS_WITH_AGGREGATION))}, not of {settings.model}")
         options["aggr"] = settings.aggr
     return options
+
+
+def _heads(settings: TrainSettings) -> dict[str, Any]:
+    """Those of a model that has them. OptionError where there can be none, or not so many."""
+    if settings.model not in MODELS_WITH_HEADS:
+        if settings.heads != 1:
+            raise OptionError(f"--heads is of {', '.join(sorted(MODELS_WITH_HEADS))}; {settings.model} has none")
+        return {}
+    if settings.hidden % settings.heads:
+        raise OptionError(f"--hidden {settings.hidden} is not a multiple of --heads {settings.heads}")
+    return {"heads": settings.heads}
 
 
 # ---- a model of the user's own -----------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ MODEL_NAMES = {
     "gatv2": "GATv2",
     "transformer": "graph transformer",
     "rgcn": "R-GCN",
+    "hgt": "HGT",
+    "han": "HAN",
 }
 """What people call the models."""
 _MODELS_WITH_WEIGHTS = ("gcn",)

@@ -60,8 +60,6 @@ def lower_gat(conv: Any, call: Call) -> Value:
     apart = conv.lin is None
     if apart and call.relation is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
-    weight: nn.Parameter = (conv.lin_src if apart else conv.lin).weight
-    of_targets: nn.Parameter = (conv.lin_dst if apart else conv.lin).weight
     x_source, x_target = call.ends("x")
     slices = 1
     has_features = takes_features(conv, call)
@@ -70,18 +68,8 @@ def lower_gat(conv: Any, call: Call) -> Value:
         nodes = call.assembly.num_rows(x_source)
         slices = slices_of_head(conv.out_channels, nodes=nodes, itemsize=setting.dtype.itemsize)
 
-    def scores(att: Tensor, weight: Tensor) -> Tensor:
-        score_HI = torch.einsum("hc,hci->hi", att[0], weight.view(conv.heads, conv.out_channels, -1))
-        return score_HI.repeat_interleave(slices, dim=0)
-
-    def sources() -> tuple[Tensor, None]:
-        by_slice = weight.view(conv.heads * slices, conv.out_channels // slices, -1)
-        return torch.cat((by_slice, scores(conv.att_src, weight)[:, None]), dim=1).flatten(0, 1), None
-
-    repeated = Repeated(slices, conv.out_channels // slices + 1), Repeated(slices, 1)
-    source = call.assembly.projection(x_source, sources, (weight, conv.att_src), repeated[0])
-    targets = (lambda: (scores(conv.att_dst, of_targets), None)), (of_targets, conv.att_dst)
-    target = call.assembly.projection(x_target, *targets, repeated[1])
+    source = scored(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, slices)
+    target = scored(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, slices, alone=True)
     slope = float(conv.negative_slope)
     if not has_features:
         gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
@@ -98,7 +86,27 @@ def lower_gat(conv: Any, call: Call) -> Value:
             FunctionAttention, options=options, functions=lambda groups: GatWithFeatures(len(groups), slope), term=term
         )
         attended = call.per_edge(with_features, source, target, trains=term.trains)
-    return _with_residual(conv, call, _heads(conv, call, attended))
+    return _with_residual(conv, call, heads_of(conv, call, attended))
+
+
+def scored(call: Call, x: Value, linear: Any, att: nn.Parameter, slices: int, *, alone: bool = False) -> Value:
+    """A linear map of x with each head's score by ``att`` [1, H, C] behind each of its slices; ``alone``: the
+    scores."""
+    _, heads, channels = att.shape
+    weight, bias = linear.weight, linear.bias
+
+    def mapped(part: Tensor) -> Tensor:
+        score = torch.einsum("hc,hc...->h...", att[0], part.view(heads, channels, *part.shape[1:]))
+        score = score.repeat_interleave(slices, dim=0)
+        by_slice = part.view(heads * slices, channels // slices, *part.shape[1:])
+        return score if alone else torch.cat((by_slice, score[:, None]), dim=1).flatten(0, 1)
+
+    def weights() -> tuple[Tensor, Tensor | None]:
+        return mapped(weight), None if bias is None else mapped(bias)
+
+    repeated = Repeated(slices, 1 if alone else channels // slices + 1)
+    parameters = (weight, att) if bias is None else (weight, att, bias)
+    return call.assembly.projection(x, weights, parameters, repeated)
 
 
 def lower_gatv2(conv: Any, call: Call) -> Value:
@@ -122,7 +130,7 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
     gatv2 = partial(FunctionAttention, options=options, functions=functions, att=att, term=term)
     trains = att.requires_grad or (term is not None and term.trains)
     attended = call.per_edge(gatv2, source, target, trains=trains)
-    return _with_residual(conv, call, _heads(conv, call, attended))
+    return _with_residual(conv, call, heads_of(conv, call, attended))
 
 
 def lower_transformer(conv: Any, call: Call) -> Value:
@@ -154,7 +162,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
         FunctionAttention, options=options, functions=lambda groups: TransformerAttention(len(groups)), term=term
     )
     attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
-    out = _heads(conv, call, attended)
+    out = heads_of(conv, call, attended)
     if not conv.root_weight:
         return out
     skip = call.apply(conv.lin_skip, x_target)
@@ -214,7 +222,7 @@ def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
     return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)
 
 
-def _heads(conv: Any, call: Call, attended: Value) -> Value:
+def heads_of(conv: Any, call: Call, attended: Value) -> Value:
     """Heads side by side, or their mean."""
     if conv.concat:
         return attended

@@ -8,6 +8,7 @@
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, GatedGraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
@@ -42,6 +43,7 @@ from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.relational import lower_han, lower_hgt, lower_rgat, lower_rgcn
 from ooc.model.layers.sums import (
     ALL_KNOWN,
     SUMS,
@@ -67,29 +69,36 @@ def lower_convolution(
     assembly: Assembly,
     *,
     trace: Callable[[nn.Module, Value], Value],
-) -> Value:
-    """What ``conv`` gives for these arguments; ModelError for an option or an argument that is not supported."""
+) -> Any:
+    """What ``conv`` gives for these arguments, rows or rows by type of nodes; ModelError for an option or an argument
+    that is not supported."""
     if type(conv) is gnn.GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules()):
         return _gen(conv, where, args, kwargs, assembly, trace)
     lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
+    if type(conv) in _OF_ALL_TYPES and (lower is None or assembly.setting.types is None):
+        raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
     if assembly.setting.types is not None and (lower is None or not _takes_relations(conv)):
         raise ModelError(
             f"{where}: graphs with types take SAGEConv, GraphConv and GINConv of sums, means or maxima, GATConv, "
-            "GATv2Conv and TransformerConv"
+            f"GATv2Conv, TransformerConv and {', '.join(kind.__name__ for kind in _OF_ALL_TYPES)}"
         )
     if lower is None:
         return lower_opaque(conv, where, args, kwargs, assembly)
     bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
+    if type(conv) in _OF_ALL_TYPES:
+        return lower(conv, Call(where, arguments, assembly, trace))
     known = SUMS if arguments.get("edge_weight") is not None else ALL_KNOWN
     if _aggregates_in_another_way(conv, known):
         return lower_opaque(conv, where, args, kwargs, assembly)
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
+    if assembly.setting.types is not None and graph.relation is None:
+        raise ModelError(f"{where} takes edges of one type; of a graph with edge_type it would take all alike")
     if arguments.get("size") is not None:
         raise ModelError(f"{where}: size is not supported")
     if conv.flow == "target_to_source":
@@ -102,7 +111,9 @@ def lower_convolution(
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, between nodes of two."""
-    formula = type(conv) in _OF_TWO_TYPES or (type(conv) in _OF_ANY_AGGREGATION and conv.aggr in ALL_KNOWN)
+    formula = type(conv) in (*_OF_TWO_TYPES, *_OF_ALL_TYPES) or (
+        type(conv) in _OF_ANY_AGGREGATION and conv.aggr in ALL_KNOWN
+    )
     return formula and conv.flow == "source_to_target"
 
 
@@ -316,8 +327,10 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
 }
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_TWO_TYPES = (gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv)
+_OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
+"""Those that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
-_LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
+_LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.GCNConv: _gcn,
     gnn.SAGEConv: _sage,
     gnn.GraphConv: _graph,
@@ -337,4 +350,9 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Value]] = {
     gnn.GATConv: lower_gat,
     gnn.GATv2Conv: lower_gatv2,
     gnn.TransformerConv: lower_transformer,
+    gnn.HGTConv: lower_hgt,
+    gnn.HANConv: lower_han,
+    gnn.RGCNConv: lower_rgcn,
+    gnn.FastRGCNConv: lower_rgcn,
+    gnn.RGATConv: lower_rgat,
 }

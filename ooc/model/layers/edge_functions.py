@@ -107,10 +107,17 @@ class FunctionAggregate(EdgeAggregate):
     """Columns of a group that a target brings."""
     statistics = 0
     """Columns of a group, beside the gradient, that the backward pass needs of a target."""
+    joint = False
+    """Whether the result has every group's lse behind its channels, and a gradient of it."""
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
         return () if self.term is None else (EdgeData.FEATURES,)
+
+    @property
+    def message(self) -> int:
+        """Columns of a group's messages."""
+        return self.result
 
     @property
     def upstream_columns(self) -> int:
@@ -134,7 +141,7 @@ class FunctionAggregate(EdgeAggregate):
 
     def _layout(self, groups: int) -> TargetLayout:
         loop = 0 if self.term is None else self.term.loop_columns
-        return TargetLayout(groups, self.target_columns, self.result, self.statistics, loop)
+        return TargetLayout(groups, self.target_columns, self.message, self.statistics, loop)
 
     def _terms(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms | None:
         return None if self.term is None else self.term.of(groups, dtype, loop_RK)
@@ -148,12 +155,14 @@ class FunctionAggregate(EdgeAggregate):
             self._edges(tile),
             source_NW=source,
             target_RV=own if self.target_columns else source.new_empty(tile.rows, 0),
-            columns=len(groups) * self.result,
+            columns=len(groups) * self.message,
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
         )
-        if not self.keep or lse_RG is None:
+        if lse_RG is None or not (self.keep or self.joint):
             return value_RO
+        if self.joint:  # a row without edges has no part in a softmax
+            lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
         parts = [value_RO.view(len(own), len(groups), -1), lse_RG[:, :, None]]
         if loop_RK is not None:
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
@@ -217,7 +226,7 @@ class FunctionAggregate(EdgeAggregate):
         bounds = edge_function.scratch_bytes(
             source=self.source.columns,
             target=self.groups * self.brought_columns,
-            message=self.groups * self.result,
+            message=self.groups * self.message,
             heads=self.groups if self.statistics else 0,
             itemsize=itemsize,
             live=_LIVE_PER_EDGE,
@@ -231,7 +240,7 @@ class FunctionAggregate(EdgeAggregate):
             groups=self.groups if self.statistics else 0,
             source=self.source.columns,
             brought=self.groups * self.brought_columns,
-            message=self.groups * self.result,
+            message=self.groups * self.message,
             packed=self.upstream_columns,
             pulled=self.pulled_target_columns,
             features=0 if self.term is None else self.term.loop_columns,
@@ -240,7 +249,11 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(Attention, FunctionAggregate):
-    """Attention by an edge function, ``functions`` giving that of some groups."""
+    """Attention by an edge function, ``functions`` giving that of some groups. ``joint``: its softmax goes on over
+    edges of other types, so that the logarithm of its sum of exponentials (-∞ without edges) is part of the result.
+
+    With that, a score's gradient is α (dm · m - D + dlse), as if D were less.
+    """
 
     pulls_targets = True
     statistics = 2
@@ -254,16 +267,23 @@ class FunctionAttention(Attention, FunctionAggregate):
         functions: Callable[[range], EdgeFunction],
         *,
         att: nn.Parameter | None = None,
-        term: EdgeTerm | None,
+        term: EdgeTerm | None = None,
+        joint: bool = False,
         keep: bool,
     ) -> None:
         loop = 0 if term is None else term.loop_columns
-        super().__init__(index, source, target, options, kept=1 + loop, keep=keep)
+        assert not (joint and loop), "self-loops are not added where edges are of several types"
+        super().__init__(index, source, target, options, kept=loop + (not joint), keep=keep, more=int(joint))
+        self.joint = joint
         self.function = functions
         self.att = att
         self.term = term
         self.target_columns = target.columns // options.heads
         self.parameters = (*(() if att is None else (att,)), *(() if term is None else term.parameters))
+
+    @property
+    def message(self) -> int:
+        return self.result - self.joint
 
     def _heads(self, key: Key, groups: range) -> Heads:
         return Heads(groups, self._dropout(key))
@@ -271,10 +291,14 @@ class FunctionAttention(Attention, FunctionAggregate):
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert target is not None
         kept_RHK = kept.view(len(kept), self.groups, -1)
-        value, lse = kept_RHK[:, :, : self.result].reshape(len(kept), -1), kept_RHK[:, :, self.result]
-        above = edge_function.upstream(gradient, value, lse)
+        value, lse = kept_RHK[:, :, : self.message].reshape(len(kept), -1), kept_RHK[:, :, self.message]
+        d_lse = None
+        if self.joint:
+            by_group = gradient.view(len(kept), self.groups, -1)
+            gradient, d_lse = by_group[:, :, :-1].reshape(len(kept), -1), by_group[:, :, -1]
+        above = edge_function.upstream(gradient, value, lse, d_lse)
         layout = self._layout(self.groups)
-        loop_RK = kept_RHK[:, 0, self.result + 1 :] if layout.loop else None
+        loop_RK = kept_RHK[:, 0, self.message + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
 
 

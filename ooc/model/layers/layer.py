@@ -39,7 +39,7 @@ ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Stands for the edge index: good for nothing but being given to a convolution. ``flipped``: every edge the other
-    way round. ``relation``: of a graph with types, whose edges these are."""
+    way round. ``relation``: of a graph with types, whose edges these are; None: all."""
 
     flipped: bool = False
     relation: EdgeType | None = None
@@ -50,6 +50,11 @@ class EdgeInput:
     """Stands for what the store's edges carry: good for nothing but being given to a convolution."""
 
     data: EdgeData
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeKinds:
+    """Stands for the numbers of the edges' types, in the order of the store's, beside a ``Graph`` of all edges."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,9 +213,17 @@ class Attention(EdgeAggregate):
     """A softmax over every target's edges, head by head."""
 
     def __init__(
-        self, index: int, source: Value, target: Value, options: AttentionOptions, *, kept: int, keep: bool
+        self,
+        index: int,
+        source: Value,
+        target: Value,
+        options: AttentionOptions,
+        *,
+        kept: int,
+        keep: bool,
+        more: int = 0,
     ) -> None:
-        groups, result = options.heads * options.slices, options.channels // options.slices
+        groups, result = options.heads * options.slices, options.channels // options.slices + more
         super().__init__(index, source, target, groups=groups, result=result, kept=kept, keep=keep)
         self.slices = options.slices
         self.options = options

@@ -39,7 +39,7 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a network is made for. ``aggregate_once``: whether what is aggregated from constant features may be computed
-    once; ``sum_first(i, hops, weight, once, scaling)``: whether the i-th product with a weight comes after its
+    once; ``sum_first(i, hops, shape, once, scaling)``: whether the i-th product with a weight comes after its
     aggregation, which is scaled so and could be computed once; ``edge_data``: what edges carry that has to have a part
     in the result, so many features; ``training``: with dropout and the statistics of these rows; ``product``: how rows
     and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them;
@@ -64,7 +64,7 @@ class Setting:
     most_edges: Callable[[], float] = lambda: inf
     dtype: torch.dtype = torch.float32
     types: Types | None = None
-    sum_first: Callable[[int, int, nn.Parameter, bool, AnyScaling], bool] = lambda *question: True
+    sum_first: Callable[[int, int, tuple[int, ...], bool, AnyScaling], bool] = lambda *question: True
     training: bool = True
     probed: list[tuple[Any, Any]] = field(default_factory=list)
     traced: dict[Hashable, Any] = field(default_factory=dict)
@@ -80,8 +80,9 @@ class Setting:
 class Assembly:
     """Makes values, in order. ``sites`` counts the dropouts; ``products`` are the aggregations that commute with a
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
-    ``cut_off`` the parameters that are found to get no gradient, ``inputs_cut_off`` the types of nodes whose x gets
-    none, ``observed`` the moments that running statistics are kept of."""
+    ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
+    zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
+    kept of."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -90,6 +91,7 @@ class Assembly:
         self.convolved: list[Value] = []
         self.edge_data: set[EdgeData] = set()
         self.cut_off: list[nn.Parameter] = []
+        self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
         self._count = 0
@@ -133,15 +135,26 @@ class Assembly:
 
     def aggregate_product(self, source: Value, weight: nn.Parameter, scaling: AnyScaling, hops: int = 1) -> Value:
         """A^hops(source) Wᵀ, in whichever order is cheaper: A(HW) = A(H)W."""
+        return self.aggregate_map(source, lambda rows: self.linear(rows, weight), tuple(weight.shape), scaling, hops)
+
+    def aggregate_map(
+        self,
+        source: Value,
+        multiply: Callable[[Value], Value],
+        shape: tuple[int, ...],
+        scaling: AnyScaling,
+        hops: int = 1,
+    ) -> Value:
+        """The same where ``multiply`` makes the product with a matrix of ``shape`` [O, I]."""
         check_matrix(source)
         place = len(self.products)
-        sum_first = self.setting.sum_first(place, hops, weight, self._sums_once(source, scaling), scaling)
-        value = source if sum_first else self.linear(source, weight)
+        sum_first = self.setting.sum_first(place, hops, shape, self._sums_once(source, scaling), scaling)
+        value = source if sum_first else multiply(source)
         for _ in range(hops):
             value = self.aggregate(value, scaling)
         assert isinstance(value, Aggregate)
         self.products.append(value)
-        return self.linear(value, weight) if sum_first else value
+        return multiply(value) if sum_first else value
 
     def is_constant(self, value: Value) -> bool:
         """Whether it is x, or summed from x: the same in every epoch."""
@@ -186,8 +199,9 @@ class Assembly:
     def projection(
         self, source: Value, weights: Weights, parameters: Sequence[nn.Parameter], repeated: Repeated = ONCE
     ) -> Value:
-        """x W(θ)ᵀ + b(θ) for as many columns of x as the first parameter has."""
-        _check_columns(source, parameters[0].shape[1])
+        """x W(θ)ᵀ + b(θ)."""
+        with torch.no_grad():
+            _check_columns(source, weights()[0].shape[1])
         if self._is_sum_of_sparse(source) and isinstance(source, Dense):
             return SparseProduct(self.next_index(), source.source, weights, parameters, repeated=repeated)
         product = self.setting.product
@@ -257,11 +271,25 @@ class Assembly:
         update: Callable[[Tensor, Tensor, int], None] | None = None,
     ) -> Value:
         """``function(x, mean, variance)`` with moments over all rows; ``update`` keeps running statistics."""
-        check_matrix(source)
-        moments = Moments(self.next_index(), source, update)
+        moments = self.moments(source, update)
         if update is not None:
             self.observed.append(moments)
-        return Normalized(self.next_index(), moments, function, parameters)
+        return Normalized(self.next_index(), [source], [moments], function, parameters)
+
+    def moments(self, source: Value, update: Callable[[Tensor, Tensor, int], None] | None = None) -> Moments:
+        """Mean and variance of every column over all rows."""
+        check_matrix(source)
+        return Moments(self.next_index(), source, update)
+
+    def with_moments(
+        self,
+        values: Sequence[Value],
+        moments: Sequence[Moments],
+        function: RowFunction,
+        parameters: Sequence[nn.Parameter],
+    ) -> Value:
+        """``function(*rows, mean, variance, …)``, as wide as ``values`` are, with moments of any matrices."""
+        return Normalized(self.next_index(), values, moments, function, parameters)
 
     def next_index(self) -> int:
         """Of the value that is made next."""

@@ -43,7 +43,7 @@ class Network:
     """How its sums are scaled, each way once; of a graph with types all types of edges that it goes along."""
     dtype: torch.dtype
     parameters: list[nn.Parameter]
-    """Those that are trained and have a part in the output."""
+    """Those that are trained and have a part in the output, or a gradient that is always zero."""
     idle: list[nn.Parameter]
     """Those that would be trained and have none: they have no gradient, as in PyG."""
     cut_off: list[nn.Parameter]
@@ -174,7 +174,7 @@ def lower(
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
-    asked: list[tuple[int, int, nn.Parameter, bool, AnyScaling]] = []
+    asked: list[tuple[int, int, tuple[int, ...], bool, AnyScaling]] = []
 
     def every_sum_first(*question: Any) -> bool:
         asked.append(question)
@@ -187,8 +187,8 @@ def lower(
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
 
-    def sum_first(place: int, hops: int, weight: nn.Parameter, once: bool, scaling: AnyScaling) -> bool:
-        out_columns, in_columns = weight.shape
+    def sum_first(place: int, hops: int, shape: tuple[int, ...], once: bool, scaling: AnyScaling) -> bool:
+        out_columns, in_columns = shape
         edges = hops * edges_per_row(scaling)
         if once:
             return not transforming_constants_pays(edges_per_row=edges, in_columns=in_columns, out_columns=out_columns)
@@ -221,6 +221,7 @@ def lower(
     if training.columns < num_classes:
         raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
+    taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}
     if cut_off.issuperset(map(id, parameters)):
         raise ModelError(f"model {type(model).__name__} cannot be trained: none of its parameters gets a gradient")

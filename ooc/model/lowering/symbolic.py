@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import HANConv, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -32,6 +32,7 @@ from ooc.model.lowering.norms import NORMS
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
+_GIVE_ROWS_BY_TYPE = (HANConv, HGTConv)
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
 _CONSTANT = "_tensor_constant"
@@ -45,7 +46,8 @@ class Calls:
     """The calls of ``module``, in order, as ``nodes``, inputs first. ``name``: of the module, for refusals.
     ``training``: gradients will be wanted. ``inputs``: what it can be tried on, the first ``rows`` of them being rows.
     ``cut_off``: parameters that are to be trained and were found to get no gradient, be it that ``detach`` lies between
-    them and the result; ``inputs_cut_off``: which of the rows get none."""
+    them and the result; ``reached``: those that were found to get one; ``inputs_cut_off``: which of the rows get none.
+    """
 
     def __init__(
         self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool, rows: int = 1
@@ -53,6 +55,7 @@ class Calls:
         self._module = module
         self._name = name
         self.cut_off: list[nn.Parameter] = []
+        self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
         self._rows = rows
         tracer = _Tracer()
@@ -133,8 +136,9 @@ class Calls:
         if training:
             gradients = expected[1:] or [None] * (self._rows + len(self._trained))
             self.inputs_cut_off = {at for at in range(self._rows) if gradients[at] is None}
-            pairs = zip(self._trained, gradients[self._rows :], strict=True)
+            pairs = [*zip(self._trained, gradients[self._rows :], strict=True)]
             self.cut_off = [parameter for parameter, found in pairs if found is None]
+            self.reached = [parameter for parameter, found in pairs if found is not None]
 
     @property
     def _trained(self) -> list[nn.Parameter]:
@@ -196,6 +200,15 @@ def small_inputs_of_types(
     return [one.to(place) for one in (*x, *edges)]
 
 
+def small_inputs_of_relations(
+    types: Types, columns: Mapping[str, int], *, dtype: torch.dtype, place: torch.device
+) -> list[Tensor]:
+    """Features, edges and the numbers of their types, of a small random graph of one type of nodes."""
+    x, *edges = small_inputs_of_types(types, columns, dtype=dtype, place=place)
+    edge_type = torch.cat([one.new_full(one.shape[1:], number) for number, one in enumerate(edges)])
+    return [x, torch.cat(edges, dim=1), edge_type]
+
+
 def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
     """Rows of so many numbers."""
     return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
@@ -220,6 +233,17 @@ class _Tracer(fx.Tracer):
         if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS)) or type(m) in LINEAR:
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found: Any = super().call_module(m, forward, args, kwargs)
+        is_seen = isinstance(found, fx.Proxy)
+        if is_seen and isinstance(m, _GIVE_ROWS_BY_TYPE):
+            x_dict, edge_index_dict = (*args, *kwargs.values())[:2]
+            reached = {kind[-1] for kind in edge_index_dict}
+            if isinstance(m, HANConv):
+                return {name: found[name] if name in reached else None for name in x_dict}
+            return {name: found[name] for name in x_dict if name in m.dst_node_types}
+        return found
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         with mock.patch.object(hetero_conv, "group", _group_in_one_call):

@@ -24,7 +24,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
-from ooc.model.layers.layer import ARGUMENTS, EdgeInput, Graph
+from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_norm
 from ooc.model.lowering.rowwise import (
@@ -44,6 +44,7 @@ from ooc.model.lowering.symbolic import (
     place_of_node,
     replaced_functions,
     small_inputs,
+    small_inputs_of_relations,
     small_inputs_of_types,
     small_rows,
 )
@@ -55,6 +56,10 @@ _COUNTED = (
     "it asks for the number of rows by len(), which is another one for every tile; what looks at all nodes at once has "
     "to be a norm or a graph convolution"
 )
+
+
+_EDGE_TYPE = "edge_type"
+"""The argument of models that take all edges at once and the numbers of their types."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +128,30 @@ def _whole_of_types(model: nn.Module, types: Types, nodes: Sequence[str]) -> nn.
     return whole
 
 
+class _WholeOfRelations(nn.Module):
+    """A model of one type of nodes called with all edges at once and the numbers of their types."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        output: Tensor = self.model(x, edge_index, edge_type=edge_type)
+        return output
+
+
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     kind, types = type(model).__name__, assembly.setting.types
     taken = _edge_arguments(model, assembly.setting.edge_data)
+    names = [ARGUMENTS[data] for data in taken]
+    numbered = types is not None and len(types.nodes) == 1 and _EDGE_TYPE in _arguments_of(model)
     try:
-        inspect.signature(model.forward).bind(None, None, **{ARGUMENTS[data]: None for data in taken})
+        inspect.signature(model.forward).bind(None, None, **dict.fromkeys([_EDGE_TYPE] if numbered else names))
     except TypeError as error:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
+        if types is not None and len(types.nodes) == 1:
+            arguments += ", or (x, edge_index, edge_type)"
         more = "" if types else ", and edge_weight or edge_attr where the store has them"
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
     columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
@@ -149,16 +170,19 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             if types is None:
                 tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype, place=place)
                 whole = _Whole(model, taken)
+            elif numbered:
+                tried = small_inputs_of_relations(types, columns, dtype=dtype, place=place)
+                whole = _WholeOfRelations(model)
             else:
                 tried = small_inputs_of_types(types, columns, dtype=dtype, place=place)
                 whole = _whole_of_types(model, types, [*columns])
             calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
-        assembly.cut_off = calls.cut_off
+        assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
         assembly.inputs_cut_off = frozenset(name for at, name in enumerate(columns) if at in calls.inputs_cut_off)
         if types is not None:
-            edges = [Graph(relation=one) for one in types.edges]
+            edges = [Graph(), EdgeKinds()] if numbered else [Graph(relation=one) for one in types.edges]
             found = _Interpreter(whole, assembly).run(calls, [*map(assembly.features, columns), *edges])
             if found.space != types.labelled:
                 raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
@@ -191,11 +215,15 @@ def _placed(error: ModelError, place: str) -> ModelError:
 
 def _edge_arguments(model: nn.Module, offered: Collection[EdgeData]) -> list[EdgeData]:
     """What of ``offered`` the model's forward has an argument for."""
-    if isinstance(model, GraphSequential):
-        names = set(model.signature.param_dict)
-    else:
-        names = set(inspect.signature(model.forward).parameters)
+    names = _arguments_of(model)
     return [data for data in EdgeData if data in offered and ARGUMENTS[data] in names]
+
+
+def _arguments_of(model: nn.Module) -> set[str]:
+    """The names that its forward's arguments have."""
+    if isinstance(model, GraphSequential):
+        return set(model.signature.param_dict)
+    return set(inspect.signature(model.forward).parameters)
 
 
 class _Interpreter:
@@ -264,7 +292,7 @@ class _Interpreter:
             return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
-        if any(isinstance(a, (Graph, EdgeInput)) for a in (*args, *kwargs.values())):
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if kind is JumpingKnowledge:
             return self._jump(module, where, args[0])
@@ -314,7 +342,9 @@ class _Interpreter:
         args, kwargs = self._arguments(node)
         if target in ("flip", torch.flip) and isinstance(args[0], Graph) and _is_first_axis(args[1:], kwargs):
             return replace(args[0], flipped=not args[0].flipped)
-        if any(isinstance(a, (Graph, EdgeInput)) for a in _leaves((args, kwargs))):
+        if target is operator.getitem and isinstance(args[0], dict):
+            return args[0][args[1]]
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in _leaves((args, kwargs))):
             raise ModelError(f"{name} is given the edges; only graph convolutions may look at them")
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
         if kwargs.get("inplace"):

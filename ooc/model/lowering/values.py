@@ -62,7 +62,7 @@ class Gradients:
 
     inputs: list[Tensor | None]
     parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
-    moments: tuple[Tensor, Tensor] | None = None
+    moments: list[tuple["Moments", Tensor, Tensor]] = field(default_factory=list)
 
 
 class Value:
@@ -457,21 +457,35 @@ class Rowwise(Differentiated):
 
 
 class Normalized(Differentiated):
-    """``function(x, mean, variance)``, row by row, with the moments of x itself."""
+    """``function(*rows, mean, variance, …)``, row by row: a matrix like ``values``, with the moments of these or of
+    other matrices."""
 
-    def __init__(self, index: int, moments: Moments, function: RowFunction, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__(index, (moments.source, moments), moments.source.tail, function, parameters)
-        self.moments = moments
+    def __init__(
+        self,
+        index: int,
+        values: Sequence[Value],
+        moments: Sequence[Moments],
+        function: RowFunction,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        super().__init__(index, (*values, *moments), values[0].tail, function, parameters)
+        self._values, self._moments = tuple(values), tuple(moments)
 
     def needs(self) -> tuple[Value, ...]:
-        return self.inputs[:1]
+        return self._values
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        moments = self.moments.statistics.moments(inputs[0].dtype)
-        return self._run([inputs[0], *moments], [self.source.trains] * 3, rows, record=record)
+        trained, dtype = [value.trains for value in self._values], inputs[0].dtype
+        moments = [part for one in self._moments for part in one.statistics.moments(dtype)]
+        trained += [one.trains for one in self._moments for _ in range(2)]
+        return self._run([*inputs, *moments], trained, rows, record=record)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        (d_source, *d_moments), parameters = self._gradients(gradient, rows)
-        zero = gradient.new_zeros(self.columns)
-        d_mean, d_variance = (zero if found is None else found for found in d_moments)
-        return Gradients([d_source, None], parameters, (d_mean, d_variance))
+        found, parameters = self._gradients(gradient, rows)
+        count, moments = len(self._values), []
+        for one, *parts in zip(self._moments, found[count::2], found[count + 1 :: 2], strict=True):
+            zero = gradient.new_zeros(one.source.columns)
+            d_mean, d_variance = (zero if part is None else part for part in parts)
+            if one.trains:
+                moments.append((one, d_mean, d_variance))
+        return Gradients([*found[:count], *[None] * len(self._moments)], parameters, moments)

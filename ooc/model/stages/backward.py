@@ -18,7 +18,7 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
-from ooc.model.lowering.values import Moments, Normalized, Rows, Value
+from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
@@ -228,8 +228,7 @@ def _follow(value: Value, gradients: RowsOf, known: RowsOf, tile: Tile, rows: Ro
     for source, part in zip(value.inputs, found.inputs, strict=True):
         if part is not None and source.trains:
             add(gradients, source, part)
-    if found.moments is not None and isinstance(value, Normalized) and value.moments.trains:
-        tile.moment_gradients.append((value.moments, *found.moments))
+    tile.moment_gradients += found.moments
 
 
 def add(gradients: RowsOf, value: Value, part: Tensor) -> None:

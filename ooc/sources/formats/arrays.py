@@ -4,13 +4,15 @@
 Names (see ``docs/formats.md``): ``edge_index`` [2, E] or [E, 2] (``edges``: [E, 2] or [2, E]); ``x`` [N, F]
 or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]; ``train_mask``, ``val_mask``
 (``valid_mask``), ``test_mask`` [N] or [N, splits], or ``train_idx``, ``valid_idx`` (``val_idx``),
-``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F]; ``num_nodes`` and ``num_classes`` if they cannot be inferred.
+``test_idx``; ``edge_weight`` [E], ``edge_attr`` [E, F], ``edge_type`` [E]; ``num_nodes`` and ``num_classes`` if they
+cannot be inferred.
 """
 
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,10 +44,14 @@ _OF_SPLITS = (
     *("train_idx", "valid_idx", "val_idx", "test_idx"),
 )
 _OF_NODES = ("x", "y", *_OF_SPLITS)
-_OF_PYG = ("edge_index", *EDGE_DATA_NAMES, *_OF_NODES)
+_OF_PYG = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_OF_NODES)
 ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
+_NODE = "node"
+"""What the nodes of a graph with ``edge_type`` are called."""
+_MOST_RELATIONS = 1 << 12
+"""Each has folders of its own in the store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ class ArrayOptions:
 def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Source:
     """A source of ``arrays``; SourceError where they are missing or do not fit one another."""
     if options.request.drop_edge_data:
-        arrays = {name: array for name, array in arrays.items() if name not in EDGE_DATA_NAMES}
+        arrays = {name: array for name, array in arrays.items() if name not in (*EDGE_DATA_NAMES, "edge_type")}
     unsaid = options.split is None and not any(name in arrays for name in _OF_SPLITS)
     if unsaid:
         options = replace(options, usual_split=USUAL_SPLIT)
@@ -114,7 +120,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         raise SourceError(
             f"{options.name}: num_classes is {classes}" + f", y has {form.width} columns" * bool(form.width)
         )
-    return Source(
+    source = Source(
         name=options.name,
         format=options.format,
         num_nodes=nodes,
@@ -137,6 +143,32 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
             else tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note)))
         ),
     )
+    return _by_relation(source, arrays["edge_type"].reshape(-1), columns, options) if "edge_type" in arrays else source
+
+
+def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyArray], options: ArrayOptions) -> Source:
+    """``source`` as a graph of one type of nodes and a type of edges for each number in ``kinds`` [E]."""
+    if len(kinds) != source.num_edges or not len(kinds) or kinds.dtype.kind not in "iu":
+        raise SourceError(f"{options.name}: edge_type has to be a whole number for each of the edges")
+    least, most = int(kinds.min()), int(kinds.max())
+    if least < 0 or most >= _MOST_RELATIONS:
+        raise SourceError(f"{options.name}: edge_type has to be 0 to {_MOST_RELATIONS - 1}, not {least} to {most}")
+    if source.has_edge_weight or source.num_edge_features:
+        raise SourceError(f"{options.name}: what edges carry beside edge_type is not kept; leave it out")
+    counts = np.bincount(kinds)
+
+    def edges(number: int, size: int) -> Iterator[EdgeBlock]:
+        for start, stop in ranges(len(kinds), size):
+            chosen = np.flatnonzero(kinds[start:stop] == number)
+            sources, targets = (column[start:stop][chosen].astype(np.int64) for column in columns)
+            yield EdgeBlock(sources, targets)
+            options.release()
+
+    relations = {
+        EdgeType(_NODE, str(number), _NODE): RelationSource(int(count), partial(edges, number))
+        for number, count in enumerate(counts)
+    }
+    return replace(source, types=SourceTypes({_NODE: source}, relations, _NODE))
 
 
 def _split_note(name: str, note: str | None, *, unsaid: bool) -> str | None:

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's layers that take all types of edges at once, as values.
+
+    HGTConv     every head attends to the edges of all types into a node together
+    HANConv     GAT's attention over each type of edges; then Σ_r β_r relu(Z_r), β = softmax of q · mean tanh(k_lin(…))
+    RGCNConv    Σ_r (A_r X) W_r + X W + b, as FastRGCNConv
+    RGATConv    GAT's attention with a map W_r for each type of edges, over all edges together or over each type's
+
+HGTConv's key, value and query are linear in x, with its matrices by type of edges multiplied in: an edge's source has
+one product of its own for each of them. Each type of edges is attended to by itself; with s_r the logarithm of the sum
+of exponentials over it, the softmax over all is Z = Σ_r exp(s_r - s) Z_r, s that of all s_r together.
+
+Shapes: R rows, H heads of C channels, I columns of x.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ooc.kernels.edges import SelfLoops
+from ooc.kernels.functions import GatWithFeatures, TransformerAttention
+from ooc.model.graph import RelationScaling, Scaling
+from ooc.model.layers.attention import heads_of, scored, slices_of_head
+from ooc.model.layers.edge_functions import FunctionAttention
+from ooc.model.layers.layer import Call, EdgeKinds, Graph
+from ooc.model.layers.per_edge import AttentionOptions, GatAttention, Maximum
+from ooc.model.layers.sums import ALL_KNOWN, SUMS, bias_of, check_sum, sum_of_maps
+from ooc.model.lowering.projection import Weights
+from ooc.model.lowering.symbolic import is_linear
+from ooc.model.lowering.values import Value
+from ooc.storage.types import EdgeType
+
+ByType = dict[str, Value | None]
+"""Rows by type of nodes; None of those that no edge leads to."""
+
+
+def lower_hgt(conv: Any, call: Call) -> ByType:
+    """HGTConv."""
+    check_sum(conv, call)
+    rows, graphs = _rows(call), _graphs(call)
+    _check_linears(call, {"kqv_lin": conv.kqv_lin.lins, "out_lin": conv.out_lin.lins}, rows)
+    numbers = [conv.edge_types_map.get(tuple(relation)) for relation in graphs]
+    if None in numbers or numbers != sorted(numbers, key=lambda number: number or 0):
+        raise call.refuse("its metadata has other types of edges, or in another order, than the graph")
+    heads, width = conv.heads, conv.out_channels
+    options = AttentionOptions(heads, width // heads, SelfLoops.AS_STORED, 0.0, 0)
+
+    def functions(groups: range) -> TransformerAttention:
+        return TransformerAttention(len(groups))
+
+    def query(lin: Any) -> Weights:
+        return lambda: (lin.weight[width : 2 * width], lin.bias[width : 2 * width])
+
+    def sources(lin: Any, number: int, p_rel: nn.Parameter) -> Weights:
+        """Key and value of every head [H · 2C, I]."""
+
+        def mapped(part: Tensor) -> Tensor:
+            key, _, value = part.view(3, heads, width // heads, *part.shape[1:])
+            of_relation = slice(number, None, len(conv.edge_types))
+            key = torch.einsum("hde,hd...->he...", conv.k_rel.weight[of_relation] * p_rel[0, :, None, None], key)
+            value = torch.einsum("hde,hd...->he...", conv.v_rel.weight[of_relation], value)
+            return torch.stack((key, value), dim=1).flatten(0, 2)
+
+        return lambda: (mapped(lin.weight), mapped(lin.bias))
+
+    found: ByType = {}
+    for target in (name for name in rows if name in conv.dst_node_types):
+        into = {one: graph for one, graph in graphs.items() if one.target == target}
+        if not into:
+            raise call.refuse(f"no edges lead to {target!r}")
+        lin = conv.kqv_lin.lins[target]
+        queries = call.assembly.projection(rows[target], query(lin), (lin.weight, lin.bias))
+        parts = []
+        for relation, graph in into.items():
+            lin, p_rel = conv.kqv_lin.lins[relation.source], conv.p_rel[relation.folder]
+            weights = sources(lin, conv.edge_types_map[tuple(relation)], p_rel)
+            parameters = lin.weight, lin.bias, conv.k_rel.weight, conv.v_rel.weight, p_rel
+            keys = call.assembly.projection(rows[relation.source], weights, parameters)
+            attention = partial(FunctionAttention, options=options, functions=functions, joint=len(into) > 1)
+            parts.append(_over(call, graph).per_edge(attention, keys, queries))
+        attended = parts[0] if len(parts) == 1 else joined_softmax(call, parts, heads)
+        own = call.assembly.rowwise(call.where, nn.functional.gelu, [attended])
+        out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])
+        found[target] = _skipped(call, out, rows[target], conv.skip[target])
+    return found
+
+
+def joined_softmax(call: Call, parts: list[Value], heads: int) -> Value:
+    """The attention over all edges from those over some each, which have the logarithms of their sums of exponentials
+    behind every head's channels."""
+
+    def function(*parts_RK: Tensor) -> Tensor:
+        by_head = [part.view(len(part), heads, -1) for part in parts_RK]
+        lse_PRH = torch.stack([part[:, :, -1] for part in by_head])
+        highest_RH = lse_PRH.detach().amax(dim=0)
+        share_PRH = (lse_PRH - highest_RH.masked_fill(highest_RH == -torch.inf, 0.0)).exp()
+        share_PRH = share_PRH / share_PRH.sum(dim=0).clamp(min=torch.finfo(share_PRH.dtype).tiny)
+        total = by_head[0][:, :, :-1] * share_PRH[0, :, :, None]
+        for part, share_RH in zip(by_head[1:], share_PRH[1:], strict=True):
+            total = total + part[:, :, :-1] * share_RH[:, :, None]
+        return total.flatten(1)
+
+    return call.assembly.rowwise(call.where, function, parts)
+
+
+def _skipped(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
+    """The layer's rows and its input's, by a learnt share, where they are as wide."""
+    if out.columns != x.columns:
+        return out
+
+    def function(out: Tensor, x: Tensor) -> Tensor:
+        alpha = skip.sigmoid()
+        return alpha * out + (1 - alpha) * x
+
+    return call.assembly.rowwise(call.where, function, [out, x], (skip,))
+
+
+def lower_han(conv: Any, call: Call) -> ByType:
+    """HANConv."""
+    check_sum(conv, call)
+    if call.arguments["return_semantic_attention_weights"]:
+        raise call.refuse("return_semantic_attention_weights is not supported")
+    rows, graphs, assembly = _rows(call), _graphs(call), call.assembly
+    _check_linears(call, {"proj": conv.proj}, rows)
+    if not is_linear(conv.k_lin):
+        raise call.refuse("k_lin is not supported as another module than a linear map")
+    channels = conv.out_channels // conv.heads
+    found: dict[str, list[Value]] = {name: [] for name in rows}
+    for relation, graph in graphs.items():
+        x_source, x_target, folder = rows[relation.source], rows[relation.target], relation.folder
+        itemsize = assembly.setting.dtype.itemsize
+        slices = slices_of_head(channels, nodes=assembly.num_rows(x_source), itemsize=itemsize)
+        source = scored(call, x_source, conv.proj[relation.source], conv.lin_src[folder], slices)
+        target = scored(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], slices, alone=True)
+        p = float(conv.dropout) if conv.training else 0.0
+        options = AttentionOptions(conv.heads, channels, SelfLoops.AS_STORED, p, assembly.site(p), slices)
+        gat = partial(GatAttention, options=options, negative_slope=float(conv.negative_slope))
+        found[relation.target].append(assembly.rectified(_over(call, graph).per_edge(gat, source, target)))
+    return {name: _semantic(conv, call, parts) if parts else None for name, parts in found.items()}
+
+
+def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
+    """Rows over the types of edges into them, weighted by how these are on average over all rows."""
+    assembly, q, count = call.assembly, conv.q, len(parts)
+    moments = []
+    for part in parts:
+        hidden = sum_of_maps(call, [conv.k_lin], [part])
+        moments.append(assembly.moments(assembly.rowwise(call.where, torch.tanh, [hidden])))
+
+    def function(*given: Tensor) -> Tensor:
+        share_P = torch.stack([(q * mean_C).sum() for mean_C in given[count::2]]).softmax(dim=0)
+        total = share_P[0] * given[0]
+        for share, rows_RC in zip(share_P[1:], given[1:count], strict=True):
+            total = total + share * rows_RC
+        return total
+
+    return assembly.with_moments(parts, moments, function, (q,))
+
+
+def lower_rgcn(conv: Any, call: Call) -> Value:
+    """RGCNConv and FastRGCNConv."""
+    assembly, x = call.assembly, call.matrix("x")
+    if conv.aggr not in ALL_KNOWN:
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported; use {', '.join(ALL_KNOWN)}")
+    terms: list[tuple[float, Value]] = []
+    for number, relation in _numbered(conv, call).items():
+        matrix, parameters = _of_relation(conv, number, conv.weight, conv.comp)
+        weights = partial(_alone, matrix)
+        multiply = partial(assembly.projection, weights=weights, parameters=parameters)
+        shape = conv.out_channels, conv.in_channels_l
+        if conv.aggr == "max":
+            product = multiply(assembly.per_edge(Maximum, x, relation=relation))
+        else:
+            scaling = RelationScaling(Scaling.SUM if conv.aggr in SUMS else Scaling.MEAN, relation)
+            product = assembly.aggregate_map(x, multiply, shape, scaling)
+        terms.append((1.0, product))
+    if conv.root is not None:
+        root = conv.root
+        terms.append((1.0, assembly.projection(x, lambda: (root.T, None), (root,))))
+    return assembly.sum(terms, bias_of(conv))
+
+
+def lower_rgat(conv: Any, call: Call) -> Value:
+    """RGATConv."""
+    check_sum(conv, call)
+    if conv.mod is not None or conv.attention_mode != "additive-self-attention":
+        raise call.refuse("mod and attention_mode='multiplicative-self-attention' are not supported")
+    if any(call.arguments[name] is not None for name in ("edge_attr", "size", "return_attention_weights")):
+        raise call.refuse("edge_attr, size and return_attention_weights are not supported")
+    x, heads, channels, q, k = call.matrix("x"), conv.heads, conv.out_channels, conv.q, conv.k
+    relations, slope = _numbered(conv, call), float(conv.negative_slope)
+    p = float(conv.dropout) if conv.training else 0.0
+    joint = conv.attention_mechanism == "across-relation" and len(relations) > 1
+    parts = []
+    for number, relation in relations.items():
+        given = (conv.weight, None) if conv.num_bases is None else (conv.basis, conv.att)
+        matrix, parameters = _of_relation(conv, number, *given)
+
+        def sources(matrix: Matrix = matrix) -> tuple[Tensor, None]:
+            weight = matrix()
+            return torch.cat((weight.view(heads, channels, -1), (k.T @ weight)[:, None]), dim=1).flatten(0, 1), None
+
+        source = call.assembly.projection(x, sources, (*parameters, k))
+        target = call.assembly.projection(x, partial(_scores, matrix, q), (*parameters, q))
+        options = AttentionOptions(heads, channels, SelfLoops.AS_STORED, p, call.assembly.site(p))
+        attention = partial(
+            FunctionAttention,
+            options=options,
+            functions=lambda groups: GatWithFeatures(len(groups), slope),
+            joint=joint,
+        )
+        parts.append(call.assembly.per_edge(attention, source, target, relation=relation))
+    attended = joined_softmax(call, parts, heads) if joint else call.assembly.sum([(1.0, part) for part in parts])
+    return call.assembly.sum([(1.0, heads_of(conv, call, attended))], bias_of(conv))
+
+
+Matrix = Callable[[], Tensor]
+"""W_r [O, I], as torch makes it of parameters."""
+
+
+def _numbered(conv: Any, call: Call) -> dict[int, EdgeType]:
+    """The types of edges that the layer tells by their numbers, without those that there are no edges of."""
+    if call.arguments["edge_index"] != Graph() or call.arguments["edge_type"] != EdgeKinds():
+        raise call.refuse("it must be given the model's own edge_index and edge_type")
+    types = call.assembly.setting.types
+    assert types is not None
+    if len(types.edges) > conv.num_relations:
+        raise call.refuse(f"it has num_relations={conv.num_relations}, the graph {len(types.edges)} types of edges")
+    return {number: one for number, (one, edges) in enumerate(types.edges.items()) if edges}
+
+
+def _of_relation(
+    conv: Any, number: int, weight: nn.Parameter, comp: nn.Parameter | None
+) -> tuple[Matrix, tuple[nn.Parameter, ...]]:
+    """W_r and what it is made of: a matrix of its own, with ``comp`` a mixture of bases, or blocks."""
+    if comp is not None:
+        return lambda: torch.einsum("b,bio->oi", comp[number], weight), (weight, comp)
+    if conv.num_blocks is not None:
+        block_diagonal: Any = torch.block_diag  # torch has no types for it
+        return lambda: block_diagonal(*weight[number]).T, (weight,)
+    return lambda: weight[number].T, (weight,)
+
+
+def _alone(matrix: Matrix) -> tuple[Tensor, None]:
+    return matrix(), None
+
+
+def _scores(matrix: Matrix, q: nn.Parameter) -> tuple[Tensor, None]:
+    return q.T @ matrix(), None
+
+
+# ---- arguments by type ------------------------------------------------------------------------------------
+
+
+def _rows(call: Call) -> dict[str, Value]:
+    given = call.arguments["x_dict"]
+    named = isinstance(given, Mapping) and all(isinstance(x, Value) and x.space == name for name, x in given.items())
+    if not named:
+        raise call.refuse("x_dict must have rows by their type of nodes")
+    return dict(given)
+
+
+def _graphs(call: Call) -> dict[EdgeType, Graph]:
+    given = call.arguments["edge_index_dict"]
+    named = isinstance(given, Mapping) and all(graph == Graph(relation=EdgeType(*one)) for one, graph in given.items())
+    if not named:
+        raise call.refuse("edge_index_dict must have the model's own edges by their type")
+    found = {EdgeType(*one): graph for one, graph in given.items()}
+    rows = call.arguments["x_dict"]
+    if missing := [end for one in found for end in (one.source, one.target) if end not in rows]:
+        raise call.refuse(f"x_dict has no rows of {missing[0]!r}, which edges lead to or from")
+    return found
+
+
+def _over(call: Call, graph: Graph) -> Call:
+    """The call for the edges of one type."""
+    return replace(call, arguments={"edge_index": graph})
+
+
+def _check_linears(call: Call, maps: Mapping[str, Any], rows: Mapping[str, Value]) -> None:
+    for name, by_type in maps.items():
+        for kind in rows:
+            if kind not in by_type or not is_linear(by_type[kind]) or by_type[kind].bias is None:
+                raise call.refuse(f"{name} has no linear map with a bias for {kind!r}")
