@@ -136,7 +136,7 @@ def convert(
     if ordered and graph.graph_offsets is not None:
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
     if graph.types is not None:
-        check_options(graph, options, ordered=ordered)
+        check_options(graph, graph.types, options, ordered=ordered)
     _shares(graph, budget, ordered=ordered)  # Before anything is made.
     check_folder(target.parent)
     for note in graph.notes:

@@ -3,8 +3,10 @@
 such, labels and splits of the one that has them, both directions of each type of edges, sorted on disk as those of
 other graphs are."""
 
+import os
 from dataclasses import asdict
-from shutil import rmtree
+from pathlib import Path
+from shutil import copy2, copytree, rmtree
 from typing import Any
 
 from ooc.conversion.budget import Options, Shares
@@ -20,11 +22,10 @@ from ooc.storage.store import FORMAT_VERSION, write_group
 from ooc.storage.types import EDGES, NODES, EdgeType, Types
 
 
-def check_options(graph: Source, options: Options, *, ordered: bool) -> None:
+def check_options(graph: Source, parts: SourceTypes, options: Options, *, ordered: bool) -> None:
     """OptionError for what is not done to graphs with types."""
     asked = {
-        "symmetrize": options.symmetrize,
-        "drop_duplicates": options.drop_duplicates,
+        "drop_duplicates without symmetrize": options.drop_duplicates and not options.symmetrize,
         "self_loops": options.self_loops,
         "row_normalize": options.row_normalize,
         "order='hop'": ordered,
@@ -34,12 +35,17 @@ def check_options(graph: Source, options: Options, *, ordered: bool) -> None:
     for name, given in asked.items():
         if given:
             raise OptionError(f"{graph.name} has several types of nodes or edges: {name} is not supported for such")
+    there = {kind.folder.lower() for kind in parts.edges}
+    for kind in parts.edges if options.symmetrize else ():
+        if kind.source != kind.target and kind.reverse.folder.lower() in there:
+            raise OptionError(f"{graph.name} has edges {kind.reverse} already; leave out symmetrize, or one of the two")
 
 
 def write_types(
     graph: Source, parts: SourceTypes, work: Workplace, *, name: str, options: Options, shares: Shares
 ) -> None:
-    """Write all of ``graph``, whose types are ``parts``, rows as they are."""
+    """Write all of ``graph``, whose types are ``parts``, rows as they are. To symmetrize is what PyG's ``ToUndirected``
+    does: edges within a type of nodes get their reverse among them, others a type of edges that are theirs reversed."""
     store, journal = work.store, work.journal
     groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in parts.nodes), f"{NODES}/{parts.labelled}/split"]
     labelled = store / NODES / parts.labelled
@@ -52,7 +58,13 @@ def write_types(
     edges = {}
     for relation, found in parts.edges.items():
         ends = parts.nodes[relation.source].num_nodes, parts.nodes[relation.target].num_nodes
-        edges[relation] = _write_relation(relation, found, ends, work, shares)
+        edges[relation] = _write_relation(relation, found, ends, work, options, shares)
+    for relation in parts.edges if options.symmetrize else ():
+        if relation.source != relation.target:
+            edges[relation.reverse] = edges[relation]
+            for side, other in (("in", "out"), ("out", "in")):
+                _link(store / EDGES / relation.folder / side, store / EDGES / relation.reverse.folder / other)
+    for relation in edges:
         groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
     for group in groups:
         write_group(store / group, {})
@@ -84,26 +96,54 @@ def write_types(
 
 
 def _write_relation(
-    relation: EdgeType, found: RelationSource, ends: tuple[int, int], work: Workplace, shares: Shares
+    relation: EdgeType,
+    found: RelationSource,
+    ends: tuple[int, int],
+    work: Workplace,
+    options: Options,
+    shares: Shares,
 ) -> int:
     """Write both directions of the edges of one type between so many sources and targets; how many there are."""
     sources, targets = ends
     widest, group = max(ends), f"{EDGES}/{relation.folder}"
+    both_ways = options.symmetrize and relation.source == relation.target
     forms = {"in": KeyForm(widest, targets), "out": KeyForm(widest, sources)}
+    if both_ways:
+        del forms["out"]
     folders = {side: work.scratch / relation.folder / side for side in forms}
     (work.scratch / relation.folder).mkdir(parents=True, exist_ok=True)
-    pieces = _packed(relation, found, ends, forms["in"], shares.edges)
+    pieces = _packed(relation, found, ends, forms["in"], shares.edges, other="in" if both_ways else "out")
     stream = EdgeStream(f"edges {relation}", f"reading edges {relation}", pieces, found.num_edges)
-    buckets = spread(work, stream, folders, KeyForm(widest), parts_for(found.num_edges, shares.sort_keys), None)
+    parts = parts_for(found.num_edges * (1 + both_ways), shares.sort_keys)
+    buckets = spread(work, stream, folders, KeyForm(widest), parts, None)
     for side, form in forms.items():
         direction = Direction(work.store, f"{group}/{side}", f"{side}-edges {relation}", folders[side])
-        write_direction(work, direction, buckets[side], form, None, shares)
+        once = both_ways and options.drop_duplicates
+        write_direction(work, direction, buckets[side], form, None, shares, drop_duplicates=once)
         rmtree(work.store / group / side / "self_loops", ignore_errors=True)
+    if both_ways:
+        _link(work.store / group / "in", work.store / group / "out")
     return int(work.journal.result(f"in-edges {relation}")["edges"])
 
 
-def _packed(relation: EdgeType, found: RelationSource, ends: tuple[int, int], form: KeyForm, size: int) -> Pieces:
-    """The edges as keys of each direction, and how many have come so far; SourceError for one that leaves the graph."""
+def _link(source: Path, target: Path) -> None:
+    """Have the arrays in the folder ``source`` in ``target``, too: the same files, where the disk has such."""
+    rmtree(target, ignore_errors=True)
+
+    def linked(file: str, other: str) -> None:
+        try:
+            os.link(file, other)
+        except OSError:
+            copy2(file, other)
+
+    copytree(source, target, copy_function=linked)
+
+
+def _packed(
+    relation: EdgeType, found: RelationSource, ends: tuple[int, int], form: KeyForm, size: int, *, other: str
+) -> Pieces:
+    """The edges as keys of each direction, the ``other`` of which their reverse go to, and how many have come so far;
+    SourceError for one that leaves the graph."""
     done = 0
     with prefetched(found.edges(size)) as blocks:
         for block in blocks:
@@ -112,6 +152,6 @@ def _packed(relation: EdgeType, found: RelationSource, ends: tuple[int, int], fo
                     raise SourceError(f"an edge {relation} leaves the graph: nodes {kind!r} are 0 to {count - 1}")
             done += len(block.sources)
             inward, outward = form.pack(block.targets, block.sources), form.pack(block.sources, block.targets)
-            yield done, [("in", Run(inward)), ("out", Run(outward))]
+            yield done, [("in", Run(inward)), (other, Run(outward))]
     if done != found.num_edges:
         raise SourceError(f"there are {done} edges {relation}, not the {found.num_edges} that are said to be")

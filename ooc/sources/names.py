@@ -124,6 +124,7 @@ DATASETS = {
         _ogb("ogbn-products", "products", nodes=2_449_029, edges=123_718_280, features=100),
         _ogb("ogbn-proteins", "proteins", nodes=132_534, edges=79_122_504, features=8),
         _ogb("ogbn-papers100M", "papers100M-bin", nodes=111_059_956, edges=1_615_685_872, features=128),
+        _ogb("ogbn-mag", "mag", nodes=1_939_743, edges=21_111_007, features=128),
         _ogb("ogbl-collab", "collab", nodes=235_868, edges=2_358_104, features=128),
         _ogb("ogbl-ppa", "ppassoc", nodes=576_289, edges=42_463_862, features=58),
         _ogb("ogbl-citation2", "citation-v2", nodes=2_927_963, edges=30_387_995, features=128),
@@ -155,7 +156,7 @@ DATASETS = {
     )
 }
 ALIASES = {"igb-full": "igb260m"}
-_HETEROGENEOUS = ("ogbn-mag", "igbh-tiny", "igbh-small", "igbh-medium", "igbh-large", "igbh600m")
+_HETEROGENEOUS = ("igbh-tiny", "igbh-small", "igbh-medium", "igbh-large", "igbh600m")
 
 
 def dataset(name: str, *, root: str | Path = "data", download: bool = False, listener: Listener = ignore) -> Path:

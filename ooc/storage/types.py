@@ -21,6 +21,11 @@ class EdgeType(NamedTuple):
         """Its group in the store, ``author__writes__paper``."""
         return "__".join(self)
 
+    @property
+    def reverse(self) -> "EdgeType":
+        """That of its edges the other way round, as PyG's ``ToUndirected`` names it."""
+        return EdgeType(self.target, f"rev_{self.relation}", self.source)
+
     def __str__(self) -> str:
         return " ".join(self)
 

@@ -227,6 +227,8 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
     if settings.model not in MODELS_FOR_TYPES:
         names = ", ".join(MODELS_FOR_TYPES)
         raise OptionError(f"--model {settings.model} is for graphs of one type; for those with types there are {names}")
+    if bare := [name for name in types.nodes if name not in columns]:
+        raise OptionError(f"nodes {bare[0]!r} have no features; train an embedding of them, --embedding 64")
     refuse(settings, _NOT_OF_TYPES, "is not for graphs with types; a model of your own may have it")
     heads = _heads(settings)
     edge_types = [(one.source, one.relation, one.target) for one in types.edges]

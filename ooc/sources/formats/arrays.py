@@ -8,7 +8,6 @@ or CSR ``x_data``, ``x_indices``, ``x_indptr``, ``x_shape``; ``y`` [N] or [N, L]
 cannot be inferred.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +32,8 @@ from ooc.sources.labels import (
     unsaid_split_note,
 )
 from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, RelationSource, Source, SourceTypes, ranges
+from ooc.sources.source import EdgeBlock, EdgeData, LabelBlock, Mask, RelationSource, Source, ranges
+from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.types import EdgeType
@@ -168,7 +168,7 @@ def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyAr
         EdgeType(_NODE, str(number), _NODE): RelationSource(int(count), partial(edges, number))
         for number, count in enumerate(counts)
     }
-    return replace(source, types=SourceTypes({_NODE: source}, relations, _NODE))
+    return typed_source(source, _NODE, {}, relations)
 
 
 def _split_note(name: str, note: str | None, *, unsaid: bool) -> str | None:
@@ -413,16 +413,9 @@ def _of_types(data: Any, request: Request) -> Source:
         told = ", ".join(labelled) or "none"
         raise SourceError(f"{name}: one type of nodes has to have labels, and there have to be edges; with y: {told}")
     nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
-    edges: dict[EdgeType, RelationSource] = {}
-    for kind in map(EdgeType._make, data.edge_types):
-        named = all(re.fullmatch(r"\w[\w .+-]*", part) for part in kind)
-        if not named or any(kind.folder.lower() == other.folder.lower() for other in edges):
-            raise SourceError(f"{name}: the edge type {kind} cannot be the name of a folder; rename it")
-        if missing := [end for end in (kind.source, kind.target) if end not in nodes]:
-            raise SourceError(f"{name}: there are no nodes {missing[0]!r}, which the edges {kind} lead to")
-        edges[kind] = _relation(data[tuple(kind)], kind, request)
-    count = sum(one.num_edges for one in edges.values())
-    return replace(nodes[labelled[0]], num_edges=count, types=SourceTypes(nodes, edges, labelled[0]))
+    edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
+    source = nodes.pop(labelled[0])
+    return typed_source(replace(source, name=name), labelled[0], nodes, edges)
 
 
 def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:
@@ -431,6 +424,8 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
     given = {part: tensor for part in _OF_NODES if (tensor := getattr(data, part, None)) is not None}
     if "x" not in given and data.num_nodes is None:
         raise SourceError(f"{name} has neither features nor a number; give it x or num_nodes")
+    if "x" not in given and not labelled:
+        return nodes_alone(name, int(data.num_nodes))
     nodes = len(given["x"]) if "x" in given else int(data.num_nodes)
     arrays: dict[str, AnyArray] = {"edge_index": np.empty((2, 0), dtype=np.int64), "num_nodes": np.array(nodes)}
     for part, tensor in given.items():

@@ -19,9 +19,10 @@ to train links by; ``split/KIND/*.pt`` has the links (``ooc.Links.read``). ogbl-
 
 Many graphs, those of ogbg-molhiv and the others of molecules, and of ogbg-ppa: the same text with
 ``graph-label.csv.gz``, a line a graph, ends of edges as numbers within their graph, each edge once for both directions.
+
+Types of nodes and edges, those of ogbn-mag: see ``ogb_types``.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,11 +30,20 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
+from ooc.sources.files.lines import Kind
 from ooc.sources.files.npy import NpyArray, unpacking
-from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.many_graphs import graph_labels, graphs_source
+from ooc.sources.formats.ogb_text import (
+    columns_of,
+    numbers_of,
+    only_split,
+    pieces,
+    read_numbers,
+    single_number,
+    splits_of,
+)
+from ooc.sources.formats.ogb_types import MARK, heterogeneous_source
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks, only_answers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges, with_data
@@ -42,7 +52,7 @@ from ooc.storage.store import SPLITS, Task
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species", "throughput", "target"))
 """The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi."""
-_MARKS = ("raw/data.npz", "raw/edge.csv.gz")
+_MARKS = ("raw/data.npz", "raw/edge.csv.gz", MARK)
 _LABELS = "raw/node-label.csv.gz"
 _EDGE_WEIGHTS = "raw/edge_weight.csv.gz"
 """Of ogbl-collab alone, whose edges are listed once for both directions."""
@@ -51,12 +61,13 @@ _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
 _MOST_GRAPHS = 1 << 32
 _GRAPH_LABELS = "raw/graph-label.csv.gz"
-_EMPTY_CELL = re.compile(rb"(?<=,)(?=[,\r\n])|^(?=[,\r\n])", re.MULTILINE)
 _NPZ_EDGE_FEATURES = "edge_feat"
 
 
 def _open(path: Path, request: Request) -> Source:
     files = DatasetFiles(path, _MARKS)
+    if files.has(MARK):
+        return heterogeneous_source(files, request)
     if files.has(_GRAPH_LABELS):
         return _csv_graphs(files, request)
     return _binary_source(files, request) if files.has("raw/data.npz") else _csv_source(files, request)
@@ -79,7 +90,7 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
     labels.check_column(nodes)
     for name, count in (("num_nodes_list", nodes), ("num_edges_list", edges.num_edges())):
         _check_count(data, name, count, where)
-    splits = _splits(files, _only_split(files), nodes)
+    splits = splits_of(files, only_split(files), nodes)
     form = LabelForm(name=labels.name, task=Task.CLASSES, width=None)
     source = Source(
         name=files.name,
@@ -109,19 +120,19 @@ def _check_count(data: Archive, name: str, count: int, where: str) -> None:
 
 def _csv_source(files: DatasetFiles, request: Request) -> Source:
     """The graph in ``files``; splits and species are held in memory, the rest is streamed."""
-    nodes, listed_edges = (_single(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
+    nodes, listed_edges = (single_number(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
     edge_features = 0
     if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
-        edge_features = _columns(files, _CSV_EDGE_FEATURES)
-    kind = _only_split(files)
+        edge_features = columns_of(files, _CSV_EDGE_FEATURES)
+    kind = only_split(files)
     weighted = files.has(_EDGE_WEIGHTS)
     of_links = not files.has(_LABELS) and files.has(f"split/{kind}/train.pt")
     both_ways = kind in _ADD_INVERSE_EDGE or weighted
     weighted = weighted and not request.drop_edge_data
-    splits = IndexSplits({}, nodes=nodes, name="") if of_links else _splits(files, kind, nodes)
-    tasks = 1 if of_links else _columns(files, _LABELS)
+    splits = IndexSplits({}, nodes=nodes, name="") if of_links else splits_of(files, kind, nodes)
+    tasks = 1 if of_links else columns_of(files, _LABELS)
     task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
     form = LabelForm(name=files.label(_LABELS), task=task, width=width)
     features = _Features(files, nodes, may_be_none=of_links)
@@ -131,21 +142,21 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // 2 if both_ways else size)
-        pairs = _pieces(_read(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, listed_edges), rows)
+        pairs = pieces(read_numbers(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, listed_edges), rows)
         blocks: Iterator[EdgeBlock] = (EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy()) for ends in pairs)
         if edge_features:
-            carried = _read(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, listed_edges)
-            features = _pieces(carried, rows)
+            carried = read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, listed_edges)
+            features = pieces(carried, rows)
             blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
         if weighted:
-            weights = _pieces(_read(files, _EDGE_WEIGHTS, Kind.CSV_REAL, 1, listed_edges), rows)
+            weights = pieces(read_numbers(files, _EDGE_WEIGHTS, Kind.CSV_REAL, 1, listed_edges), rows)
             blocks = with_data(blocks, weight=(part[:, 0] for part in weights), name=files.label(_EDGE_WEIGHTS))
         yield from map(_with_reverse, blocks) if both_ways else blocks
 
     def labels(size: int) -> Iterator[AnyArray]:
         if of_links:
             return (np.full((stop - start, 1), -1.0) for start, stop in ranges(nodes, size))
-        return _pieces(_read(files, _LABELS, Kind.CSV_REAL, tasks, nodes), size)
+        return pieces(read_numbers(files, _LABELS, Kind.CSV_REAL, tasks, nodes), size)
 
     return Source(
         name=files.name,
@@ -170,19 +181,19 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 
 def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
     """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
-    sizes, listed = (_numbers(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
-    width, kind = _columns(files, _GRAPH_LABELS), _only_split(files)
+    sizes, listed = (numbers_of(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
+    width, kind = columns_of(files, _GRAPH_LABELS), only_split(files)
     edge_features = 0
     if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
-        edge_features = _columns(files, _CSV_EDGE_FEATURES)
+        edge_features = columns_of(files, _CSV_EDGE_FEATURES)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
 
     def labels() -> Iterator[AnyArray]:
-        return _read(files, _GRAPH_LABELS, Kind.CSV_REAL, width, len(sizes), fill=True)
+        return read_numbers(files, _GRAPH_LABELS, Kind.CSV_REAL, width, len(sizes), fill=True)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows, done = max(1, size // 2), 0
-        pairs = _pieces(_read(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, total), rows)
+        pairs = pieces(read_numbers(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, total), rows)
 
         def blocks() -> Iterator[EdgeBlock]:
             nonlocal done
@@ -195,8 +206,8 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
 
         found: Iterator[EdgeBlock] = blocks()
         if edge_features:
-            carried = _read(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, total)
-            found = with_data(found, features=_pieces(carried, rows), name=files.label(_CSV_EDGE_FEATURES))
+            carried = read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, total)
+            found = with_data(found, features=pieces(carried, rows), name=files.label(_CSV_EDGE_FEATURES))
         yield from map(_with_reverse, found)
 
     features = _Features(files, int(sizes.sum()))
@@ -208,10 +219,10 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
         name=files.name,
         format="ogb",
         sizes=sizes,
-        values=lambda size: _pieces(labels(), size),
+        values=lambda size: pieces(labels(), size),
         form=form,
         request=request,
-        splits={split: _numbers(files, f"{folder}/{split}.csv.gz", most=len(sizes)) for split in SPLITS},
+        splits={split: numbers_of(files, f"{folder}/{split}.csv.gz", most=len(sizes)) for split in SPLITS},
         num_edges=2 * total,
         num_features=features.columns,
         num_edge_features=edge_features,
@@ -231,7 +242,7 @@ class _Features:
         self._name = "raw/node-feat.csv.gz"
         self._species: AnyArray | None = None
         if files.has(self._name):
-            self.columns = _columns(files, self._name)
+            self.columns = columns_of(files, self._name)
             return
         found = [name for name in _SPECIES if files.has(name)]
         if not found and may_be_none:
@@ -251,48 +262,16 @@ class _Features:
     def blocks(self, size: int) -> Iterator[AnyArray]:
         """float32 [n, columns], as ogb reads them."""
         if self._species is None:
-            for rows in _pieces(self._read(Kind.CSV_REAL), size):
+            for rows in pieces(self._read(Kind.CSV_REAL), size):
                 with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
                     yield rows.astype(np.float32)
             return
-        for ids in _pieces(self._read(Kind.CSV_WHOLE), size):
+        for ids in pieces(self._read(Kind.CSV_WHOLE), size):
             yield (ids == self._species).astype(np.float32)
 
     def _read(self, kind: Kind) -> Iterator[AnyArray]:
         columns = 1 if self._name in _SPECIES else self.columns
-        return _read(self._files, self._name, kind, columns, self._nodes)
-
-
-def _columns(files: DatasetFiles, name: str) -> int:
-    """How many columns the first row has."""
-    for text in stream_lines(gunzipped(files.blob(name)), files.label(name)):
-        return text[: text.index(b"\n")].count(b",") + 1
-    raise SourceError(f"{files.label(name)} is empty")
-
-
-def _read(
-    files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None, *, fill: bool = False
-) -> Iterator[AnyArray]:
-    """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
-    (None: any number). ``fill``: empty cells are NaN."""
-    label, done = files.label(name), 0
-    lines = stream_lines(gunzipped(files.blob(name)), label)
-    if fill:
-        lines = (_EMPTY_CELL.sub(b"nan", text) for text in lines)
-    for block in rows_of_numbers(lines, label, columns=(columns,), kind=kind):
-        done += len(block)
-        if rows is not None and done > rows:
-            raise SourceError(f"{label} has more than the {rows} rows it must have")
-        yield block
-    if rows is not None and done != rows:
-        raise SourceError(f"{label} has {done} rows, {rows} were expected")
-
-
-def _pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
-    """The same rows, at most ``rows`` at a time."""
-    for block in blocks:
-        for start, stop in ranges(len(block), rows):
-            yield block[start:stop]
+        return read_numbers(self._files, self._name, kind, columns, self._nodes)
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:
@@ -304,44 +283,8 @@ def _with_reverse(block: EdgeBlock) -> EdgeBlock:
     return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
 
 
-def _splits(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
-    folder = f"split/{kind}"
-    name = f"{folder}/split_dict.pt"
-    if not files.has(name):
-        listed = {split: _numbers(files, f"{folder}/{split}.csv.gz", most=nodes) for split in SPLITS}
-        return IndexSplits(listed, nodes=nodes, name=files.label(folder))
-    return files.splits(name, nodes, needed=SPLITS)
-
-
-def _only_split(files: DatasetFiles) -> str:
-    """The kind of split there is: the folder in ``split``."""
-    kinds = files.folders("split")
-    if len(kinds) != 1:
-        raise SourceError(f"{files.label('split')} holds {len(kinds)} kinds of split, not one")
-    return kinds.pop()
-
-
-def _numbers(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
-    """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
-    blocks = [np.empty(0, dtype=np.int64)]
-    for block in _read(files, name, Kind.CSV_WHOLE, 1, None):
-        blocks.append(block[:, 0])
-        most -= len(block)
-        if most < 0:
-            raise SourceError(f"{files.label(name)} lists more numbers than there can be")
-    return np.concatenate(blocks)
-
-
-def _single(files: DatasetFiles, name: str) -> int:
-    """The one number in a file that lists one for each graph."""
-    numbers = _numbers(files, name, most=1 << 16)
-    if len(numbers) != 1:
-        raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
-    return int(numbers[0])
-
-
 READER = Reader(
-    needs="an ogbn or ogbg dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
+    needs="an ogbn, ogbl or ogbg dataset's folder or .zip, as ogb downloads it (raw/data.npz or raw/*.csv.gz, split/)",
     folder=None,
     recognises=lambda path: holds_dataset(path, _MARKS),
     open=_open,

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph with types of nodes and edges, put together of what is known of each."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from ooc.errors import SourceError
+from ooc.sources.source import RelationSource, Source, SourceTypes
+from ooc.storage.array import AnyArray
+from ooc.storage.types import EdgeType
+
+Rows = Callable[[int], Iterator[AnyArray]]
+_NAME = re.compile(r"\w[\w .+-]*")
+
+
+def nodes_alone(
+    name: str,
+    num_nodes: int,
+    num_features: int = 0,
+    features: Rows | None = None,
+    features_from: Callable[[int, int], Iterator[AnyArray]] | None = None,
+) -> Source:
+    """The nodes of a type that has no labels; with ``features`` or none."""
+    if not 0 < num_nodes <= 2**32:
+        raise SourceError(f"{name}: {num_nodes} nodes cannot be converted")
+    return Source(
+        name=name,
+        format="",
+        num_nodes=num_nodes,
+        num_edges=0,
+        num_features=num_features,
+        num_classes=None,
+        edges=lambda size: iter(()),
+        features=features or (lambda size: iter(())),
+        features_from=features_from,
+        labels=lambda size: iter(()),
+    )
+
+
+def typed_source(
+    source: Source, labelled: str, others: Mapping[str, Source], edges: Mapping[EdgeType, RelationSource]
+) -> Source:
+    """The graph of the nodes of ``source``, of type ``labelled``, ``others`` by type, and ``edges`` by theirs.
+    SourceError where a type cannot be the name of a folder, or edges lead to nodes that are not there."""
+    nodes = {labelled: source, **others}
+    taken: set[str] = set()
+    for kind in edges:
+        if kind.folder.lower() in taken or not all(map(_NAME.fullmatch, kind)):
+            raise SourceError(f"{source.name}: the edge type {tuple(kind)} cannot be the name of a folder; rename it")
+        if missing := [end for end in (kind.source, kind.target) if end not in nodes]:
+            raise SourceError(
+                f"{source.name}: there are no nodes {missing[0]!r}, which the edges {tuple(kind)} lead to"
+            )
+        taken.add(kind.folder.lower())
+    count = sum(one.num_edges for one in edges.values())
+    return replace(source, num_edges=count, types=SourceTypes(nodes, edges, labelled))

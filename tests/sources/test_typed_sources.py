@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published graphs with types of nodes and edges become the stores that PyG's HeteroData of them does."""
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_geometric.transforms import ToUndirected
+
+import ooc
+from ooc.errors import OptionError, SourceError
+from ooc.storage.verification import verify
+from tests.sources.fixtures.ogb import write_csv
+from tests.sources.fixtures.typed import academic, write_ogbn_mag
+
+pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
+
+
+def assert_same(store: ooc.Store, expected: ooc.Store) -> None:
+    assert store.types is not None and expected.types is not None
+    assert store.types.nodes == expected.types.nodes
+    assert store.types.edges == expected.types.edges
+    assert (store.types.labelled, store.split_sizes) == (expected.types.labelled, expected.split_sizes)
+    assert store.arrays() == expected.arrays()
+    for name in store.arrays():
+        np.testing.assert_array_equal(store.array(name).read(), expected.array(name).read(), err_msg=name)
+    assert verify(store) == []
+
+
+def test_ogbn_mag(tmp_path: Path) -> None:
+    """The types without ``node-feat`` have no features; from the zip as well."""
+    data = academic()
+    expected = ooc.convert(data, tmp_path / "expected.ooc")
+    folder = write_ogbn_mag(data, tmp_path)
+    assert_same(ooc.convert(folder, tmp_path / "mag.ooc"), expected)
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "mag")
+    assert_same(ooc.convert(tmp_path / "packed.zip", tmp_path / "zip.ooc"), expected)
+    assert expected.types is not None
+    assert expected.types.features == {"author": 0, "field_of_study": 0, "institution": 0, "paper": 6}
+
+
+def test_to_symmetrize_is_pygs_to_undirected(tmp_path: Path) -> None:
+    """Reversed types of edges between two types of nodes, and the reverse among those within one."""
+    folder = write_ogbn_mag(academic(), tmp_path)
+    data = ToUndirected()(academic())
+    expected = ooc.convert(data, tmp_path / "expected.ooc")
+    store = ooc.convert(folder, tmp_path / "mag.ooc", symmetrize=True)
+    assert_same(store, expected)
+    assert [tuple(kind) for kind in store.types.edges] == data.edge_types  # type: ignore[union-attr]
+    again = ooc.convert(academic(), tmp_path / "kept.ooc", symmetrize=True, drop_duplicates=False)
+    assert again.types is not None and again.types.edges[data.edge_types[2]] == 400
+    with pytest.raises(OptionError, match="has edges institution rev_affiliated_with author already"):
+        ooc.convert(data, tmp_path / "twice.ooc", symmetrize=True)
+
+
+def _three_cells(root: Path) -> None:
+    with gzip.open(root / "raw" / "triplet-type-list.csv.gz", "wt") as file:
+        file.write("author,writes\n")
+
+
+def _nowhere(root: Path) -> None:
+    with gzip.open(root / "raw" / "triplet-type-list.csv.gz", "at") as file:
+        file.write("paper,in,venue\n")
+    folder = root / "raw" / "relations" / "paper___in___venue"
+    shutil.copytree(root / "raw" / "relations" / "paper___cites___paper", folder)
+
+
+def _two_labelled(root: Path) -> None:
+    with gzip.open(root / "raw" / "nodetype-has-label.csv.gz", "wt") as file:
+        file.write("author,paper\nTrue,True\n")
+
+
+def _few(root: Path) -> None:
+    write_csv(root / "raw" / "relations" / "paper___cites___paper" / "num-edge-list.csv.gz", [[201]])
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a line of two": (_three_cells, "no SOURCE,RELATION,TARGET"),
+    "an end that is not there": (_nowhere, "there are no nodes 'venue'"),
+    "two types with labels": (_two_labelled, "says that 2 types of nodes have labels, not one"),
+    "fewer edges": (_few, "has 200 rows, 201 were expected"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
+    change, told = REFUSED[name]
+    root = write_ogbn_mag(academic(), tmp_path)
+    change(root)
+    with pytest.raises(SourceError, match=re.escape(told)) as caught:
+        ooc.convert(root, tmp_path / "mag.ooc")
+    assert "\n" not in str(caught.value)
