@@ -4,6 +4,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 
 from ooc.errors import OptionError, RunError
@@ -30,37 +31,14 @@ _NEAR_PIXELS, _BAR_PIXELS = 1.5, 5
 """Events closer than the one are drawn as one bar up to the other's width, as high as they are busy."""
 _CHARACTER = 6.3
 """Pixels of a character of the labels' font, at most."""
-_RULES = {
-    "": "font:11px system-ui,sans-serif;touch-action:pan-y",
-    " text": "fill:#24292f",
-    " .dim": "fill:#57606a",
-    " .num": "font-variant-numeric:tabular-nums",
-    " .lane": "fill:#f3f5f7",
-    " .grid": "stroke:#d7dce1;stroke-width:1",
-    " .even": "fill:#dbe4ee",
-    " .odd": "fill:#c6d3e1",
-    " .memory": "fill:#9db8d2;fill-opacity:.75",
-    " .limit": "stroke:#cf4f4f;stroke-width:1.5;stroke-dasharray:5 4",
-}
-_DARK_RULES = {
-    " text": "fill:#e4e8ec",
-    " .dim": "fill:#9aa5b1",
-    " .lane": "fill:#1a2129",
-    " .grid": "stroke:#2b343e",
-    " .even": "fill:#2b3a4a",
-    " .odd": "fill:#38495c",
-    " .memory": "fill:#46678a",
-}
-_DARK = "svg.gantt,body{background:#0f1419}"
-_BACKGROUND = f"svg.gantt{{background:#fff}}@media (prefers-color-scheme:dark){{{_DARK}}}"
-
-
-def _rules(rules: dict[str, str]) -> str:
-    return "".join(f"svg.gantt{where}{{{what}}}" for where, what in rules.items())
-
-
-STYLE = f"{_rules(_RULES)}@media (prefers-color-scheme:dark){{{_rules(_DARK_RULES)}}}"
+_FILES = files("ooc.report")
+STYLE = _FILES.joinpath("gantt.css").read_text(encoding="utf-8")
 """CSS of a `drawing`."""
+_SIZES = f"{{left: {_LEFT}, wide: {_WIDTH - _LEFT - _RIGHT}, width: {_WIDTH}, character: {_CHARACTER}}}"
+SCRIPT = f"'use strict';({_FILES.joinpath('gantt.js').read_text(encoding='utf-8')})({_SIZES});"
+"""Lets drawings be zoomed and moved: each by itself, or all of a box of the class ``zoomable`` together, also by
+its buttons ``data-zoom``, and there by the wheel only with the key Ctrl."""
+_BACKGROUND = "svg.gantt{background:#fff}@media (prefers-color-scheme:dark){svg.gantt,body{background:#0f1419}}"
 
 
 def write_gantt(path: Path, *timelines: Timeline) -> None:
@@ -130,71 +108,6 @@ def html(*timelines: Timeline) -> str:
     page = '<!doctype html><html lang="en"><meta charset="utf-8"><title>' + title + "</title>"
     style = "<style>body{margin:0}svg{max-width:100%;height:auto}</style>"
     return f"{page}{style}\n{svg(*timelines)}<script>{SCRIPT}</script></html>\n"
-
-
-SCRIPT = f"""
-"use strict";
-(() => {{
-const left = {_LEFT}, wide = {_WIDTH - _LEFT - _RIGHT};
-function zoomable(box) {{
-  const drawings = box.matches("svg") ? [box] : [...box.querySelectorAll("svg.gantt")];
-  const all = what => drawings.flatMap(svg => [...svg.querySelectorAll(what)]);
-  const moving = all("[data-x]").map(e => [e, +e.dataset.x, +(e.dataset.w || 0)]);
-  const areas = all("[data-d]").map(e => [e, JSON.parse(e.dataset.d)]);
-  const ticks = drawings.flatMap(svg => [...svg.querySelectorAll("[data-t]")].map(
-    e => [e, +e.getAttribute("x") - left, +svg.querySelector("[data-span]").dataset.span]));
-  let from = 0, scale = 1;
-  function draw() {{
-    const place = x => left + (x - left - from) * scale, end = left + wide;
-    for (const [e, x, w] of moving) {{
-      const a = Math.max(left, place(x)), b = Math.min(end, place(x + w));
-      e.style.display = b >= left && a <= end && b >= a ? "" : "none";
-      if (e.tagName === "text") {{ e.setAttribute("x", a + 4); e.textContent = (b - a) / {_CHARACTER} > 4 ?
-        e.dataset.text.slice(0, Math.floor((b - a - 8) / {_CHARACTER})) : ""; }}
-      else {{ e.setAttribute("x", a); e.setAttribute("width", Math.max(0.6, b - a)); }}
-    }}
-    for (const [e, points] of areas) {{
-      e.setAttribute("points", points.map(([x, y]) => Math.min(end, Math.max(left, place(x))) + "," + y).join(" "));
-    }}
-    for (const [e, x, span] of ticks) e.textContent = ((from + x / scale) / wide * span).toPrecision(4) + " s";
-  }}
-  function zoom(x, factor) {{
-    const fixed = from + x / scale;
-    scale = Math.max(1, Math.min(5000, scale * factor));
-    from = Math.max(0, Math.min(wide - wide / scale, fixed - x / scale));
-    draw();
-  }}
-  function reset() {{ from = 0; scale = 1; draw(); }}
-  for (const svg of drawings) {{
-    const at = event => (event.clientX - svg.getBoundingClientRect().left) * {_WIDTH} / svg.clientWidth - left;
-    let held = null;
-    svg.addEventListener("wheel", event => {{
-      if (box !== svg && !event.ctrlKey) return;  // in a page the wheel scrolls
-      event.preventDefault();
-      zoom(at(event), Math.exp(-event.deltaY / 400));
-    }}, {{passive: false}});
-    svg.addEventListener("pointerdown", event => {{ held = at(event); }});
-    addEventListener("pointerup", () => {{ held = null; }});
-    addEventListener("pointermove", event => {{
-      if (held === null) return;
-      const x = at(event);
-      from = Math.max(0, Math.min(wide - wide / scale, from - (x - held) / scale));
-      held = x;
-      draw();
-    }});
-    svg.addEventListener("dblclick", reset);
-  }}
-  for (const button of box.querySelectorAll("button[data-zoom]")) {{
-    button.hidden = false;
-    button.addEventListener("click", () => +button.dataset.zoom ? zoom(wide / 2, +button.dataset.zoom) : reset());
-  }}
-}}
-const boxes = [...document.querySelectorAll(".zoomable")];
-for (const box of boxes.length ? boxes : document.querySelectorAll("svg.gantt")) zoomable(box);
-}})();
-"""
-"""Lets drawings be zoomed and moved: each by itself, or all of a box of the class ``zoomable`` together, also by
-its buttons ``data-zoom``, and there by the wheel only with the key Ctrl."""
 
 
 class _Drawing:
