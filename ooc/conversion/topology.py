@@ -24,7 +24,7 @@ from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import EdgeBlock, Source
-from ooc.storage.array import Array, flush_all, open_array
+from ooc.storage.array import flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT
 
 _COMPARED_BYTES = 1 << 20
@@ -276,11 +276,8 @@ def _same(store: Path, values: ValueForm | None) -> bool:
     pairs = [tuple(open_array(store, f"{side}/{name}") for side in ("in", "out")) for name in names]
     if any(not np.array_equal(first.checksums(), second.checksums()) for first, second in pairs):
         return False
-    return all(_equal(first, second) for first, second in pairs)
-
-
-def _equal(first: Array, second: Array) -> bool:
     return all(
         np.array_equal(rows, second.read(start, start + len(rows)))
+        for first, second in pairs
         for start, rows in first.blocks(max(1, _COMPARED_BYTES // first.row_bytes))
     )

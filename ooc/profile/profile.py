@@ -213,7 +213,8 @@ def _readings(hardware: Hardware) -> Iterator[Reading]:
     disk, computing, wire = hardware.disk, hardware.processor, hardware.wire
     for what, curve in (("SSD read", disk.read_bytes_per_s), ("SSD write", disk.write_bytes_per_s)):
         for size, rate in curve.points:
-            yield Reading(what, f"{_binary(size)} requests", rate, "B/s")
+            shown = f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / (1 << 10):.0f} KiB"
+            yield Reading(what, f"{shown} requests", rate, "B/s")
     yield Reading("SSD both ways", "1 MiB requests", disk.both_ways_bytes_per_s, "B/s")
     yield Reading("SSD latency", "4 KiB", disk.latency_s, "s")
     yield Reading("host copy", "128 MiB", hardware.host_copy_bytes_per_s, "B/s")
@@ -238,7 +239,3 @@ def _readings(hardware: Hardware) -> Iterator[Reading]:
 def _pull_readings(what: str, seconds_per_edge: Curve) -> Iterator[Reading]:
     for row_bytes, seconds in seconds_per_edge.points:
         yield Reading(what, f"rows of {row_bytes:.0f} B", 1 / seconds, "edges/s")
-
-
-def _binary(size: float) -> str:
-    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / (1 << 10):.0f} KiB"

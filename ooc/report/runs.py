@@ -144,16 +144,12 @@ def _peak(run: dict[str, Any]) -> int | None:
     return int(run["host_peak_bytes"] + run["device_peak_bytes"])
 
 
-def _age(run: dict[str, Any]) -> float | None:
-    return None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp()
-
-
 ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "name": lambda run: 0,
     "score": _loss_of_score,
     "time": lambda run: run["epoch_s"],
     "memory": _peak,
-    "date": _age,
+    "date": lambda run: None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp(),
 }
 """What runs are listed by: the less, the earlier."""
 

@@ -229,17 +229,13 @@ def print_outcome(
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
         *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),
-        ("peak of the process", f"{format_size(_process_peak_bytes())}, Python and torch included"),
+        ("peak of the process", f"{format_size(getrusage(RUSAGE_SELF).ru_maxrss * 1024)}, Python and torch included"),
         ("run", str(run)),
     ]
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _process_peak_bytes() -> int:
-    return getrusage(RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _peak(tier: Tier, records: Sequence[EpochRecord]) -> str:

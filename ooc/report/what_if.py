@@ -93,9 +93,9 @@ def full_axes(
     if hardware.has_device_memory:
         if "memory" in given:
             raise OptionError(f"{hardware.name} has a GPU; give gpu= and host=")
-        host_bytes = [memory_bytes // 2, memory_bytes, 2 * memory_bytes]
+        sizes = [memory_bytes // 2, memory_bytes, 2 * memory_bytes]
         axes["gpu"] = given.get("gpu") or [Value(int(SHARE_OF_MEMORY * n * _GB), f"{n} GB card") for n in CARDS]
-        axes["host"] = given.get("host") or [_share(size) for size in host_bytes]
+        axes["host"] = given.get("host") or [Value(int(SHARE_OF_MEMORY * n), f"{n / _GB:.3g} GB RAM") for n in sizes]
     elif given.keys() & {"gpu", "host"}:
         axes["gpu"] = given.get("gpu") or [_exact(limits.device_bytes)]
         axes["host"] = given.get("host") or [_exact(limits.host_bytes)]
@@ -104,10 +104,6 @@ def full_axes(
     own = int(hardware.disk.read_bytes_per_s.at(REQUEST_BYTES))
     axes["ssd"] = given.get("ssd") or [Value(own * n, f"{format_size(own * n)}/s") for n in (1, 2)]
     return axes
-
-
-def _share(memory_bytes: int) -> Value:
-    return Value(int(SHARE_OF_MEMORY * memory_bytes), f"{memory_bytes / _GB:.3g} GB RAM")
 
 
 def _round_sizes(least_bytes: int, most_bytes: int) -> list[int]:

@@ -4,6 +4,7 @@
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from shutil import rmtree
 from typing import BinaryIO, Generic, Literal, Self, TypeVar
@@ -117,7 +118,7 @@ def runs_of_texts(folder: Path, limit_bytes: int) -> SortedRuns[list[bytes]]:
     def merge(paths: list[Path]) -> Iterator[list[bytes]]:
         last: bytes | None = None
         block: list[bytes] = []
-        for text in heapq.merge(*(_one_by_one(path, size) for path in paths)):
+        for text in heapq.merge(*(chain.from_iterable(TextFile(path, rows=0, width=0).blocks(size)) for path in paths)):
             if text != last:
                 block.append(text)
                 last = text
@@ -131,8 +132,3 @@ def runs_of_texts(folder: Path, limit_bytes: int) -> SortedRuns[list[bytes]]:
 
 def _next(file: BinaryIO, size: int) -> Ids:
     return np.frombuffer(file.read(size), dtype="<i8").astype(np.int64, copy=False)
-
-
-def _one_by_one(path: Path, size: int) -> Iterator[bytes]:
-    for texts in TextFile(path, rows=0, width=0).blocks(size):
-        yield from texts

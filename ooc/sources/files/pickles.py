@@ -78,10 +78,6 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     return _Array()
 
 
-def _mapping(kind: Any = None) -> defaultdict[Any, list[Any]]:
-    return defaultdict(list)
-
-
 _NUMPY_STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -99,7 +95,7 @@ def _array_of(loaded: object) -> AnyArray | None:
 _OF_PLANETOID: dict[tuple[str, str], Any] = {
     **_NUMPY_STAND_INS,
     ("scipy.sparse.csr", "csr_matrix"): _Csr,
-    ("collections", "defaultdict"): _mapping,
+    ("collections", "defaultdict"): lambda kind=None: defaultdict(list),
     ("__builtin__", "list"): list,
 }
 

@@ -187,11 +187,8 @@ def _list(values: Values) -> list[Any]:
 
 def _is_nothing(value: Any) -> bool:
     """``None``, not-a-number, and what pandas has in their place."""
-    return value is None or value == "" or type(value).__name__ in ("NAType", "NaTType") or _is_nan(value)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
+    nan = isinstance(value, float) and value != value
+    return nan or value is None or value == "" or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _is_whole(value: Any) -> bool:

@@ -27,7 +27,7 @@ from ooc.sources.node_data import NodeFeatures, NodeLabels
 from ooc.sources.node_ids import Numbering, Same, collect, collect_texts, numbering, sorted_with_rows
 from ooc.sources.sorted_runs import write_ids
 from ooc.sources.source import EdgeBlock, Ids, Source
-from ooc.storage.array import AnyArray, replace_file
+from ooc.storage.array import replace_file
 
 _BLOCK_ROWS = 1 << 18
 _TEXT_ROW_BYTES = 4096  # Of the budget for each row of texts at a time: a sixteenth of it where ids are of 100 bytes.
@@ -193,7 +193,9 @@ class NumberedGraph:
                     advance(min(edges, graph.num_edges))
 
         if self.ids is not None:
-            nodes, ids = write_ids(folder / _IDS, _column(*self.ids, Cells.WHOLE)), "table"
+            named, column = self.ids
+            blocks = named.blocks({column: Cells.WHOLE}, _BLOCK_ROWS)
+            nodes, ids = write_ids(folder / _IDS, (block[column] for block in blocks)), "table"
         elif nodes is None and (table := self.node_features.table or self.node_labels.table) is not None:
             nodes = table.count()
         if nodes is None:
@@ -376,11 +378,6 @@ def _in_sequence(blocks: Iterator[Ids]) -> bool:
             return False
         done += len(ids)
     return True
-
-
-def _column(table: Table, column: str, cells: Cells) -> Iterator[AnyArray]:
-    for block in table.blocks({column: cells}, _BLOCK_ROWS):
-        yield block[column]
 
 
 def _compare(graph: BareGraph, what: str, found: int) -> None:
