@@ -233,7 +233,7 @@ class BucketsRows:
 
 class RowsWriter(_Writer[BucketedRows]):
     """Takes rows, tile after tile, and appends them to the parts of those who gather them. StoreError where a bucket
-    gets more of them, or fewer, than have been counted."""
+    gets more of them than have been counted, or fewer where the count is exact."""
 
     def add(self, start: int, values_RC: Tensor, found: list[BucketsRows]) -> None:
         """Rows ``start``… of the source."""
@@ -256,7 +256,9 @@ class RowsWriter(_Writer[BucketedRows]):
         return self._plan.entries[bucket] * self._plan.entry_bytes
 
     def finish(self) -> None:
-        if any(written < self._wanted(bucket) for bucket, written in enumerate(self._file.written)):
+        if self._plan.exact and any(
+            written < self._wanted(bucket) for bucket, written in enumerate(self._file.written)
+        ):
             raise _unlike()
         super().finish()
 
@@ -294,14 +296,14 @@ class RowsReader:
     def _view(self, bucket: int) -> BucketRows:
         """The rows of a bucket that has been read."""
         memory, plan = self._memory[bucket % len(self._memory)], self._plan
-        stored, values = self._file.entries(memory[: plan.entries[bucket] * plan.entry_bytes])
+        stored, values = self._file.entries(memory[: self._file.written[bucket]])
         numbers = as_matrix(memory[plan.part_nbytes :], torch.int64, len(stored), 1)[:, 0]
         return BucketRows(plan.rows, numbers.copy_(stored), values)
 
     def _send(self, bucket: int) -> None:
         if 0 <= bucket < self._count and bucket not in self._arriving:
             memory = self._memory[bucket % len(self._memory)]
-            self._arriving[bucket] = self._file.read(bucket, 0, memory[: self._plan.bucket_nbytes(bucket)])
+            self._arriving[bucket] = self._file.read(bucket, 0, memory[: align_up(self._file.written[bucket])])
 
 
 def _unlike() -> StoreError:

@@ -26,7 +26,7 @@ from ooc.model.graph import damaged
 from ooc.model.workload import ScatterCounts
 from ooc.model.workload import TileEdges as CountedEdges
 from ooc.plan.layout.shuffle import GatheredRows
-from ooc.plan.workload import Direction
+from ooc.plan.workload import Direction, EdgesKey
 from ooc.storage.store import Store
 
 _CHUNK_BYTES = 1 << 20
@@ -40,9 +40,10 @@ def counted_rows(store: Store) -> ScatterCounts:
     return cache(partial(_count_sums, store))
 
 
-def most_rows(tile_edges: CountedEdges) -> ScatterCounts:
-    """Those of a graph of which only degrees are known: an entry for each edge out of the rows, which is the most."""
-    return lambda rows, others, tile_rows, edges_at_once: tile_edges(Direction.OUT, tile_rows)
+def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
+    """Those of a graph, or of links, of which only degrees are known: an entry for each edge out of the rows, in
+    direction ``reverse``, which is the most."""
+    return lambda rows, others, tile_rows, edges_at_once: tile_edges(reverse, tile_rows)
 
 
 def counted_gathers(store: Store) -> GatheredRows:
@@ -50,13 +51,13 @@ def counted_gathers(store: Store) -> GatheredRows:
     return cache(partial(_count_rows, store))
 
 
-def most_gathers(tile_edges: CountedEdges) -> GatheredRows:
-    """Those of a graph of which only degrees are known: a row for each target and for each edge into it, or all rows,
-    which is the most."""
+def most_gathers(tile_edges: CountedEdges, direction: EdgesKey) -> GatheredRows:
+    """Those of a graph, or of links, of which only degrees are known: a row for each target and for each edge into it,
+    or all rows, which is the most."""
 
     @cache
     def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-        edges = tile_edges(Direction.IN, height)
+        edges = tile_edges(direction, height)
         counts: list[list[int]] = []
         while not counts or len(counts[-1]) > 1:
             tiles = 1 << len(counts)

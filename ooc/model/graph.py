@@ -268,8 +268,23 @@ def directions(store: Store) -> tuple[Direction, ...]:
 
 def _swept(store: Store) -> tuple[Direction, ...]:
     """The same, features that are kept without their zeros, and links."""
-    links = (side for side in (Direction.LINKS, Direction.SCORED_LINKS) if store.has(f"{side.value}/indptr"))
+    links = (side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr"))
     return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()), *links)
+
+
+_OF_GRAPHS = (Direction.IN, Direction.OUT, Direction.FEATURES)
+
+
+def reverse_of(store: Store, direction: EdgesKey) -> Direction | None:
+    """The direction in which the same edges, or links, are known from their other ends; None where they are not."""
+    known = _swept(store) if store.types is None else ()
+    found = {
+        Direction.IN: directions(store)[-1],
+        Direction.LINKS: Direction.LINKS_REVERSED,
+        Direction.SCORED_LINKS: Direction.SCORED_LINKS_REVERSED,
+    }
+    side = found.get(direction) if isinstance(direction, Direction) else None
+    return side if side in known else None
 
 
 def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]:
@@ -354,13 +369,13 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
 
 def most_joined(store: Store) -> int:
     """Edges, or links of a step, of which there are most. (Those that are scored leave nothing behind.)"""
-    sides = (side for side in _swept(store) if side not in (Direction.FEATURES, Direction.SCORED_LINKS))
+    sides = (side for side in _swept(store) if side.of_edges or side is Direction.LINKS)
     return max(store.topology(side.value)[1].shape[0] for side in sides)
 
 
 def most_edges(store: Store) -> int:
     """The most in-edges or links of any row, before offsets are loaded."""
-    sides = (side for side in _swept(store) if side not in (Direction.OUT, Direction.FEATURES))
+    sides = (side for side in _swept(store) if side in (Direction.IN, Direction.LINKS, Direction.SCORED_LINKS))
     return max(_most_edges(store.topology(side.value)[0].read, store.num_nodes) for side in sides)
 
 

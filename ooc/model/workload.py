@@ -8,7 +8,7 @@ import torch
 
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
-from ooc.model.graph import GraphRows, ends_of
+from ooc.model.graph import GraphRows, ends_of, reverse_of
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
@@ -40,11 +40,12 @@ gradients are scattered to tiles 0…i-1 of the scattered rows, for every i up t
 
 @dataclass(frozen=True, slots=True)
 class EdgeCounts:
-    """How many edges tiles have, how many gradients are scattered to them, and how many rows they gather."""
+    """How many edges tiles have, and by direction how many gradients are scattered to them and how many rows they
+    gather: of links, which are other ones in every step, the most that there can be."""
 
     tile_edges: TileEdges
-    scatter_counts: ScatterCounts
-    gathered_rows: GatheredRows
+    scatter_counts: Callable[[EdgesKey], ScatterCounts]
+    gathered_rows: Callable[[EdgesKey], GatheredRows]
 
 
 _CHUNK_TILES = 1 << 10
@@ -112,20 +113,22 @@ def describe_workload(
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
             matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
     scattering = {
-        name: (s.rows, s.pull.per_edge)
+        name: (s.pull.direction, s.rows, s.pull.per_edge)
         for s in every
-        if s.pull is not None and s.pull.direction.of_edges  # what links scatter differs from step to step
+        if s.pull is not None and (s.pull.direction.of_edges or reverse_of(store, s.pull.direction))
         for name in s.pull.added_to
     }
     pulled: dict[EdgesKey, set[EdgeData]] = {}
     for stage in every:
         if stage.pull is not None:
             pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
-    backward = builder.backward_direction
-    opaque = (s.pull for s in every if s.pull is not None and s.pull.is_opaque)
-    gathers = any(pull.direction is Direction.IN for pull in opaque) and not builder.on_device
-    if gathers:
-        pulled.setdefault(backward, set())
+    bucketing: dict[EdgesKey, Bucketing] = {}
+    for direction in () if builder.on_device else [s.pull.direction for s in every if s.pull and s.pull.is_opaque]:
+        backward = reverse_of(store, direction)
+        if backward is not None:
+            pulled.setdefault(backward, set())
+            gathered = counts.gathered_rows(direction)
+            bucketing[direction] = Bucketing(backward, gathered, exact=direction.of_edges)
     if any(stage.entry_bytes for stage in every):
         pulled[Direction.FEATURES] = {EdgeData.WEIGHT}
     gradient_bytes = builder.most_gradients * itemsize
@@ -164,12 +167,12 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(rows, matrices[name].rows, tile_rows, kind.edges_at_once)
-            for name, (rows, kind) in scattering.items()
+            name: counts.scatter_counts(direction)(rows, matrices[name].rows, tile_rows, kind.edges_at_once)
+            for name, (direction, rows, kind) in scattering.items()
             if kind is not None
         },
         parts=memory.sums(itemsize) if builder.on_device else None,
-        bucketing=Bucketing(backward, counts.gathered_rows) if gathers else None,
+        bucketing=bucketing,
     )
 
 

@@ -53,8 +53,12 @@ class Direction(Enum):
     """None of the graph: from a row to the columns where its features are not zero, if the others are not kept."""
     LINKS = "links"
     """None of the graph's edges, but the links whose losses are taken: from their heads to their tails."""
+    LINKS_REVERSED = "links reversed"
+    """The same from their tails to their heads."""
     SCORED_LINKS = "scored links"
-    """The same of those that are scored."""
+    """None of the graph's edges, but the links that are scored: from their heads to their tails."""
+    SCORED_LINKS_REVERSED = "scored links reversed"
+    """The same from their tails to their heads."""
 
     @property
     def of_edges(self) -> bool:
@@ -298,10 +302,12 @@ class Topology:
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucketing:
     """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
-    ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for."""
+    ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for.
+    ``exact``: no fewer are (of links there may be, as other ones are drawn for every step)."""
 
-    direction: Direction
+    direction: EdgesKey
     gathered: GatheredRows
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -315,9 +321,9 @@ class Workload:
     forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of ``pulled_itemsize``
     bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
-    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: how what opaque layers
-    gather from can be shuffled; without that, it can only be in memory whole. ``share``: the rows that this process
-    computes, of each stage as many of them as it has (None: all).
+    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: by direction, how what
+    opaque layers gather over its edges can be shuffled; without that, it can only be in memory whole. ``share``: the
+    rows that this process computes, of each stage as many of them as it has (None: all).
     """
 
     rows: int
@@ -336,7 +342,7 @@ class Workload:
     kept: tuple[Kept, ...] = ()
     scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
-    bucketing: Bucketing | None = None
+    bucketing: Mapping[EdgesKey, Bucketing] = field(default_factory=dict)
     share: range | None = None
 
     def own(self, rows: int) -> range:

@@ -34,16 +34,27 @@ from ooc.model.graph import (
     damaged,
     load_rows,
     most_edges,
+    reverse_of,
     rows_nbytes,
 )
 from ooc.model.lowering.assembly import Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step, panel_rows
-from ooc.model.workload import EdgeCounts, TileEdges, counted, describe_workload, matrix_columns, store_matrices, stored
+from ooc.model.workload import (
+    EdgeCounts,
+    ScatterCounts,
+    TileEdges,
+    counted,
+    describe_workload,
+    matrix_columns,
+    store_matrices,
+    stored,
+)
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
 from ooc.plan.program.capacity import Capacity
@@ -441,17 +452,31 @@ class Job:
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
         workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
         if self._shares:  # what is shuffled by way of files is another process's as well
-            workload = replace(workload, share=self._shares[0], scatter_counts={}, bucketing=None)
+            workload = replace(workload, share=self._shares[0], scatter_counts={}, bucketing={})
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
         return made
 
 
 def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
-    """How edges are spread over rows: counted in a store when they are asked for, of statistics what may be at most."""
-    if isinstance(graph, Store):
-        return EdgeCounts(stored(graph), counted_rows(graph), counted_gathers(graph))
-    edges = spread(graph)
-    return EdgeCounts(edges, most_rows(edges), most_gathers(edges))
+    """How edges are spread over rows: counted in a store when they are asked for, of statistics, and of links, what may
+    be at most."""
+    store = graph if isinstance(graph, Store) else None
+    edges = spread(graph) if isinstance(graph, GraphStatistics) else stored(graph)
+
+    @cache
+    def scattered(direction: EdgesKey) -> ScatterCounts:
+        if store is not None and direction.of_edges:
+            return counted_rows(store)
+        reverse = None if store is None else reverse_of(store, direction)
+        return most_rows(edges, reverse or Direction.OUT)
+
+    @cache
+    def gathered(direction: EdgesKey) -> GatheredRows:
+        if store is not None and direction.of_edges:
+            return counted_gathers(store)
+        return most_gathers(edges, direction)
+
+    return EdgeCounts(edges, scattered, gathered)
 
 
 def _arrays(network: Network, store: Store) -> dict[str, Array]:

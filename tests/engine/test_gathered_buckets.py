@@ -22,6 +22,7 @@ from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.workload import stored
 from ooc.plan.layout.bucketing import shuffle_scratch
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
+from ooc.plan.workload import Direction
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
@@ -115,7 +116,7 @@ def test_counts_are_those_of_the_graph(store: Store, height: int) -> None:
     for targets, rows in ((NODES, NODES), (40, NODES), (40, 56), (1, 8)):
         counts = counted_gathers(store)(targets, rows, height)
         assert len(counts[-1]) == 1 and all(len(one) > 1 for one in counts[:-1])
-        most = most_gathers(stored(store))(targets, rows, height)
+        most = most_gathers(stored(store), Direction.IN)(targets, rows, height)
         for k, found in enumerate(counts):
             starts = range(0, targets, height << k)
             buckets = [range(start, min(targets, start + (height << k))) for start in starts]

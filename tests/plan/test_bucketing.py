@@ -38,7 +38,7 @@ def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
 
 def dealable_workload() -> Workload:
     """Two layers, the second as it is, whose source can be dealt out and whose gradients can be spilled."""
-    return replace(spillable_workload(), bucketing=Bucketing(Direction.OUT, gathered))
+    return replace(spillable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, gathered)})
 
 
 def planned(device_bytes: int, work: Workload | None = None, hardware: Hardware = UNMEASURED) -> Plan:
@@ -129,7 +129,7 @@ def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
     def uncounted(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
         raise AssertionError("counted")
 
-    work = replace(dealable_workload(), bucketing=Bucketing(Direction.OUT, uncounted))
+    work = replace(dealable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, uncounted)})
     assert not planned(400_000_000, work).bucketed_rows
 
 

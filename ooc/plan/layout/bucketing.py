@@ -9,7 +9,7 @@ from itertools import count
 from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.passes import MatrixPlan, Pass, ShufflePass
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
-from ooc.plan.workload import Direction, Kind, PerEdge, Pull, Stage, Workload
+from ooc.plan.workload import Kind, PerEdge, Pull, Stage, Workload
 
 _BYTES_PER_EDGE = 160
 """Of an edge while a tile's rows are shuffled: its row and bucket, and what they are sorted by; int64."""
@@ -19,11 +19,10 @@ _NO_LIMIT = 1 << 62
 
 
 def bucketable(workload: Workload) -> frozenset[str]:
-    """The sources that can be shuffled: all who pull them gather over in-edges, and rows have numbers that an entry
-    has room for."""
-    if workload.bucketing is None:
-        return frozenset()
-    others = {pull.source for pull in workload.pulls if not pull.is_opaque or pull.direction is not Direction.IN}
+    """The sources that can be shuffled: all who pull them gather over edges that are known in both directions, and rows
+    have numbers that an entry has room for."""
+    ways = workload.bucketing
+    others = {pull.source for pull in workload.pulls if not pull.is_opaque or pull.direction not in ways}
     return frozenset(
         pull.source
         for pull in workload.pulls
@@ -55,12 +54,13 @@ def shuffle_passes(
 ) -> tuple[list[Pass], str]:
     """What has to come between the passes ``before`` a stage and the stage, and the matrix that it gathers from: one
     pass that shuffles, or none where the source lies in buckets already. That matrix is added to ``matrices``."""
-    assert stage.pull is not None and workload.bucketing is not None
-    source = stage.pull.source
+    assert stage.pull is not None
+    source, way = stage.pull.source, workload.bucketing[stage.pull.direction]
     writers = [item for item in before if source in item.stores]
     for item in before[writers[-1].index + 1 :]:
         if isinstance(item, ShufflePass) and item.pull is not None and item.pull.source == source:
             planned = matrices[item.pull.output].shuffle
+            assert item.pull.direction == way.direction, "a program gathers a source over one kind of edges"
             if isinstance(planned, BucketedRows) and planned.targets >= stage.rows:
                 return [], item.pull.output
     of = matrices[source]
@@ -72,14 +72,15 @@ def shuffle_passes(
         step_rows=step_rows,
         tile_rows=workload.tile_rows,
         memory_bytes=memory_bytes,
-        gathered=workload.bucketing.gathered,
+        gathered=way.gathered,
+        exact=way.exact,
     )
     name = _name(source, shuffle, matrices)
     matrix = replace(of.matrix, name=name, rows=max(1, sum(shuffle.entries)), itemsize=of.region_itemsize)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, of.grid.block_rows, matrix.columns)
     matrices[name] = MatrixPlan(matrix, grid, matrix.itemsize, shuffle=shuffle)
     per_edge, per_row = shuffle_scratch(shuffle)
-    pull = Pull(source, name, workload.bucketing.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
+    pull = Pull(source, name, way.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
     shuffling = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
     return [ShufflePass(len(before), shuffling, (source,), pull)], name
 

@@ -15,7 +15,8 @@ Computer Programming 3, 5.4.9), but that nothing needs sorting within a bucket. 
   buckets share sources, the edges' number of rows at most.
 
 How many entries a bucket gets depends on nothing but the graph and its tiles, and is counted beforehand: the size of
-the file and the bytes moved are known. Memory is a chunk a bucket while it is written, and two buckets' sums or rows
+the file and the bytes moved are known. (Of links, of which others are drawn for every step, it is the most that there
+can be.) Memory is a chunk a bucket while it is written, and two buckets' sums or rows
 while it is read.
 """
 
@@ -136,9 +137,11 @@ class PartialSums(Shuffle):
 
 @dataclass(frozen=True, slots=True)
 class BucketedRows(Shuffle):
-    """How the first ``rows`` rows of a source go to the buckets of ``targets`` rows that gather them."""
+    """How the first ``rows`` rows of a source go to the buckets of ``targets`` rows that gather them. ``exact``: a
+    bucket gets no fewer than its entries."""
 
     targets: int
+    exact: bool = True
 
     def rows_read(self, rows: int) -> int:
         return rows
@@ -197,12 +200,13 @@ def plan_bucketed_rows(
     tile_rows: int,
     memory_bytes: int,
     gathered: GatheredRows,
+    exact: bool = True,
 ) -> BucketedRows:
     """The buckets, whole steps each: the highest that take no more than ``memory_bytes``, or those that take least."""
     best: BucketedRows | None = None
     for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
         for chunk in _CHUNK_BYTES:
-            shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets)
+            shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets, exact)
             if shuffle.writing_nbytes <= shuffle.reading_nbytes:
                 break
         if best is None or shuffle.memory_nbytes <= max(memory_bytes, best.memory_nbytes - 1):

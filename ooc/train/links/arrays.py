@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of links beside a store's own: in files without a name, which end with the process, and written over again."""
+"""Arrays of links beside a store's own: in files without a name, which end with the process, and written over again;
+and links by their tails instead of by their heads."""
 
 import os
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,59 @@ class LinkArray(Array):
                 done += os.pwrite(self._descriptor, data[done:].data, start * self.row_bytes + done)
         except OSError as error:
             raise SpillError(f"links cannot be written: {error.strerror or error}") from error
+
+
+_LINKS_AT_ONCE = 1 << 17
+"""That are put in order together."""
+_BYTES_PER_LINK = 48
+"""Of each of them: both ends, which bucket, and their order."""
+
+
+class ReversedLinks:
+    """Links by their tails, as a topology of ``side``, from those by their heads, whose ``tails`` are written already:
+    cut into buckets of tails, each of which is put in order by itself.
+
+    Making it takes 8 bytes a node, ``fill`` ``nbytes``.
+    """
+
+    def __init__(self, folder: Path, side: Direction, tails: LinkArray, nodes: int) -> None:
+        self._by_heads, total, index = tails, tails.shape[0], tails.dtype
+        counts = np.zeros(nodes, dtype=np.int64)
+        for first in range(0, total, _LINKS_AT_ONCE):
+            np.add.at(counts, tails.read(first, min(total, first + _LINKS_AT_ONCE)), 1)
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        self._nodes = [0]
+        while self._nodes[-1] < nodes:  # a bucket has as many links as are taken at once, or a single tail
+            node = self._nodes[-1]
+            stop = int(np.searchsorted(ends, ends[node] + _LINKS_AT_ONCE, side="right")) - 1
+            self._nodes.append(max(stop, node + 1))
+        self._starts = ends[self._nodes].tolist()
+        self._offsets, self._heads = (
+            LinkArray(folder, side, "indptr", nodes + 1, np.int64),
+            LinkArray(folder, side, "indices", total, index),
+        )
+        self._tails = LinkArray(folder, side, "tails", total, index)
+        self._offsets.put(0, ends)
+        self.arrays = {array.name: array for array in (self._offsets, self._heads)}
+        self.nbytes = 16 * len(self._nodes) + _BYTES_PER_LINK * min(total, _LINKS_AT_ONCE)
+
+    def fill(self, offsets: npt.NDArray[np.signedinteger]) -> None:
+        """Write the heads; ``offsets`` [N + 1]: where links of every head begin."""
+        total, at = self._by_heads.shape[0], list(self._starts)
+        for first in range(0, total, _LINKS_AT_ONCE):
+            last = min(total, first + _LINKS_AT_ONCE)
+            heads = np.searchsorted(offsets, np.arange(first, last, dtype=offsets.dtype), side="right") - 1
+            tails = self._by_heads.read(first, last)
+            bucket = np.searchsorted(self._nodes, tails, side="right") - 1
+            order = np.argsort(bucket, kind="stable")
+            found, counts = np.unique(bucket, return_counts=True)
+            done = 0
+            for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+                mine = order[done : done + count]
+                self._heads.put(at[number], heads[mine])
+                self._tails.put(at[number], tails[mine])
+                done, at[number] = done + count, at[number] + count
+        for number, (start, stop) in enumerate(pairwise(self._starts)):
+            if self._nodes[number + 1] - self._nodes[number] > 1:
+                order = np.argsort(self._tails.read(start, stop), kind="stable")
+                self._heads.put(start, self._heads.read(start, stop)[order])

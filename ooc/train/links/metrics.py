@@ -16,11 +16,12 @@ import numpy.typing as npt
 import torch
 
 from ooc.engine.exchange import Exchange
+from ooc.engine.session import Prepared
 from ooc.errors import OptionError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
-from ooc.train.links.arrays import LinkArray
+from ooc.train.links.arrays import LinkArray, ReversedLinks
 from ooc.train.metrics import RANKING_BYTES, roc_auc
 
 Ints = npt.NDArray[np.int64]
@@ -91,10 +92,17 @@ _UNITS_AT_ONCE = 1 << 12
 
 class LinkScorer:
     """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
-    own negatives behind it. Only their scores are kept."""
+    own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept."""
 
     def __init__(
-        self, metric: LinkMetric, splits: Mapping[str, Ranked], store: Store, folder: Path, dtype: str
+        self,
+        metric: LinkMetric,
+        splits: Mapping[str, Ranked],
+        store: Store,
+        folder: Path,
+        dtype: str,
+        *,
+        reversible: bool,
     ) -> None:
         self._metric = metric
         shared = {split: one.shared_2M for split, one in splits.items() if one.shared_2M is not None}
@@ -135,6 +143,10 @@ class LinkScorer:
                     written[places] = one.own(units[mine] - owners[split])
             made["indices"].put(int(by_head[first]), written)
         self.arrays: dict[str, LinkArray] = {array.name: array for array in made.values()}
+        self._reversed: ReversedLinks | None = None
+        if reversible:
+            self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], store.num_nodes)
+            self.arrays |= self._reversed.arrays
 
     @property
     def nbytes(self) -> int:
@@ -146,12 +158,17 @@ class LinkScorer:
             min(_UNITS_AT_ONCE, len(self._starts[split, False])) * (1 + each) for split, each in self._each.items()
         )
         held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
-        return held + ranked * ranking + 16 * max(at_once, default=0)
+        reversing = 0 if self._reversed is None else self._reversed.nbytes
+        return held + max(ranked * ranking + 16 * max(at_once, default=0), reversing)
 
-    def attach(self, scored: object, offsets: "npt.NDArray[np.signedinteger] | None") -> None:
-        """Have what is run in evaluation put its scores here."""
-        assert isinstance(scored, OfScoredLinks) and offsets is not None
+    def attach(self, prepared: Prepared) -> None:
+        """Have what is run in evaluation put its scores here, and find the links by their tails where it wants them."""
+        scored, offsets = prepared.network.evaluation, prepared.builder.rows.offsets[_SIDE]
+        assert isinstance(scored, OfScoredLinks)
         scored.scores, scored.offsets, self._offsets = self._scores, offsets, offsets
+        if Direction.SCORED_LINKS_REVERSED in prepared.plan.topologies:
+            assert self._reversed is not None
+            self._reversed.fill(offsets)
 
     def gather(self, exchange: Exchange) -> None:
         """Have the scores of links whose heads are other processes' rows."""

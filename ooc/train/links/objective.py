@@ -12,8 +12,9 @@ from ooc.engine.exchange import Exchange
 from ooc.errors import OptionError
 from ooc.model.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
+from ooc.train.links.drawn import TrainingLinks
 from ooc.train.links.metrics import LinkMetric, LinkScorer
-from ooc.train.links.sets import Links, Places, TrainingLinks, scored_links
+from ooc.train.links.sets import Links, Places, scored_links
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, prepare
@@ -57,8 +58,10 @@ class LinkObjective(Objective):
             for split in ("valid", "test")
             if getattr(links, split) is not None
         }
-        training = TrainingLinks(folder, store, train_2E, negatives, seed)
-        return cls(training, LinkScorer(metric, scored, store, folder, str(dtype).removeprefix("torch.")))
+        reversible = resources.ranks.count == 1  # several processes have embeddings in memory
+        training = TrainingLinks(folder, store, train_2E, negatives, seed, reversible=reversible)
+        name = str(dtype).removeprefix("torch.")
+        return cls(training, LinkScorer(metric, scored, store, folder, name, reversible=reversible))
 
     def prepared(
         self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any

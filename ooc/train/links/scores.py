@@ -9,7 +9,6 @@ import numpy as np
 from ooc.engine.session import Session
 from ooc.errors import ModelError, OptionError
 from ooc.model.layers.decoders import LinkPredictor
-from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric, LinkScorer, Ranked
@@ -48,7 +47,8 @@ class PairScores(Predictions):
         self._model_dtype = next(model.parameters()).dtype
         rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
         wanted = {"pairs": Ranked(rows_2E)}
-        self._scorer = LinkScorer(LinkMetric("mrr"), wanted, store, resources.spill_dir, self.dtype.name)
+        given = (LinkMetric("mrr"), wanted, store, resources.spill_dir, self.dtype.name)
+        self._scorer = LinkScorer(*given, reversible=True)
         self._pairs = rows_2E.shape[1]
         objective = LinkObjective(None, self._scorer)
         savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
@@ -78,7 +78,7 @@ class PairScores(Predictions):
         if not session.started:
             session.check_disk()
             session.start()
-        self._scorer.attach(prepared.network.evaluation, prepared.builder.rows.offsets.get(Direction.SCORED_LINKS))
+        self._scorer.attach(prepared)
         session.run("evaluate", "scoring")
         for start in range(0, self._pairs, _PAIRS_AT_ONCE):
             places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that are trained and scored: as they are given, as rows of a store, and as the files that a step's are in.
+"""Links that are trained and scored: as they are given, and as rows of a store.
 
-Shapes: E links, K negatives of each, P pairs.
+Shapes: E links, K negatives of each.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,11 +14,9 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError, OptionError
-from ooc.plan.workload import Direction
 from ooc.sizes import format_size
-from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.store import SPLITS, Store
-from ooc.train.links.arrays import LinkArray
+from ooc.train.links.drawn import words
 from ooc.train.links.metrics import Ranked
 
 if TYPE_CHECKING:
@@ -28,14 +24,10 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_LINKS_AT_ONCE = 1 << 15
-"""That are drawn and put in order together."""
-_BYTES_AT_ONCE = 80
-"""Of each of them: heads, tails, labels, their order and copies in it."""
 _BYTES_PER_LINK = 64
 """Of all links given, while they are put in order."""
-_NEGATIVE, _STEP, _EVALUATED = 1, 2, 3
-"""What is drawn, beside seed and epoch in the key of a draw."""
+_EVALUATED = 3
+"""Draws of tails that scored links are ranked against, in their key."""
 _NAMES = ("train", "valid", "test", "valid_negatives", "test_negatives")
 
 
@@ -151,7 +143,7 @@ class Places:
         texts = self._ids.dtype.kind == "S"
         if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise OptionError(f"links {what} must be ids of nodes, not {asked.dtype}")
-        self.check(asked.size)
+        self.check(-(-asked.size // 2))
         if texts and asked.dtype.kind != "S":
             asked = np.char.encode(asked.astype(str), "utf-8")
         at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
@@ -173,88 +165,7 @@ def _is_range(ids: npt.NDArray[Any]) -> bool:
     return ids.dtype.kind != "S" and bool((ids == np.arange(len(ids))).all())
 
 
-# ---- links of a step ------------------------------------------------------------------------------------------
-
-
-class TrainingLinks:
-    """The training links of a store by their heads, with K negatives each, and the files that a step's are in.
-
-    ``links_2E``: rows of heads and tails. ``total``: links and negatives.
-    """
-
-    def __init__(self, folder: Path, store: Store, links_2E: Ints, negatives: int, seed: int) -> None:
-        self._seed, self._nodes, self._negatives = seed, store.num_nodes, negatives
-        heads, tails = links_2E
-        self._order = np.lexsort((tails, heads))
-        self._tails = tails[self._order]
-        counts = np.bincount(heads, minlength=store.num_nodes)
-        self._first = np.concatenate(([0], np.cumsum(counts)))
-        self._ids = store
-        self.total = len(heads) * (1 + negatives)
-        index = np.int32 if store.num_nodes <= 2**31 else np.int64
-        made = partial(LinkArray, folder, Direction.LINKS)
-        offsets = made("indptr", store.num_nodes + 1, np.int64)
-        offsets.put(0, self._first * (1 + negatives))
-        self._indices, self._labels = made("indices", self.total, index), made("edge_weight", self.total, np.float32)
-        self.arrays: dict[str, LinkArray] = {array.name: array for array in (offsets, self._indices, self._labels)}
-
-    @property
-    def nbytes(self) -> int:
-        """Of host memory, from the first step to the last."""
-        most = int(np.diff(self._first).max()) * (1 + self._negatives)
-        held = int(self._order.nbytes + self._tails.nbytes + self._first.nbytes)
-        return held + _BYTES_AT_ONCE * max(_LINKS_AT_ONCE, most)
-
-    def draw(self, epoch: int, step: int, steps: int) -> int:
-        """Write the links of a step; returns how many there are, negatives among them."""
-        count = 0
-        for first, last, heads in self._pieces():
-            tails_nK = self._drawn(epoch, first, last)
-            tails = np.concatenate((self._tails[first:last, None], tails_nK), axis=1)
-            labels = np.zeros(tails.shape, dtype=np.float32)
-            labels[:, 0] = 1
-            if steps > 1:
-                labels[self._step_of(epoch, first, last, steps) != step] = np.nan
-                count += int((~np.isnan(labels)).sum())
-            else:
-                count += labels.size
-            order = np.lexsort((labels.reshape(-1), tails.reshape(-1), np.repeat(heads, tails.shape[1])))
-            self._indices.put(first * (1 + self._negatives), tails.reshape(-1)[order])
-            self._labels.put(first * (1 + self._negatives), labels.reshape(-1)[order])
-        return count
-
-    def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
-        """Which links of those given a step has, ascending, and the tails drawn for each, by their ids."""
-        links = len(self._tails)
-        chosen = np.flatnonzero(self._step_of(epoch, 0, links, steps) == step)
-        tails_nK = self._drawn(epoch, 0, links)[chosen]
-        order = np.argsort(self._order[chosen])
-        ids = self._ids.read_ids(0, self._nodes)
-        return torch.from_numpy(self._order[chosen][order]), torch.from_numpy(ids[tails_nK[order]].astype(np.int64))
-
-    def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
-        """Links from one to another, of whole heads, and the head of each."""
-        node, width = 0, 1 + self._negatives
-        while node < self._nodes:
-            first = int(self._first[node])
-            last = max(first + 1, first + _LINKS_AT_ONCE // width)
-            stop = int(np.searchsorted(self._first, last, side="right")) - 1
-            stop = min(max(stop, node + 1), self._nodes)
-            counts = np.diff(self._first[node : stop + 1])
-            if counts.any():
-                yield first, int(self._first[stop]), np.repeat(np.arange(node, stop), counts)
-            node = stop
-
-    def _drawn(self, epoch: int, first: int, last: int) -> Ints:
-        """Tails [n, K] for links from one to another."""
-        numbers = np.arange(first * self._negatives, last * self._negatives, dtype=np.uint64)
-        found = _words(numbers, self._seed, epoch, _NEGATIVE) % np.uint64(self._nodes)
-        return found.astype(np.int64).reshape(last - first, self._negatives)
-
-    def _step_of(self, epoch: int, first: int, last: int, steps: int) -> Ints:
-        """Which step of an epoch each of these links is in."""
-        words = _words(np.arange(first, last, dtype=np.uint64), self._seed, epoch, _STEP)
-        return (words % np.uint64(steps)).astype(np.int64)
+# ---- links that are scored ------------------------------------------------------------------------------------------
 
 
 def scored_links(store: Store, places: Places, links: Links, split: str, seed: int) -> Ranked:
@@ -265,8 +176,8 @@ def scored_links(store: Store, places: Places, links: Links, split: str, seed: i
     if given is None:
 
         def drawn(numbers_n: Ints) -> Ints:
-            words = (numbers_n[:, None] * links.negatives + np.arange(links.negatives)).astype(np.uint64)
-            found = _words(words, seed, SPLITS.index(split), _EVALUATED) % np.uint64(store.num_nodes)
+            numbers = (numbers_n[:, None] * links.negatives + np.arange(links.negatives)).astype(np.uint64)
+            found = words(numbers, seed, SPLITS.index(split), _EVALUATED) % np.uint64(store.num_nodes)
             return found.astype(np.int64)
 
         return Ranked(links_2E, own=drawn, each=links.negatives)
@@ -276,9 +187,3 @@ def scored_links(store: Store, places: Places, links: Links, split: str, seed: i
     if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
         return Ranked(links_2E, own=lambda numbers: places.of(name, pairs[numbers]), each=pairs.shape[1])
     raise OptionError(f"{name} must be [2, M] or [{count}, K], not {list(pairs.shape)}")
-
-
-def _words(numbers: npt.NDArray[np.uint64], *key: int) -> npt.NDArray[np.uint64]:
-    """A random word [n] for each number under a key."""
-    start = np.random.SeedSequence([part & (2**64 - 1) for part in key]).generate_state(1, np.uint64)
-    return mixed(start + (numbers + np.uint64(1)) * GOLDEN)

@@ -99,8 +99,10 @@ class LinkTrainer(Trainer):
         """Steps over all parts of the links; the last one's gradients are left for the epoch's own step."""
         total = 0.0
         for step in range(self._steps):
-            count = self._training.draw(self.epoch, step, self._steps)
-            self._session.reread(Direction.LINKS)
+            both_ways = Direction.LINKS_REVERSED in self._prepared.plan.topologies
+            count = self._training.draw(self.epoch, step, self._steps, both_ways=both_ways)
+            for side in (Direction.LINKS, Direction.LINKS_REVERSED):
+                self._session.reread(side)
             self._objective.divisor = float(max(1, count))  # type: ignore[attr-defined]
             self._step_number = step
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
@@ -110,8 +112,7 @@ class LinkTrainer(Trainer):
 
     def _start(self) -> None:
         super()._start()
-        offsets = self._prepared.builder.rows.offsets
-        self._scorer.attach(self._prepared.network.evaluation, offsets.get(Direction.SCORED_LINKS))
+        self._scorer.attach(self._prepared)
 
     @property
     def _masks(self) -> int:

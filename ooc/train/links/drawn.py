@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The links of a step: those that are trained, with negatives that are drawn for each, and the files that they are in.
+
+All draws of an epoch together are a random permutation of so many copies of all nodes as there are draws for, by a
+Feistel network (M. Luby, C. Rackoff, SIAM Journal on Computing 17(2), 1988), whose inverse tells for which links a node
+is drawn: so links can be listed by their tails as well, without sorting them.
+
+Shapes: E links, K negatives of each.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ooc.plan.workload import Direction
+from ooc.storage.mixing import GOLDEN, mixed
+from ooc.storage.store import Store
+from ooc.train.links.arrays import LinkArray
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_LINKS_AT_ONCE = 1 << 15
+"""That are drawn and put in order together."""
+_BYTES_AT_ONCE = 80
+"""Of each of them: heads, tails, labels, their order and copies in it."""
+_ROUNDS = 6
+_NEGATIVE, _STEP = 1, 2
+"""What is drawn, beside seed and epoch in the key of a draw."""
+
+
+class Permutation:
+    """A random one of the numbers below ``size`` under a key."""
+
+    def __init__(self, size: int, *key: int) -> None:
+        self._size = np.uint64(size)
+        bits = max(2, (size - 1).bit_length())
+        self._low = np.uint64(bits - bits // 2)
+        self._masks = [np.uint64((1 << count) - 1) for count in (bits // 2, bits - bits // 2)]
+        self._keys = _states(_ROUNDS, *key)
+
+    def of(self, numbers: Words) -> Words:
+        """Where these are put [n]."""
+        return self._walked(numbers, range(_ROUNDS))
+
+    def inverse(self, numbers: Words) -> Words:
+        """What is put there."""
+        return self._walked(numbers, range(_ROUNDS - 1, -1, -1))
+
+    def _walked(self, numbers: Words, rounds: range) -> Words:
+        """Halves of a number's bits take turns to be changed by the other one, and once more where what comes out is
+        too large."""
+        found = self._changed(numbers, rounds)
+        left = np.flatnonzero(found >= self._size)
+        while len(left):
+            found[left] = self._changed(found[left], rounds)
+            left = left[found[left] >= self._size]
+        return found
+
+    def _changed(self, numbers: Words, rounds: range) -> Words:
+        halves = [numbers >> self._low, numbers & self._masks[1]]
+        for turn in rounds:
+            own, other = turn % 2, 1 - turn % 2
+            halves[own] = halves[own] ^ (mixed(halves[other] + self._keys[turn]) & self._masks[own])
+        return (halves[0] << self._low) | halves[1]
+
+
+class TrainingLinks:
+    """The training links of a store by their heads, with K negatives each, and the files that a step's are in.
+
+    ``links_2E``: rows of heads and tails. ``reversible``: they may be wanted by their tails, too. ``total``: links and
+    negatives.
+    """
+
+    def __init__(
+        self, folder: Path, store: Store, links_2E: Ints, negatives: int, seed: int, *, reversible: bool
+    ) -> None:
+        self._seed, self._nodes, self._negatives = seed, store.num_nodes, negatives
+        self._ids, self._reversed_in = store, -1
+        heads, tails = links_2E
+        links, nodes = len(heads), store.num_nodes
+        self.total = links * (1 + negatives)
+        self._copies = -(-links * negatives // nodes)
+        index = np.int32 if nodes <= 2**31 else np.int64
+        made = partial(LinkArray, folder, Direction.LINKS)
+        self._first = _offsets(heads, nodes)
+        self._order, self._tails = made("order", links, np.int64), made("tails", links, index)
+        order = np.lexsort((tails, heads))
+        self._order.put(0, order)
+        self._tails.put(0, tails[order])
+        offsets = made("indptr", nodes + 1, np.int64)
+        offsets.put(0, self._first * (1 + negatives))
+        self._indices, self._labels = made("indices", self.total, index), made("edge_weight", self.total, np.float32)
+        self._most = int(np.diff(self._first).max()) * (1 + negatives)
+        arrays = [offsets, self._indices, self._labels]
+        if reversible:
+            made = partial(LinkArray, folder, Direction.LINKS_REVERSED)
+            self._heads, self._reversed_offsets = made("heads", links, index), made("indptr", nodes + 1, np.int64)
+            self._heads.put(0, heads[np.argsort(tails, kind="stable")])
+            ends = _offsets(tails, nodes) + self._copies * np.arange(nodes + 1)
+            self._reversed_offsets.put(0, ends)
+            self._reversed = made("indices", int(ends[-1]), index)
+            self._at_once = max(1, _LINKS_AT_ONCE * nodes // int(ends[-1]))
+            starts = np.append(ends[:: self._at_once], ends[-1])
+            self._most = max(self._most, int(np.diff(starts).max()))
+            arrays += [self._reversed_offsets, self._reversed]
+        self.arrays: dict[str, LinkArray] = {array.name: array for array in arrays}
+        self._all = max(array.shape[0] for array in arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Of host memory, from the first step to the last."""
+        return int(self._first.nbytes) + _BYTES_AT_ONCE * min(max(_LINKS_AT_ONCE, self._most), self._all)
+
+    def draw(self, epoch: int, step: int, steps: int, *, both_ways: bool) -> int:
+        """Write the links of a step, with ``both_ways`` by their tails, too; returns how many there are, negatives
+        among them."""
+        count = 0
+        for first, last, heads in self._pieces():
+            tails_nK = self._drawn(epoch, first, last)
+            tails = np.concatenate((self._tails.read(first, last).astype(np.int64)[:, None], tails_nK), axis=1)
+            labels = np.zeros(tails.shape, dtype=np.float32)
+            labels[:, 0] = 1
+            if steps > 1:
+                labels[self._step_of(epoch, first, last, steps) != step] = np.nan
+                count += int((~np.isnan(labels)).sum())
+            else:
+                count += labels.size
+            order = np.lexsort((labels.reshape(-1), tails.reshape(-1), np.repeat(heads, tails.shape[1])))
+            self._indices.put(first * (1 + self._negatives), tails.reshape(-1)[order])
+            self._labels.put(first * (1 + self._negatives), labels.reshape(-1)[order])
+        if both_ways and self._reversed_in != epoch:
+            self._reverse(epoch)
+            self._reversed_in = epoch
+        return count
+
+    def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
+        """Which links of those given a step has, ascending, and the tails drawn for each, by their ids."""
+        links = self._tails.shape[0]
+        chosen = np.flatnonzero(self._step_of(epoch, 0, links, steps) == step)
+        tails_nK, numbers = self._drawn(epoch, 0, links)[chosen], self._order.read()[chosen]
+        order = np.argsort(numbers)
+        ids = self._ids.read_ids(0, self._nodes)
+        return torch.from_numpy(numbers[order]), torch.from_numpy(ids[tails_nK[order]].astype(np.int64))
+
+    def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
+        """Links from one to another, of whole heads, and the head of each."""
+        node, width = 0, 1 + self._negatives
+        while node < self._nodes:
+            first = int(self._first[node])
+            last = max(first + 1, first + _LINKS_AT_ONCE // width)
+            stop = int(np.searchsorted(self._first, last, side="right")) - 1
+            stop = min(max(stop, node + 1), self._nodes)
+            counts = np.diff(self._first[node : stop + 1])
+            if counts.any():
+                yield first, int(self._first[stop]), np.repeat(np.arange(node, stop), counts)
+            node = stop
+
+    def _permutation(self, epoch: int) -> Permutation:
+        """Of the copies of all nodes, one node's behind the other's."""
+        return Permutation(self._copies * self._nodes, self._seed, epoch, _NEGATIVE)
+
+    def _drawn(self, epoch: int, first: int, last: int) -> Ints:
+        """Tails [n, K] for links from one to another."""
+        numbers = np.arange(first * self._negatives, last * self._negatives, dtype=np.uint64)
+        found = self._permutation(epoch).of(numbers) // np.uint64(self._copies)
+        return found.astype(np.int64).reshape(last - first, self._negatives)
+
+    def _reverse(self, epoch: int) -> None:
+        """Write the heads of every tail, by tails: those of its links, then for each of its copies that of the link
+        that it is drawn for, or where it is drawn for none, itself, which says nothing."""
+        permutation, copies = self._permutation(epoch), self._copies
+        for first in range(0, self._nodes, self._at_once):
+            last = min(self._nodes, first + self._at_once)
+            ends = self._reversed_offsets.read(first, last + 1)
+            draws = permutation.inverse(np.arange(first * copies, last * copies, dtype=np.uint64)).astype(np.int64)
+            links = draws // self._negatives
+            heads = np.searchsorted(self._first, links, side="right") - 1
+            heads = np.where(links < self._tails.shape[0], heads, np.repeat(np.arange(first, last), copies))
+            found = np.empty(ends[-1] - ends[0], dtype=np.int64)
+            is_drawn = np.zeros(len(found), dtype=np.bool_)
+            is_drawn[((ends[1:] - ends[0])[:, None] - 1 - np.arange(copies)).reshape(-1)] = True
+            found[is_drawn] = heads
+            found[~is_drawn] = self._heads.read(ends[0] - first * copies, ends[-1] - last * copies)
+            self._reversed.put(int(ends[0]), found)
+
+    def _step_of(self, epoch: int, first: int, last: int, steps: int) -> Ints:
+        """Which step of an epoch each of these links is in."""
+        found = words(np.arange(first, last, dtype=np.uint64), self._seed, epoch, _STEP)
+        return (found % np.uint64(steps)).astype(np.int64)
+
+
+def words(numbers: Words, *key: int) -> Words:
+    """A random word [n] for each number under a key."""
+    return mixed(_states(1, *key) + (numbers + np.uint64(1)) * GOLDEN)
+
+
+def _states(count: int, *key: int) -> Words:
+    states = np.random.SeedSequence([part & (2**64 - 1) for part in key]).generate_state(count, np.uint64)
+    return np.asarray(states, dtype=np.uint64)
+
+
+def _offsets(rows: Ints, nodes: int) -> Ints:
+    """Where those of every node begin, and the last one's end [N + 1]."""
+    return np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=nodes))))
