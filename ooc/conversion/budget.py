@@ -62,7 +62,8 @@ class Sizes:
 
     ``packed_bytes``: of its files (0: as large as their arrays). ``resident_bytes``: what it holds in memory meanwhile;
     ``prepare_bytes``: the disk it needs besides; ``edge_numbers``: how many numbers an edge carries;
-    ``feature_entries``: how many the features have, where they come without their zeros.
+    ``feature_entries``: how many the features have, where they come without their zeros; ``feature_numbers``: how many
+    they are of all types, where there are several of nodes.
     """
 
     name: str
@@ -77,10 +78,11 @@ class Sizes:
     prepare_bytes: int = 0
     edge_numbers: int = 0
     feature_entries: int | None = None
+    feature_numbers: int | None = None
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Those of a source that is opened; of one with types as if all nodes had the most features of any."""
+        """Those of a source that is opened; of one with types, as many nodes as all of them have."""
         parts = [source] if source.types is None else [*source.types.nodes.values()]
         return cls(
             name=source.name,
@@ -94,6 +96,7 @@ class Sizes:
             prepare_bytes=source.prepare_bytes,
             edge_numbers=source.num_edge_numbers,
             feature_entries=source.feature_entries,
+            feature_numbers=None if source.types is None else sum(one.num_nodes * one.num_features for one in parts),
         )
 
     @property
@@ -104,7 +107,11 @@ class Sizes:
     def raw_feature_bytes(self) -> int:
         if self.feature_entries is not None:
             return self.feature_entries * (4 + self.feature_bytes)
-        return self.num_nodes * self.num_features * self.feature_bytes
+        return self._feature_numbers * self.feature_bytes
+
+    @property
+    def _feature_numbers(self) -> int:
+        return self.num_nodes * self.num_features if self.feature_numbers is None else self.feature_numbers
 
     @property
     def raw_bytes(self) -> int:
@@ -115,7 +122,7 @@ class Sizes:
         itemsize = np.dtype(options.dtype).itemsize
         if options.sparse_features and self.feature_entries is not None:
             return (4 + itemsize) * self.feature_entries + 8 * self.num_nodes
-        return self.num_nodes * self.num_features * itemsize
+        return self._feature_numbers * itemsize
 
     @property
     def input_bytes(self) -> int:

@@ -178,9 +178,9 @@ def named(source: str) -> Dataset | None:
 
 
 def _by_name(name: str) -> Dataset | None:
-    """In any case. SourceError for the name of one that cannot be converted."""
+    """In any case. SourceError for the name of one that is converted by its folder alone."""
     if name.lower() in _HETEROGENEOUS:
-        raise SourceError(f"{name} has several kinds of nodes and edges; only homogeneous graphs can be converted")
+        raise SourceError(f"{name} has no files that are fetched by name; convert its folder with types='all'")
     lowered = {known.lower(): known for known in (*DATASETS, *ALIASES)}
     known = lowered.get(name.lower())
     return DATASETS[ALIASES.get(known, known)] if known is not None else None

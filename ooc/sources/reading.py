@@ -34,6 +34,9 @@ READING_OPTIONS: dict[str, ReadingOption] = {
     "feature_columns": ReadingOption("A,B,...", "Columns of features. [default: all that are nothing else]"),
     "edge_weight": ReadingOption("COLUMN|FILE", "The edges' weights: a column beside their ends, or npy [edges]."),
     "edge_features": ReadingOption("A,B,...|FILE", "The edges' features: columns, or npy [edges, features]."),
+    "types": ReadingOption(
+        "papers|all", "Of MAG240M and IGB: papers and citations, or all there is. [default: papers]"
+    ),
     "label": ReadingOption("19|2K", "Which of IGB's two kinds of label: 19 classes or 2983. [default: 19]"),
 }
 """By their Python names; the command line writes ``_`` as ``-``. A Reader says which ones it takes."""

@@ -5,12 +5,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ooc.errors import SourceError
+from ooc.errors import OptionError, SourceError
+from ooc.sources.files.npy import NpyArray
+from ooc.sources.reading import Request
 from ooc.sources.source import RelationSource, Source, SourceTypes
 from ooc.storage.array import AnyArray
 from ooc.storage.types import EdgeType
 
 Rows = Callable[[int], Iterator[AnyArray]]
+TYPES = "types"
 _NAME = re.compile(r"\w[\w .+-]*")
 
 
@@ -55,3 +58,26 @@ def typed_source(
         taken.add(kind.folder.lower())
     count = sum(one.num_edges for one in edges.values())
     return replace(source, num_edges=count, types=SourceTypes(nodes, edges, labelled))
+
+
+def nodes_in(name: str, array: NpyArray | None, num_nodes: int) -> Source:
+    """Nodes of a type that has no labels, with the features in ``array``, where there is one."""
+    if array is None:
+        return nodes_alone(name, num_nodes)
+    rows, columns = array.matrix("[nodes, features]")
+    if rows != num_nodes:
+        raise SourceError(f"{array.name} has {rows} rows for {num_nodes} nodes")
+    return nodes_alone(name, rows, columns, array.row_blocks, array.row_blocks)
+
+
+def relation_in(array: NpyArray, preferred: int = 0) -> RelationSource:
+    """The edges in ``array``, [2, E] or [E, 2], whose ends are along the axis ``preferred`` where both could be."""
+    return RelationSource(array.num_edges(preferred), lambda size: array.edge_blocks(size, preferred=preferred))
+
+
+def asks_for_types(request: Request) -> bool:
+    """Whether all types of nodes and edges are asked for, and not papers and citations alone."""
+    asked = request.option(TYPES)
+    if asked not in (None, "papers", "all"):
+        raise OptionError(f"{TYPES} {asked!r} is not one of papers, all")
+    return asked == "all"

@@ -21,7 +21,7 @@ from tests.docs.test_pages import DOCS_COMMANDS
 from tests.sources.fixtures import FIXTURES, random_graph
 
 NODES, EDGES = 120, 600
-DOWNLOADED = {"ogbn-papers100M", "igb-medium"}
+DOWNLOADED = {"ogbn-papers100M", "igb-medium", "mag240m_kddcup2021"}
 PLANNED_FOR_LONG = {"papers100M", "igb260m"}
 """About ten seconds each; ``tests/plan/test_large_graphs.py`` plans such."""
 MEASURING = {"profile"}

@@ -46,7 +46,7 @@ def test_names_are_found_in_any_case_but_not_before_a_path(tmp_path: Path, monke
     assert named("OGBN-papers100m") is DATASETS["ogbn-papers100M"]
     assert named("igb-full") is DATASETS["igb260m"]
     assert named("ogbn-mug") is None
-    with pytest.raises(SourceError, match="igbh-tiny has several kinds of nodes"):
+    with pytest.raises(SourceError, match="igbh-tiny has no files that are fetched by name; convert its folder"):
         named("igbh-tiny")
     (tmp_path / "cora").mkdir()
     assert named("cora") is None and named("pubmed") is not None

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch_geometric.transforms import ToUndirected
 
 import ooc
 from ooc.errors import OptionError, SourceError
 from ooc.storage.verification import verify
 from tests.sources.fixtures.ogb import write_csv
-from tests.sources.fixtures.typed import academic, write_ogbn_mag
+from tests.sources.fixtures.typed import IGBH, MAG, OGBN_MAG, academic, write_igbh, write_mag240m, write_ogbn_mag
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
@@ -33,7 +34,7 @@ def assert_same(store: ooc.Store, expected: ooc.Store) -> None:
 
 def test_ogbn_mag(tmp_path: Path) -> None:
     """The types without ``node-feat`` have no features; from the zip as well."""
-    data = academic()
+    data = academic(OGBN_MAG)
     expected = ooc.convert(data, tmp_path / "expected.ooc")
     folder = write_ogbn_mag(data, tmp_path)
     assert_same(ooc.convert(folder, tmp_path / "mag.ooc"), expected)
@@ -43,15 +44,44 @@ def test_ogbn_mag(tmp_path: Path) -> None:
     assert expected.types.features == {"author": 0, "field_of_study": 0, "institution": 0, "paper": 6}
 
 
+@pytest.mark.parametrize("authors", [False, True], ids=["papers' features alone", "authors' as well"])
+def test_all_types_of_mag240m(authors: bool, tmp_path: Path) -> None:
+    """And papers alone, where nothing else is asked for."""
+    data = academic(MAG)
+    if authors:
+        data["author"].x = torch.ones(50, 3)
+    expected, folder = ooc.convert(data, tmp_path / "expected.ooc"), write_mag240m(data, tmp_path)
+    assert_same(ooc.convert(folder, tmp_path / "all.ooc", types="all"), expected)
+    assert ooc.convert(folder, tmp_path / "papers.ooc").types is None
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, folder.name)
+    with pytest.raises(SourceError, match="unpack the zip to convert all types of edges"):
+        ooc.convert(tmp_path / "packed.zip", tmp_path / "zip.ooc", types="all")
+    with pytest.raises(OptionError, match="types 'some' is not one of papers, all"):
+        ooc.convert(folder, tmp_path / "some.ooc", types="some")
+
+
+def test_all_types_of_igb(tmp_path: Path) -> None:
+    """Types without features have as many nodes as edges name."""
+    data = academic(IGBH)
+    data["author"].x = torch.ones(50, 3)
+    folder = write_igbh(data, tmp_path)
+    expected = ooc.convert(data, tmp_path / "expected.ooc")
+    assert_same(ooc.convert(folder, tmp_path / "all.ooc", types="all"), expected)
+    assert ooc.convert(folder, tmp_path / "papers.ooc").types is None
+    (folder / "processed" / "paper__topic__fos" / "edge_index.npy").unlink()
+    with pytest.raises(SourceError, match=r"edge_index\.npy is missing"):
+        ooc.convert(folder, tmp_path / "missing.ooc", types="all")
+
+
 def test_to_symmetrize_is_pygs_to_undirected(tmp_path: Path) -> None:
     """Reversed types of edges between two types of nodes, and the reverse among those within one."""
-    folder = write_ogbn_mag(academic(), tmp_path)
-    data = ToUndirected()(academic())
+    folder = write_ogbn_mag(academic(OGBN_MAG), tmp_path)
+    data = ToUndirected()(academic(OGBN_MAG))
     expected = ooc.convert(data, tmp_path / "expected.ooc")
     store = ooc.convert(folder, tmp_path / "mag.ooc", symmetrize=True)
     assert_same(store, expected)
     assert [tuple(kind) for kind in store.types.edges] == data.edge_types  # type: ignore[union-attr]
-    again = ooc.convert(academic(), tmp_path / "kept.ooc", symmetrize=True, drop_duplicates=False)
+    again = ooc.convert(academic(OGBN_MAG), tmp_path / "kept.ooc", symmetrize=True, drop_duplicates=False)
     assert again.types is not None and again.types.edges[data.edge_types[2]] == 400
     with pytest.raises(OptionError, match="has edges institution rev_affiliated_with author already"):
         ooc.convert(data, tmp_path / "twice.ooc", symmetrize=True)
@@ -89,7 +119,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
     change, told = REFUSED[name]
-    root = write_ogbn_mag(academic(), tmp_path)
+    root = write_ogbn_mag(academic(OGBN_MAG), tmp_path)
     change(root)
     with pytest.raises(SourceError, match=re.escape(told)) as caught:
         ooc.convert(root, tmp_path / "mag.ooc")

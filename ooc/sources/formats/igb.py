@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IGB, homogeneous: a folder tiny, small, medium, large or full with ``processed/paper`` and its citations.
+"""IGB: a folder tiny, small, medium, large or full with ``processed/paper`` and its citations; or all types of nodes
+and edges, where they are there (IGBH).
 
 Layout, counts and splits as in ``igb/dataloader.py`` of https://github.com/IllinoisGraphBenchmark/IGB-Datasets.
 Features and labels of large and full have no npy header despite their name: float32 in a file whose size must
 fit the known number of papers. In full only the first papers have a label. The loader removes self-loops and adds
-one to each node: that is left to ``--self-loops`` and to the models, edges are converted as they are.
+one to each node: that is left to ``--self-loops`` and to the models, edges are converted as they are. Authors,
+institutes and fields of study have features where there is their ``node_feat.npy``; where it is not, there are as many
+of them as edges name.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -17,7 +21,9 @@ from ooc.errors import OptionError, SourceError
 from ooc.sources.files.npy import MAGIC, NpyArray
 from ooc.sources.labels import whole_labels
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import Ids, LabelBlock, Source, fingerprint_of, ranges
+from ooc.sources.source import Ids, LabelBlock, RelationSource, Source, fingerprint_of, ranges
+from ooc.sources.typed import TYPES, asks_for_types, nodes_in, relation_in, typed_source
+from ooc.storage.types import EdgeType
 
 LABEL = "label"
 _EDGES = "processed/paper__cites__paper/edge_index.npy"
@@ -27,6 +33,12 @@ _NUM_CLASSES = {"19": 19, "2K": 2983}
 _NUM_FEATURES = 1024
 _RAW = np.dtype("<f4")
 _PAPERS = {"large": 100_000_000, "full": 269_346_174}
+_OTHERS = ("author", "institute", "fos")
+_RELATIONS = (
+    EdgeType("paper", "written_by", "author"),
+    EdgeType("author", "affiliated_to", "institute"),
+    EdgeType("paper", "topic", "fos"),
+)
 _LABELLED_OF_FULL = {"19": 227_130_858, "2K": 157_675_969}
 """How many papers of full have a label, by the kind of label: the first ones."""
 
@@ -56,7 +68,7 @@ def igb_source(path: Path, request: Request) -> Source:
             tested = (row >= train + valid) & (row < labelled)
             yield LabelBlock(y, row < train, (row >= train) & (row < train + valid), tested)
 
-    return Source(
+    source = Source(
         name=f"igb-{path.resolve().name}",
         format="igb",
         num_nodes=nodes,
@@ -71,6 +83,34 @@ def igb_source(path: Path, request: Request) -> Source:
         description={LABEL: kind, "split": f"60 %, 20 % and the rest of the first {labelled} papers, in order"},
         notes=_notes(path, nodes),
     )
+    return _of_types(path, source, edges) if asks_for_types(request) else source
+
+
+def _of_types(path: Path, papers: Source, cites: NpyArray) -> Source:
+    """All nodes and edges of the folder."""
+    processed, edges = path / "processed", {EdgeType("paper", "cites", "paper"): relation_in(cites, 1)}
+    ends: dict[str, int] = {}
+    files = [path / _FEATURES, path / _EDGES]
+    for relation in _RELATIONS:
+        files.append(processed / relation.folder / "edge_index.npy")
+        array = NpyArray(files[-1])
+        edges[relation] = relation_in(array, 1)
+        for kind, axis in ((relation.source, 0), (relation.target, 1)):
+            if kind != "paper" and not (processed / kind / "node_feat.npy").is_file():
+                ends[kind] = max(ends.get(kind, 0), _most(edges[relation], axis) + 1)
+    others = {}
+    for kind in _OTHERS:
+        features = _array(processed / kind / "node_feat.npy", (_NUM_FEATURES,)) if kind not in ends else None
+        others[kind] = nodes_in(kind, features, ends[kind] if features is None else features.shape[0])
+        files += [] if features is None else [features.path]
+    papers = replace(papers, fingerprint=papers.fingerprint | fingerprint_of(*files))
+    return typed_source(papers, "paper", others, edges)
+
+
+def _most(edges: RelationSource, axis: int) -> int:
+    """The largest id that is an end."""
+    ends = ((block.sources, block.targets)[axis] for block in edges.edges(1 << 18))
+    return max((int(ids.max()) for ids in ends if len(ids)), default=0)
 
 
 def _notes(path: Path, nodes: int) -> tuple[str, ...]:
@@ -110,5 +150,5 @@ READER = Reader(
     folder=True,
     recognises=lambda path: (path / _EDGES).is_file(),
     open=igb_source,
-    takes=frozenset((LABEL,)),
+    takes=frozenset((LABEL, TYPES)),
 )

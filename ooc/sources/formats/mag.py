@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MAG240M's papers and the citations among them: the folder ``mag240m_kddcup2021`` of ``ogb.lsc``, or its zip.
+"""MAG240M's papers and the citations among them: the folder ``mag240m_kddcup2021`` of ``ogb.lsc``, or its zip. Or, of
+the folder, all types of nodes and edges.
 
 Layout as in ``ogb/lsc/mag240m.py`` of https://github.com/snap-stanford/ogb. The labels of the test papers are
-not published (NaN): papers without a label are left out of the test split.
+not published (NaN): papers without a label are left out of the test split. Authors and institutions have the features
+that somebody has put beside those of papers, ``processed/author/node_feat.npy``, or none: they are not published.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
@@ -15,12 +19,20 @@ from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import LabelBlock, Source
+from ooc.sources.typed import TYPES, asks_for_types, nodes_in, relation_in, typed_source
 from ooc.storage.store import Task
+from ooc.storage.types import EdgeType
 
 _EDGES = "processed/paper___cites___paper/edge_index.npy"
 _FEATURES = "processed/paper/node_feat.npy"
 _LABELS = "processed/paper/node_label.npy"
 _META, _SPLITS = "meta.pt", "split_dict.pt"
+_OTHERS = ("author", "institution")
+_RELATIONS = (
+    EdgeType("author", "affiliated_with", "institution"),
+    EdgeType("author", "writes", "paper"),
+    EdgeType("paper", "cites", "paper"),
+)
 _NOTE = "the test papers' labels are not published: papers without one are left out of the test split"
 
 
@@ -58,7 +70,26 @@ def _open(path: Path, request: Request) -> Source:
         description={"split": _NOTE},
         notes=(f"mag240m: {_NOTE}",),
     )
+    if asks_for_types(request):
+        return _of_types(files, source, counts)
     return source if edges.seekable else unpacking(source, edges)
+
+
+def _of_types(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) -> Source:
+    """All nodes and edges of the folder."""
+    others, edges = {}, {}
+    for kind in _OTHERS:
+        if type(count := counts.get(kind)) is not int:
+            raise SourceError(f"{files.label(_META)} does not count nodes of type {kind!r}")
+        name = f"processed/{kind}/node_feat.npy"
+        others[kind] = nodes_in(kind, files.array(name) if files.has(name) else None, count)
+    for relation in _RELATIONS:
+        array = files.array(f"processed/{'___'.join(relation)}/edge_index.npy")
+        if not array.seekable:
+            raise SourceError(f"{array.name} is packed; unpack the zip to convert all types of edges")
+        edges[relation] = relation_in(array)
+    papers = replace(papers, fingerprint=files.fingerprint("processed", _META, _SPLITS))
+    return typed_source(papers, "paper", others, edges)
 
 
 READER = Reader(
@@ -66,4 +97,5 @@ READER = Reader(
     folder=None,
     recognises=lambda path: holds_dataset(path, (_EDGES,)),
     open=_open,
+    takes=frozenset((TYPES,)),
 )

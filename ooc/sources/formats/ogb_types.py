@@ -36,7 +36,7 @@ from ooc.storage.types import EdgeType
 MARK = "raw/num-node-dict.csv.gz"
 _LABELLED = "raw/nodetype-has-label.csv.gz"
 _RELATIONS = "raw/triplet-type-list.csv.gz"
-_ONE_WAY = "edges lead one way, as published; --symmetrize adds their reverse"
+_ONE_WAY = "edges lead one way, as published; symmetrize=True adds their reverse"
 
 
 def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
