@@ -85,6 +85,8 @@ def _array_features(array: NpyArray | HeldArray) -> NodeFeatures:
 
 def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     names = tables.features(table)
+    if not names:
+        return NodeFeatures(columns=0, blocks=lambda nodes, size, row: iter(()), rows=None, seeks=True, table=table)
     wanted = dict.fromkeys(names, Cells.REAL)
     columns = width(table, names)
     if not 0 < columns <= _MOST_COLUMNS:

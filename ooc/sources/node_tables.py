@@ -68,8 +68,19 @@ class NodeTables:
     def __init__(self, request: Request, held: Mapping[Path, Table] = MappingProxyType({})) -> None:
         self._request = request
         self._held = held
+        self._may_have_labels, self._may_lack_features = True, False
         self._opened: dict[Path, Table] = {}
         self._meanings: dict[Path, dict[str, str]] = {}
+
+    def of_types(self, *, labelled: bool) -> None:
+        """They are of the nodes of one type of several: without labels unless they are ``labelled``, with features or
+        not."""
+        self._may_have_labels, self._may_lack_features = labelled, True
+
+    def has_labels(self, table: Table) -> bool:
+        """Whether a column is said to be labels, or called so."""
+        roles = self._asked(table)
+        return LABEL in roles.values() or usual_column(table, LABEL, _LABEL_NAMES, roles) is not None
 
     def open(self, path: Path) -> Table:
         """The table in the file ``path``."""
@@ -150,7 +161,7 @@ class NodeTables:
             wrong = {name: kinds[name] for name in found if kinds[name] in _NO_FEATURES and name not in wanted}
             if wrong:
                 raise _no_features(table, wrong)
-        if not found:
+        if not found and not self._may_lack_features:
             raise SourceError(f"{table.path} has no column of features, only {', '.join(table.columns[:_SHOWN])}")
         self._take(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
         self._take(table, found, FEATURE)
@@ -187,6 +198,8 @@ class NodeTables:
         return tuple(name for name in others if name.lower() == "split" or (members and _split_called(name)))
 
     def _labels(self, table: Table) -> tuple[str, ...]:
+        if not self._may_have_labels:
+            return ()
         roles = self._asked(table)
         said = tuple(name for name, role in roles.items() if role == LABEL)
         if said:

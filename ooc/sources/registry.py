@@ -18,6 +18,7 @@ from ooc.sources.formats import (
     planetoid,
     synthetic,
     tu_dataset,
+    typed_tables,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
 from ooc.sources.formats.edges import edge_table, matrix_market, snap, webgraph
@@ -45,6 +46,7 @@ FORMATS: dict[str, Reader] = {
     "table": edge_table.READER,
     "matrix-market": matrix_market.READER,
     "snap": snap.READER,
+    "typed-tables": typed_tables.READER,
     "npy": npz_formats.NPY_READER,
 }
 """By the names ``--format`` takes, asked in this order whether a path is theirs: those that take anything last."""

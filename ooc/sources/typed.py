@@ -10,9 +10,10 @@ from ooc.sources.files.npy import NpyArray
 from ooc.sources.reading import Request
 from ooc.sources.source import RelationSource, Source, SourceTypes
 from ooc.storage.array import AnyArray
+from ooc.storage.sparse_array import Entries
 from ooc.storage.types import EdgeType
 
-Rows = Callable[[int], Iterator[AnyArray]]
+Rows = Callable[[int], Iterator[AnyArray | Entries]]
 TYPES = "types"
 _NAME = re.compile(r"\w[\w .+-]*")
 
@@ -22,7 +23,7 @@ def nodes_alone(
     num_nodes: int,
     num_features: int = 0,
     features: Rows | None = None,
-    features_from: Callable[[int, int], Iterator[AnyArray]] | None = None,
+    features_from: Callable[[int, int], Iterator[AnyArray | Entries]] | None = None,
 ) -> Source:
     """The nodes of a type that has no labels; with ``features`` or none."""
     if not 0 < num_nodes <= 2**32:

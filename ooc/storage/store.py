@@ -308,6 +308,8 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     labelled = graphs or nodes
     labels = (labelled,) if task_of(attributes) is Task.CLASSES else (labelled, int(attributes["num_classes"]))
     shapes: dict[str, tuple[int, ...]] = {"y": labels}
+    if attributes.get("has_ids", False):
+        shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
     if types is not None:
         shapes |= {"perm": (nodes,)} | {f"split/{split}": (nodes,) for split in SPLITS}
         return shapes | types.array_shapes()
@@ -326,8 +328,6 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes["in/self_loops"] = (nodes,)
     if graphs:
         shapes["graphs/indptr"] = (graphs + 1,)
-    if attributes.get("has_ids", False):
-        shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
     return shapes
 
 

@@ -4,6 +4,7 @@
 import gzip
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,28 @@ import ooc
 from ooc.errors import OptionError, SourceError
 from ooc.storage.verification import verify
 from tests.sources.fixtures.ogb import write_csv
-from tests.sources.fixtures.typed import IGBH, MAG, OGBN_MAG, academic, write_igbh, write_mag240m, write_ogbn_mag
+from tests.sources.fixtures.typed import (
+    IGBH,
+    MAG,
+    OGBN_MAG,
+    TABLES,
+    academic,
+    write_igbh,
+    write_mag240m,
+    write_ogbn_mag,
+    write_tables,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
-def assert_same(store: ooc.Store, expected: ooc.Store) -> None:
+def assert_same(store: ooc.Store, expected: ooc.Store, *, apart: Collection[str] = ()) -> None:
     assert store.types is not None and expected.types is not None
     assert store.types.nodes == expected.types.nodes
     assert store.types.edges == expected.types.edges
     assert (store.types.labelled, store.split_sizes) == (expected.types.labelled, expected.split_sizes)
-    assert store.arrays() == expected.arrays()
-    for name in store.arrays():
+    assert store.arrays() == sorted([*expected.arrays(), *apart])
+    for name in expected.arrays():
         np.testing.assert_array_equal(store.array(name).read(), expected.array(name).read(), err_msg=name)
     assert verify(store) == []
 
@@ -71,6 +82,53 @@ def test_all_types_of_igb(tmp_path: Path) -> None:
     (folder / "processed" / "paper__topic__fos" / "edge_index.npy").unlink()
     with pytest.raises(SourceError, match=r"edge_index\.npy is missing"):
         ooc.convert(folder, tmp_path / "missing.ooc", types="all")
+
+
+ROLES = {"author.name": "ignore", "field_of_study.level": "ignore"}
+
+
+def test_a_folder_of_tables(tmp_path: Path) -> None:
+    """Ids of numbers, of texts and none; classes by name. Predictions and errors go by the ids."""
+    data = academic(TABLES)
+    expected, folder = ooc.convert(data, tmp_path / "expected.ooc"), write_tables(data, tmp_path)
+    store = ooc.convert(folder, tmp_path / "tables.ooc", columns=ROLES, host_budget="64M")
+    assert store.ids is not None and store.ids.tolist() == (7 * np.arange(80)[::-1] + 3).tolist()
+    assert store.class_names == ("biology", "chemistry", "maths", "physics")
+    assert_same(store, expected, apart=["ids"])
+    again = ooc.convert(folder, tmp_path / "again.ooc", columns=ROLES, symmetrize=True)
+    assert again.types is not None and len(again.types.edges) == 5
+
+
+WRONG: dict[str, tuple[str, str, str, str]] = {
+    "no node": (
+        "edges/author__writes__paper.csv",
+        "author 003",
+        "author 999",
+        "(author 999) is no node: nodes of type",
+    ),
+    "an id twice": ("nodes/author.csv", "author 003", "author 004", "has one id twice, in the rows 4 and 5"),
+    "a row that is not there": (
+        "edges/paper__has_topic__field_of_study.csv",
+        ",19\n",
+        ",20\n",
+        "the row numbers 0 to 19",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tables_that_are_wrong_are_named(name: str, tmp_path: Path) -> None:
+    folder = write_tables(academic(TABLES), tmp_path)
+    file, old, new, told = WRONG[name]
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(SourceError, match=re.escape(told)):
+        ooc.convert(folder, tmp_path / "g.ooc", columns=ROLES)
+    with pytest.raises(SourceError, match="make no feature"):
+        ooc.convert(folder, tmp_path / "g.ooc")
+    with pytest.raises(SourceError, match="no table has a column"):
+        ooc.convert(folder, tmp_path / "g.ooc", columns={**ROLES, "author.age": "ignore"})
 
 
 def test_to_symmetrize_is_pygs_to_undirected(tmp_path: Path) -> None:

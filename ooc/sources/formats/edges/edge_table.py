@@ -80,6 +80,20 @@ def table_graph(
     )
 
 
+def edge_columns(table: Table, request: Request) -> tuple[str, str, str]:
+    """The columns of the ends of edges that carry nothing, and what is told of all columns. SourceError where they
+    carry something that is to be kept."""
+    asked = asked_roles(request, table, EDGES)
+    source, target = _ends(table, asked)
+    carried, meanings = _carried(table, request, asked, (source, target))
+    if carried.names:
+        what = f"{table.path} has edges with {', '.join(carried.names)}, which graphs with types do not keep"
+        raise SourceError(f"{what}; give {as_argument(carried.names[0], IGNORE)} or drop_edge_data=True")
+    meanings |= {source: "src: where edges start", target: "dst: where they end"}
+    meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
+    return source, target, column_note(table, meanings)
+
+
 def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
     """The columns of the edges' sources and targets."""
     rest = [name for name in table.columns if name not in asked]
