@@ -204,6 +204,8 @@ _WITH_FEATURES: dict[str, Make] = {
     "PDNConv": lambda i, o: C.PDNConv(i, o, edge_dim=F, hidden_channels=4),
     "GeneralConv": lambda i, o: C.GeneralConv(i, o, in_edge_channels=F),
 }
+_WITH_WEIGHTS: dict[str, Make] = {"FAConv": framed(lambda w: C.FAConv(w, normalize=False), _with_start)}
+"""Where weights want other options."""
 _NEED_FEATURES = {"GINEConv", "GMMConv", "SplineConv", "NNConv", "PDNConv"}
 
 _NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -350,7 +352,7 @@ def _convolution(name: str) -> Entry:
     make = _CONVS.get(name, kind)
     carrying = {}
     if "edge_weight" in inspect.signature(kind.forward).parameters:
-        carrying["edge_weight"] = twice(make)
+        carrying["edge_weight"] = twice(_WITH_WEIGHTS.get(name, make))
     if name in _WITH_FEATURES:
         carrying["edge_attr"] = twice(_WITH_FEATURES[name])
     if name in _NEED_FEATURES:
@@ -390,7 +392,8 @@ def catalogue() -> dict[str, dict[str, Entry]]:
 
 
 _TYPED = "not yet", "takes rows of all types of nodes in one matrix, and their types as an input"
-_LINKS = "not yet", "its loss is of links, between rows of two nodes; its encoder alone trains as any model"
+_LINKS = "otherwise", "its loss is of links: its encoder trains as any model, or by links (links.md)"
+_LINKS_OF_ITS_OWN = "not yet", "its loss is of links, of a form of its own; its encoder alone trains as any model"
 _BASE = "nothing to train", "a base class"
 _TOOL = "nothing to train", "no parameters"
 _NEAREST = "principle", "builds a graph anew, of the nearest neighbours among features that change"
@@ -419,12 +422,13 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "Node2Vec": _WALKS,
     "MetaPath2Vec": _WALKS,
     "DeepGraphInfomax": (
-        "not yet",
-        "has three outputs, and a loss between them; its encoder alone trains as any model",
+        "principle",
+        "is trained on rows that are dealt out anew in each epoch; its encoder alone trains as any model",
     ),
-    **dict.fromkeys(("InnerProductDecoder", "GAE", "VGAE", "ARGA", "ARGVA"), _LINKS),
-    "LightGCN": ("not yet", "its loss is of links, between rows of two nodes"),
-    "ARLinkPredictor": ("not yet", "its loss is of links, between rows of two nodes"),
+    **dict.fromkeys(("InnerProductDecoder", "GAE"), _LINKS),
+    **dict.fromkeys(("VGAE", "ARGA", "ARGVA"), _LINKS_OF_ITS_OWN),
+    "LightGCN": ("otherwise", "an embedding with LGConv (embeddings.md), and its loss is of links (links.md)"),
+    "ARLinkPredictor": _LINKS_OF_ITS_OWN,
     "LPFormer": ("not yet", "gives a row for each pair of nodes that it is asked for"),
     "RENet": _EVENTS,
     "TGNMemory": _EVENTS,
@@ -438,9 +442,14 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "captum_output_to_dicts": _TOOL,
     "LabelPropagation": _TOOL,
     "CorrectAndSmooth": _TOOL,
-    "MaskLabel": ("not yet", "takes labels as an input"),
+    "MaskLabel": ("otherwise", "takes labels as an input: of known ones columns of features (training.md)"),
 }
 """Kind and reason of those that are not tried."""
+
+OTHERWISE: dict[str, str] = {
+    "LINKX": "its rows of weights for every node are an embedding, summed by SimpleConv (embeddings.md)",
+}
+"""What is tried and refused, and how it is trained."""
 
 OF_PRINCIPLE: dict[str, str] = {
     "GPSConv": "every node attends to every other: N² pairs",

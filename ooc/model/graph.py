@@ -35,6 +35,7 @@ class Scaling(Enum):
 
     SUM = "sum"
     MEAN = "mean"
+    MEAN_OF_ALL = "mean with self-loops"
     GCN = "gcn"
     GCN_NO_LOOPS = "gcn without self-loops"
     LAPLACIAN = "laplacian"
@@ -43,6 +44,7 @@ class Scaling(Enum):
     WEIGHTED_GCN = "weighted gcn"
     WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
     WEIGHTED_GCN_NO_LOOPS = "weighted gcn without self-loops"
+    WEIGHTED_LAPLACIAN = "weighted laplacian"
     REVERSED_SUM = "sum against the edges"
     REVERSED_MEAN = "mean against the edges"
     REVERSED_GCN = "gcn against the edges"
@@ -70,7 +72,7 @@ class Scaling(Enum):
     @property
     def normalized(self) -> bool:
         """By the degrees of both ends, before and after the sum."""
-        return not self.plain and self not in (Scaling.MEAN, Scaling.REVERSED_MEAN)
+        return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
 
     @property
     def loop_weight(self) -> float | None:
@@ -94,12 +96,14 @@ class Scaling(Enum):
 
 
 _LOOP_WEIGHTS = {
+    Scaling.MEAN_OF_ALL: 1.0,
     Scaling.GCN: 1.0,
     Scaling.WEIGHTED_GCN: 1.0,
     Scaling.WEIGHTED_GCN_IMPROVED: 2.0,
     Scaling.REVERSED_GCN: 1.0,
 }
-_VANISHING = (Scaling.GCN_NO_LOOPS, Scaling.LAPLACIAN, Scaling.REVERSED_GCN_NO_LOOPS)
+LAPLACIANS = (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN)
+_VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +322,7 @@ def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *
 
 def _counts_own(store: Store, scaling: AnyScaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
-    if scaling is Scaling.LAPLACIAN:
+    if scaling in LAPLACIANS:
         return store.num_self_loops > 0
     return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
 
@@ -336,7 +340,7 @@ def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
     """The topology whose degrees it goes by."""
     if isinstance(scaling, RelationScaling):
         return RelationEdges(scaling.relation.folder, Direction.IN)
-    return directions(store)[-1] if scaling.reversed or scaling is Scaling.LAPLACIAN else Direction.IN
+    return directions(store)[-1] if scaling.reversed or scaling in LAPLACIANS else Direction.IN
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -392,18 +396,20 @@ def _row_scaling(
     [N+1]."""
     if scaling.plain:
         return _PLAIN
-    n, fill, laplacian = len(into_rows) - 1, scaling.loop_weight, scaling is Scaling.LAPLACIAN
+    n, fill = len(into_rows) - 1, scaling.loop_weight
     scale = _row_constants(n, dtype)
     own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
         stop = min(n, start + _CHUNK_ROWS)
         into = into_rows[start : stop + 1]
         degree, loop = (
-            _weighted_degrees(store, into, start, loop_weight=fill)
+            _weighted_degrees(store, into, start, scaling)
             if scaling.weighted
             else _degrees(store, into, start, self_term=fill is not None)
         )
-        if laplacian:  # what it takes to make a row's self-loops one is one more than to make them none
+        if (
+            scaling is Scaling.LAPLACIAN
+        ):  # what it takes to make a row's self-loops one is one more than to make them none
             loop = loop - 1
             degree = degree + loop
         if own is not None:
@@ -412,7 +418,8 @@ def _row_scaling(
             inverse = degree.to(dtype).pow(-0.5)
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
-            scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(dtype)
+            kind = torch.get_default_dtype() if scaling is Scaling.MEAN_OF_ALL else dtype  # as PyG's ClusterGCNConv
+            scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(kind)
     self_term = fill is not None or own is not None
     return RowScaling(scale, before=scaling.normalized, self_term=self_term, self_N1=own)
 
@@ -440,30 +447,33 @@ def _degrees(
 
 
 def _weighted_degrees(
-    store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, *, loop_weight: float | None
+    store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, scaling: AnyScaling
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the weights of the in-edges [R] of the rows from ``start``, whose edges begin at ``into_rows`` [R+1], as
-    PyG's ``gcn_norm`` takes them.
+    """Sums of the weights of the edges [R] of the rows from ``start``, which begin at ``into_rows`` [R+1], as PyG's
+    ``gcn_norm`` takes them, or its ``get_laplacian``, to which self-loops are none.
 
-    ``loop_weight``: what a self-loop weighs that is added to a row without one, as ``add_remaining_self_loops`` does;
-    None: none is. Where a row has several, PyG keeps the last one's weight, and so does this: a store has them in the
-    order of the source. The second tensor [R] is what makes of a row's self-loops the one that counts. Both in float64.
-    Raises ModelError for a sum below zero, which has no square root.
+    Self-loops are added to rows without one as by ``add_remaining_self_loops``, if at all. Where a row has several, PyG
+    keeps the last one's weight, and so does this: a store has them in the order of the source. The second tensor [R] is
+    what makes of a row's self-loops the one that counts. Both in float64. Raises ModelError for a sum below zero, which
+    has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
-    rows = len(into_rows) - 1
+    rows, loop_weight, laplacian = len(into_rows) - 1, scaling.loop_weight, scaling is Scaling.WEIGHTED_LAPLACIAN
+    side = _counted_by(store, scaling).value
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)
-    indices, weights = store.topology("in")[1], store.edge_weight("in")
+    indices, weights = store.topology(side)[1], store.edge_weight(side)
     first, last = int(into_rows[0]), int(into_rows[-1])
     for low in range(first, last, _CHUNK_EDGES):
         high = min(last, low + _CHUNK_EDGES)
         of_row = np.repeat(np.arange(rows), np.diff(np.clip(into_rows, low, high)))
         weight = weights.read(low, high).astype(np.float64)
+        if laplacian and weight.min() < 0:
+            raise ModelError(f"some edge of {store.path} has a weight below 0: ChebConv takes others only")
         degree += np.bincount(of_row, weights=weight, minlength=rows)
         is_loop = indices.read(low, high) == of_row + start
         loops += np.bincount(of_row[is_loop], weights=weight[is_loop], minlength=rows)
         counts[of_row[is_loop]] = weight[is_loop]
-    missing = counts - loops if loop_weight is not None else np.zeros(rows)
+    missing = -loops if laplacian else counts - loops if loop_weight is not None else np.zeros(rows)
     degree += missing
     if rows and degree.min() < 0:
         row = int(degree.argmin())

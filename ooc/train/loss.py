@@ -12,7 +12,7 @@ A loss is called from several threads at once, with different rows.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,6 +100,38 @@ def resolve_loss(
             return Loss(_by_autograd(total), 1.0, weight=None)
         return Loss(_by_autograd(total), float(count), weight=lambda labels: float((~labels.isnan()).sum()))
     return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
+
+
+def takes_results(loss: RowsLoss | None) -> bool:
+    """Whether a model's results all go to it, if there are several: to one's own, not to torch's, which take one."""
+    return loss is not None and type(loss) not in (*_ELEMENTWISE, nn.CrossEntropyLoss)
+
+
+@dataclass(frozen=True, slots=True)
+class LossOfResults:
+    """``loss`` of a tuple of results, of these side by side, so many ``columns`` each."""
+
+    loss: Callable[[Any, Tensor], Tensor]
+    columns: Sequence[int]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.loss, "__name__", type(self.loss).__name__)
+
+    def __call__(self, outputs_rC: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(torch.split(outputs_rC, list(self.columns), dim=1), labels)
+
+    def check_used(self, outputs_rC: Tensor, labels: Tensor) -> None:
+        """ModelError where it makes nothing of one of them: in PyG what that comes of would have no gradient at all,
+        and an optimizer would leave it alone."""
+        with torch.enable_grad():
+            results = tuple(
+                part.clone().requires_grad_() for part in torch.split(outputs_rC, list(self.columns), dim=1)
+            )
+            found = torch.autograd.grad(self.loss(results, labels).sum(), results, allow_unused=True)
+        for number, gradient in enumerate(found):
+            if gradient is None:
+                raise ModelError(f"loss {self.__name__} makes nothing of result {number}; let forward leave it out")
 
 
 def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
@@ -233,6 +265,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
             labels[missing.logical_and_(~missing.all(dim=1, keepdim=True))] = torch.nan
         outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype)
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
+        if isinstance(loss, LossOfResults) and not trial:
+            loss.check_used(outputs_rC.to(place), labels.to(place))
         together, expected = _together_and_alone(loss, name, outputs_rC.to(place), labels.to(place))
         by_row = together.dim() == 1 if by_row is None else by_row
         expected = (expected if by_row else expected.mean()).to(together.dtype)

@@ -26,18 +26,18 @@ from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.errors import BudgetError, ModelError, OptionError, StoreError
 from ooc.model.graph import (
+    LAPLACIANS,
     ActiveRows,
     AnyScaling,
     GraphRows,
     RelationScaling,
-    Scaling,
     damaged,
     load_rows,
     most_edges,
     reverse_of,
     rows_nbytes,
 )
-from ooc.model.lowering.assembly import Setting
+from ooc.model.lowering.assembly import Results, Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.stages import StageBuilder, Step, panel_rows
@@ -67,7 +67,7 @@ from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
-from ooc.train.loss import RowsLoss, resolve_loss
+from ooc.train.loss import LossOfResults, RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources, spill_dtype
@@ -154,15 +154,19 @@ def prepare(
         compute_dtype=compute_dtype,
         embedding_columns={} if learnt is None else learnt.widths,
         of_classes=objective is None,
+        results=Results.ONE if objective is not None else Results.ALL if takes_results(loss) else Results.FIRST,
     )
     if learnt is not None:
         learnt.keep(network.learnt)
     if objective is None:
         assert metric is not None
         outputs, dtype = network.outputs, network.dtype
+        if loss is not None and network.result_columns:
+            loss = LossOfResults(loss, network.result_columns)
+        trained = network.training.columns
         objective = Objective(
             store.task,
-            resolve_loss(loss, store, store.task, outputs=outputs, dtype=dtype, place=resources.place),
+            resolve_loss(loss, store, store.task, outputs=trained, dtype=dtype, place=resources.place),
             make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
             tile_rows=resources.tile_rows,
             incomplete=store.num_incomplete > 0,
@@ -227,7 +231,8 @@ class Job:
         self._arrays = _arrays(network, store) | ({} if learnt is None else learnt.arrays)
         self._rows = GraphRows()
         self._spill_dtype = spill_dtype(resources, network)
-        if self._spill_dtype != network.dtype and Scaling.LAPLACIAN in network.scalings and store.num_self_loops:
+        laplacian = bool(set(LAPLACIANS) & set(network.scalings))
+        if self._spill_dtype != network.dtype and laplacian and store.num_self_loops:
             raise ModelError(
                 "ChebConv on a graph with self-loops keeps intermediates in its own type; give no spill_dtype"
             )
@@ -502,6 +507,7 @@ def lower_model(
     compute_dtype: str = "float32",
     embedding_columns: Mapping[str, int] = MappingProxyType({}),
     of_classes: bool = True,
+    results: Results = Results.FIRST,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
@@ -509,6 +515,7 @@ def lower_model(
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
+    ``results``: which of several are meant.
     """
     if store.types is None and not store.num_features and not embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
@@ -540,6 +547,7 @@ def lower_model(
             sparse_products=not given.on_device,
             most_edges=of_a_row,
             types=store.types,
+            results=results,
         )
         classes = store.num_classes if of_classes else 0
         network = lower(model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)

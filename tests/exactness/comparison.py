@@ -142,7 +142,8 @@ _probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
 def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
     """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
     differ in their budgets alone."""
-    question = module, layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), sorted(options.items())
+    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part
+    question = module, *called, sorted(options.items())
     key, own = _digest(*question), list(module.parameters())
     if key is None:
         return probe_layer(layer, module, **options)

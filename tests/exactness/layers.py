@@ -34,6 +34,14 @@ H = 6
 Make = Callable[[int, int], nn.Module]
 
 
+class LeAsItIs(LEConv):
+    """PyG's; but a subclass may do anything."""
+
+
+class MfAsItIs(MFConv):
+    """The same."""
+
+
 class MlpMessages(MessagePassing):
     """A network on every edge, of both ends; written for one kind of node."""
 
@@ -135,7 +143,7 @@ class AmongOthers(nn.Module):
         self.left, self.right = MlpMessages(H, H), ResGatedGraphConv(H, H)
         self.far, self.sum = FeaStConv(H, H, heads=2), GCNConv(H, H, bias=False)
         self.norm = nn.BatchNorm1d(H)
-        self.last = LEConv(H, classes)
+        self.last = LeAsItIs(H, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         start = self.first(x, edge_index).relu()
@@ -151,7 +159,7 @@ class NothingBetween(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.before = nn.Linear(features, H)
-        self.layers = nn.ModuleList([MlpMessages(H, H, "max"), LEConv(H, H), SAGEConv(H, H), Cosine(H, classes)])
+        self.layers = nn.ModuleList([MlpMessages(H, H, "max"), LeAsItIs(H, H), SAGEConv(H, H), Cosine(H, classes)])
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.before(x)
@@ -229,11 +237,11 @@ LAYERS: dict[str, Make] = {
     "GeneralConv": GeneralConv,
     "GeneralConv, attention": lambda i, o: GeneralConv(i, o, attention=True, heads=2, l2_normalize=True),
     "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
-    "LEConv": LEConv,
+    "LEConv": LeAsItIs,
     "PNAConv": principal,
     "EdgeConv": edge_conv,
     "ClusterGCNConv": lambda i, o: ClusterGCNConv(i, o, diag_lambda=0.1),
-    "MFConv": lambda i, o: MFConv(i, o, max_degree=4),
+    "MFConv": lambda i, o: MfAsItIs(i, o, max_degree=4),
     "GENConv": lambda i, o: GENConv(i, o, norm=None, learn_t=True),
     "AGNNConv": Angles,
     "SAGEConv, median": lambda i, o: SAGEConv(i, o, aggr="median"),

@@ -101,7 +101,7 @@ class SharedDropout:
             self._edge_index = None
 
         def enter_layer(module: MessagePassing, inputs: tuple[Any, ...]) -> None:
-            x, edge_index = inputs[:2]
+            x, edge_index = inputs[0], next(one for one in inputs if one.dtype == torch.long)
             loops = torch.arange(len(x)).expand(2, -1)
             others = edge_index[:, edge_index[0] != edge_index[1]]
             self._inside = [loops, edge_index, others]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import EdgeConv, GATv2Conv
+from torch_geometric.nn import EdgeConv, GATv2Conv, SimpleConv
+from torch_geometric.nn.models import LINKX
 
 import ooc
 from ooc.storage.store import Store
@@ -213,6 +214,43 @@ def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
         assert losses == expected[0], f"{plan}: losses differ"
         assert torch.equal(rows, expected[1]), f"{plan}: rows differ"
         assert all(map(torch.equal, weights, expected[2])), f"{plan}: weights differ"
+
+
+class Linkx(nn.Module):
+    """PyG's LINKX, whose weights of nodes are the embedding behind the features."""
+
+    def __init__(self, model: LINKX) -> None:
+        super().__init__()
+        self.sum, self.bias = SimpleConv(), model.edge_lin.bias
+        self.node_mlp, self.final_mlp = model.node_mlp, model.final_mlp
+        self.cat_lin1, self.cat_lin2 = model.cat_lin1, model.cat_lin2
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.sum(x[:, -COLUMNS:], edge_index) + self.bias
+        out = out + self.cat_lin1(out)
+        out = out + self.node_mlp(x[:, :-COLUMNS])
+        return self.final_mlp((out + self.cat_lin2(self.node_mlp(x[:, :-COLUMNS]))).relu())
+
+
+def test_linkx(tmp_path: Path) -> None:
+    """Losses of three epochs are those of PyG's own."""
+    store, data = graph_in(tmp_path, random_data(GRAPH))
+    theirs = LINKX(store.num_nodes, store.num_features, COLUMNS, store.num_classes, num_layers=2).double()
+    model = Linkx(copy.deepcopy(theirs))
+    options: dict[str, Any] = {"optimizer": torch.optim.Adam(model.parameters(), lr=LR), "spill_dir": tmp_path}
+    embedding = ooc.Embedding(COLUMNS, optimizer="adam", lr=LR)
+    with ooc.Trainer(model, store, memory="64M", embedding=embedding, **options) as trainer:
+        theirs.edge_lin.weight.data.copy_(rows_of(trainer))
+        found = [record.loss for record in trainer.fit(epochs=3, progress=False)]
+    steps, expected = torch.optim.Adam(theirs.parameters(), lr=LR), []
+    for _ in found:
+        steps.zero_grad()
+        out = theirs(data.x, data.edge_index)[data.train_mask]
+        loss = torch.nn.functional.cross_entropy(out, data.y[data.train_mask])
+        loss.backward()
+        steps.step()
+        expected.append(loss.item())
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_first_rows_depend_on_the_seed_alone(tmp_path: Path) -> None:

@@ -12,11 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import (
-    DNAConv,
-    FAConv,
     GeneralConv,
     GraphConv,
-    LEConv,
     MessagePassing,
     ResGatedGraphConv,
 )
@@ -50,6 +47,7 @@ from tests.exactness.layers import (
     MODELS,
     Carrying,
     Distances,
+    LeAsItIs,
     MlpMessages,
     PartlyFrozen,
     WeighedMessages,
@@ -103,7 +101,7 @@ def test_what_edges_carry(tmp_path: Path) -> None:
     agrees(WeighedMessages, "max by weight", weighted=True)
     agrees(WeighedMessages, "of either direction", weighted=True, undirected=True)
     agrees(lambda i, o: GraphConv(i, o, aggr="mean"), "GraphConv", weighted=True)
-    agrees(LEConv, "LEConv", weighted=True)
+    agrees(LeAsItIs, "LEConv", weighted=True)
     agrees(lambda i, o: WeighedMessages(i, o, K), "features", edge_features=K)
     agrees(lambda i, o: ResGatedGraphConv(i, o, edge_dim=K), "ResGatedGraphConv", edge_features=K, undirected=True)
     agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
@@ -426,8 +424,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "several hops": (lambda: Twice(F_IN, C), ("Twice", "several hops")),
     "normalised by both ends": (lambda: Twice(F_IN, C, hops=1, norm=True), ("Twice", "in-neighbours")),
     "norm inside": (lambda: Inside(F_IN, C), ("Inside", "buffer norm")),
-    "two matrices": (lambda: Both(FAConv(F_IN), "x"), ("FAConv (layer)", "degrees of sources")),
-    "no matrix": (lambda: Both(DNAConv(F_IN), "stacked"), ("DNAConv (layer)", "[nodes, 2, ")),
+    "no matrix": (lambda: Both(LeAsItIs(F_IN, F_IN), "stacked"), ("LeAsItIs (layer)", "[nodes, 2, ")),
     "something else": (lambda: Both(Own(lambda s, x, e: x), None, None), ("Own (layer)", "not supported")),
 }
 

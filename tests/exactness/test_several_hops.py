@@ -12,6 +12,7 @@ from torch_geometric.nn import (
     AntiSymmetricConv,
     ARMAConv,
     ChebConv,
+    ClusterGCNConv,
     DirGNNConv,
     EGConv,
     GATConv,
@@ -19,12 +20,18 @@ from torch_geometric.nn import (
     GCNConv,
     GENConv,
     GraphConv,
+    HypergraphConv,
+    LEConv,
     LGConv,
+    MFConv,
     MixHopConv,
     SAGEConv,
     SGConv,
+    SimpleConv,
     SSGConv,
+    WLConvContinuous,
 )
+from torch_geometric.nn.aggr import VariancePreservingAggregation
 
 from ooc.errors import ModelError
 from tests.exactness.comparison import DIRECTIONS, assert_agrees, in_turn, least_budgets, make_trainer, store_of
@@ -101,6 +108,23 @@ class Antisymmetric(nn.Module):
         return out
 
 
+class Sums(nn.Module):
+    """Of one hop each, in all ways."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.third = LEConv(features, 6), SimpleConv(combine_root="cat"), WLConvContinuous()
+        self.fourth, self.last = (
+            SimpleConv("mean", combine_root="self_loop"),
+            SAGEConv(12, classes, aggr=VariancePreservingAggregation()),
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.third(self.second(self.first(x, edge_index).tanh(), edge_index), edge_index)
+        out: Tensor = self.last(self.fourth(x, edge_index), edge_index)
+        return out
+
+
 def twice(make: Any) -> CustomCase:
     return CustomCase(make=lambda features, classes: Two(features, classes, make))
 
@@ -121,11 +145,16 @@ CASES = {
     "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "sum"])),
     "GENConv with batch norm": twice(lambda i, o: GENConv(i, o, learn_t=True)),
     "AntiSymmetricConv": CustomCase(make=Antisymmetric),
+    "HypergraphConv": twice(HypergraphConv),
+    "MFConv": twice(lambda i, o: MFConv(i, o, max_degree=4)),
+    "ClusterGCNConv": twice(ClusterGCNConv),
+    "ClusterGCNConv as it is": twice(lambda i, o: ClusterGCNConv(i, o, diag_lambda=0.3)),
+    "sums": CustomCase(make=Sums),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "undirected"), in_turn(CASES, DIRECTIONS, all_ways={"ChebConv", "GatedGraphConv", "EGConv, several"})
+    ("name", "undirected"), in_turn(CASES, DIRECTIONS, all_ways={"ChebConv", "GatedGraphConv", "HypergraphConv"})
 )
 def test_layers(name: str, undirected: bool, tmp_path: Path) -> None:
     """Losses, gradients, buffers and scores; in the least memory on a directed graph, by slabs on another."""
@@ -148,14 +177,34 @@ def test_weights_of_edges(tmp_path: Path) -> None:
             super().__init__()
             self.first, self.second = SSGConv(features, 6, alpha=0.1, K=2), GatedGraphConv(6, 2)
             self.third, self.last = ARMAConv(6, 6), MixHopConv(6, classes, powers=[1])
+            self.fourth, self.fifth = ChebConv(6, 6, 3), LEConv(6, 6)
+            self.sixth, self.seventh = SimpleConv(combine_root="self_loop"), WLConvContinuous()
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-            for conv in (self.first, self.second, self.third):
+            for conv in (self.first, self.second, self.third, self.fourth, self.fifth, self.sixth, self.seventh):
                 x = conv(x, edge_index, edge_weight).tanh()
             out: Tensor = self.last(x, edge_index, edge_weight)
             return out
 
     assert_agrees(CustomCase(make=Weighted), random_data(GraphCase(**HUB, weighted=True)), tmp_path, epochs=EPOCHS)
+
+
+def test_a_laplacian_of_weights_below_zero_is_refused(tmp_path: Path) -> None:
+    """PyG's λ would be twice its largest entry, which need not be 1 then."""
+
+    class Weighted(nn.Module):
+        def __init__(self, features: int, classes: int) -> None:
+            super().__init__()
+            self.conv = ChebConv(features, classes, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+            out: Tensor = self.conv(x, edge_index, edge_weight)
+            return out
+
+    data = random_data(GraphCase(weighted=True))
+    data.edge_weight[3] = -1e-3
+    with pytest.raises(ModelError, match="has a weight below 0: ChebConv"):
+        make_trainer(CustomCase(make=Weighted), store_of(data, tmp_path), tmp_path)
 
 
 def test_means_by_weight_are_refused(tmp_path: Path) -> None:
@@ -182,6 +231,7 @@ REFUSED = [
     (lambda i, o: GatedGraphConv(max(i, o), 1, aggr="min"), "aggr='min' is not supported"),
     (lambda i, o: ChebConv(i, o, 3, aggr="mean"), "aggr='mean' is not supported"),
     (lambda i, o: SSGConv(i, o, alpha=0.1, aggr="max"), "aggr='max' is not supported"),
+    (lambda i, o: HypergraphConv(i, o, use_attention=True), "use_attention=True takes features of hyperedges"),
 ]
 
 

@@ -15,7 +15,6 @@ from torch_geometric.nn import (
     GENConv,
     GraphConv,
     MessagePassing,
-    MFConv,
     ResGatedGraphConv,
     SAGEConv,
 )
@@ -27,7 +26,7 @@ from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.lowering.values import Features
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
-from tests.exactness.layers import Cosine, MlpMessages, edge_conv, principal
+from tests.exactness.layers import Cosine, MfAsItIs, MlpMessages, edge_conv, principal
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import MODELS as DROPPING
 from tests.graphs import GraphCase, random_data
@@ -66,10 +65,10 @@ LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
     "an MLP on edges": MlpMessages,
     "EdgeConv": edge_conv,
     "PNAConv": principal,
-    "ClusterGCNConv": ClusterGCNConv,
+    "ClusterGCNConv": lambda i, o: ClusterGCNConv(i, o, diag_lambda=0.1),
     "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
     "GENConv": lambda i, o: GENConv(i, o, norm=None, learn_t=True),
-    "MFConv": lambda i, o: MFConv(i, o, max_degree=4),
+    "MFConv": lambda i, o: MfAsItIs(i, o, max_degree=4),
     "GraphConv, powermean": lambda i, o: GraphConv(i, o, aggr="powermean", aggr_kwargs={"learn": True}),
     "ResGatedGraphConv": ResGatedGraphConv,
 }

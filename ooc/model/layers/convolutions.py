@@ -9,7 +9,9 @@
 
     GATConv, GATv2Conv, TransformerConv     attention: see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
-    ARMAConv, ChebConv, EGConv, GatedGraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
+    ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
+    ClusterGCNConv, LEConv, MFConv, SimpleConv, WLConvContinuous                            see simple_sums.py
+    DNAConv, FAConv, PDNConv                run as they are, by degrees that are found before: see normalizing.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
@@ -34,19 +36,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation, VariancePreservingAggregation
+from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
-from ooc.model.layers import several_hops
+from ooc.model.layers import several_hops, simple_sums
 from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
+from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.relational import lower_han, lower_hgt, lower_rgat, lower_rgcn
 from ooc.model.layers.sums import (
     ALL_KNOWN,
     SUMS,
+    VARIANCE_PRESERVING,
     aggregated,
     bias_of,
     check_sum,
@@ -84,11 +89,16 @@ def lower_convolution(
             f"{where}: graphs with types take SAGEConv, GraphConv and GINConv of sums, means or maxima, GATConv, "
             f"GATv2Conv, TransformerConv and {', '.join(kind.__name__ for kind in _OF_ALL_TYPES)}"
         )
+    if isinstance(conv, SparseLinear):
+        raise ModelError(
+            f"{where} has a row of weights for every node, which is an embedding: sum one over neighbours by "
+            "SimpleConv, and give Trainer(embedding=…)"
+        )
+    if lower is None and type(conv) in NORMALIZING and not _replaced(conv):
+        return lower_normalizing(conv, where, _bound(conv, args, kwargs), assembly)
     if lower is None:
         return lower_opaque(conv, where, args, kwargs, assembly)
-    bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
-    bound.apply_defaults()
-    arguments = bound.arguments
+    arguments = _bound(conv, args, kwargs)
     if type(conv) in _OF_ALL_TYPES:
         return lower(conv, Call(where, arguments, assembly, trace))
     known = SUMS if arguments.get("edge_weight") is not None else ALL_KNOWN
@@ -109,6 +119,13 @@ def lower_convolution(
     return lower(conv, call)
 
 
+def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names, with those that are left out. Hyperedges are edges."""
+    bound = inspect.signature(type(conv).forward).bind(conv, *args, **kwargs)
+    bound.apply_defaults()
+    return {name.removeprefix("hyper") if name == "hyperedge_index" else name: v for name, v in bound.arguments.items()}
+
+
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, between nodes of two."""
     formula = type(conv) in (*_OF_TWO_TYPES, *_OF_ALL_TYPES) or (
@@ -117,9 +134,16 @@ def _takes_relations(conv: gnn.MessagePassing) -> bool:
     return formula and conv.flow == "source_to_target"
 
 
-def is_opaque(conv: gnn.MessagePassing) -> bool:
-    """Whether ``conv`` is run as it is, on the edges of some rows at a time, for what it is itself."""
-    return type(conv) not in _LOWERINGS or bool(_replaced(conv)) or _aggregates_in_another_way(conv, ALL_KNOWN)
+def looks_at_edges(module: nn.Module) -> bool:
+    """Whether ``module``, a convolution or another that takes the edges and has no convolution, is run as it is, on the
+    edges of some rows at a time, as far as can be told before it is traced."""
+    if isinstance(module, gnn.MessagePassing):
+        return (
+            type(module) not in _LOWERINGS or bool(_replaced(module)) or _aggregates_in_another_way(module, ALL_KNOWN)
+        )
+    if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
+        return False
+    return "edge_index" in inspect.signature(module.forward).parameters
 
 
 def _aggregates_in_another_way(conv: gnn.MessagePassing, known: Collection[str]) -> bool:
@@ -130,6 +154,8 @@ def _replaced(conv: Any) -> str:
     """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
     if isinstance(conv, gnn.EGConv) and not several_hops.has_eg_formula(conv):
         return "aggregators"
+    if type(conv) in simple_sums.KNOWN and not simple_sums.has_formula(conv):
+        return "options"
     functions = replaced_functions(conv)
     if functions:
         return f"own {functions[0]}"
@@ -203,7 +229,7 @@ def _with_root(
 ) -> Value:
     """A linear map of the neighbours' rows, aggregated, and one of a row itself, added up."""
     linear, source = neighbours
-    if aggr == "max":
+    if aggr not in (*SUMS, "mean"):
         product, biases = linear_of_rows(call, linear, aggregated(call, source, aggr))
     else:
         scaling = Scaling.MEAN if aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
@@ -318,6 +344,7 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "sum": SumAggregation,
     "mean": MeanAggregation,
     "max": MaxAggregation,
+    VARIANCE_PRESERVING: VariancePreservingAggregation,
 }
 _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
     gnn.GINEConv: {"lin": True},
@@ -331,9 +358,14 @@ _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.R
 """Those that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
+    gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,
     gnn.GCNConv: _gcn,
     gnn.SAGEConv: _sage,
     gnn.GraphConv: _graph,
+    gnn.LEConv: simple_sums.lower_le,
+    gnn.MFConv: simple_sums.lower_mf,
+    gnn.SimpleConv: simple_sums.lower_simple,
+    gnn.WLConvContinuous: simple_sums.lower_wl,
     gnn.GINConv: _gin,
     gnn.GINEConv: _gine,
     gnn.GCN2Conv: _gcn2,
@@ -342,6 +374,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ChebConv: several_hops.lower_cheb,
     gnn.EGConv: several_hops.lower_eg,
     gnn.GatedGraphConv: several_hops.lower_gated,
+    gnn.HypergraphConv: several_hops.lower_hypergraph,
     gnn.LGConv: several_hops.lower_lg,
     gnn.MixHopConv: several_hops.lower_mixhop,
     gnn.SSGConv: several_hops.lower_ssg,

@@ -25,7 +25,6 @@ from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
 
 if TYPE_CHECKING:
-    from torch_geometric.nn import MessagePassing
     from torch_geometric.nn.aggr import QuantileAggregation
 
 _QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
@@ -147,14 +146,15 @@ class Call:
 class Layer:
     """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
     matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
-    what refusals call it."""
+    what refusals call it; ``part``: which of several results is meant."""
 
-    module: "MessagePassing"
+    module: nn.Module
     where: str
     rows: Mapping[str, int]
     edges: str
     carried: Mapping[EdgeData, str]
     plain: Mapping[str, Any]
+    part: int | None = None
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
@@ -168,7 +168,8 @@ class Layer:
             values = stored[data]
             assert values is not None
             arguments[name] = values.to(x_SC.dtype)
-        return module(**arguments)
+        result = module(**arguments)
+        return result if self.part is None else result[self.part]
 
     def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
         """Its rows → [R, O]."""
@@ -196,14 +197,15 @@ class Layer:
 
 
 def layer_of(
-    module: "MessagePassing", where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    module: nn.Module, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], part: int | None = None
 ) -> tuple[Layer, list[Value]]:
-    """The layer as it is called, and the rows it is given; ModelError for a call that is not supported."""
+    """The layer as it is called, for one ``part`` of its result if there are several, and the rows it is given;
+    ModelError for a call that is not supported."""
     from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
 
-    for part in module.modules():
-        for name in strangers(part):  # copies would share what it refers to
-            what = f"{name} of {type(part).__name__}, set on the instance,"
+    for one in module.modules():
+        for name in strangers(one):  # copies would share what it refers to
+            what = f"{name} of {type(one).__name__}, set on the instance,"
             raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -217,7 +219,7 @@ def layer_of(
     for value in rows.values():
         check_matrix(value, where)
     columns = {name: value.columns for name, value in rows.items()}
-    layer = Layer(module, where, columns, edges[0] if edges else "", carried, plain)
+    layer = Layer(module, where, columns, edges[0] if edges else "", carried, plain, part)
     if any(given[name].flipped for name in edges):
         raise layer.refuse(_NOT_FLIPPED)
     if not rows or len(edges) != 1:
@@ -225,8 +227,8 @@ def layer_of(
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
-    if module.flow != "source_to_target":
-        raise layer.refuse(f"flow={module.flow!r} is not supported")
+    if (flow := getattr(module, "flow", "source_to_target")) != "source_to_target":
+        raise layer.refuse(f"flow={flow!r} is not supported")
     return layer, list(rows.values())
 
 
@@ -249,6 +251,8 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
     """A copy of ``module`` with the very same parameters and buffers: its mode and what it keeps between calls are its
     own. ModelError where it cannot be copied."""
     known = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
     for part in module.modules():  # results that it still has cannot be copied with what they were computed from
         kept = [value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf]
         known |= {id(value): value.detach() for value in kept}

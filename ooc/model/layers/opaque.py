@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any other message-passing layer: the user's own forward, run on a tile's rows and their in-neighbours.
+"""Any other layer that is given the edges: the user's own forward, run on a tile's rows and their in-neighbours.
 
 Forward, a tile gathers its rows and their in-neighbours out of the pulled matrix and runs the layer on the graph that
 they make (``kernels.neighbourhood``), run after run of rows where there are many edges. Backward, it runs once more
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,6 @@ from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
-
-if TYPE_CHECKING:
-    from torch_geometric.nn import MessagePassing
 
 _BYTES_PER_EDGE = 96
 """Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
@@ -95,7 +92,7 @@ class Opaque(EdgeAggregate):
     def computes(self) -> tuple[object, ...]:
         layer = self.layer
         mode = self._module.training if self.probed.tells_modes else None
-        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain
+        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain, layer.part
         return self.tail, self.inputs, self.parameters, called
 
     @property
@@ -254,16 +251,18 @@ class Opaque(EdgeAggregate):
 
 
 def lower_opaque(
-    conv: "MessagePassing",
+    conv: nn.Module,
     where: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     assembly: Assembly,
     *,
+    part: int | None = None,
     kind: type[Opaque] = Opaque,
 ) -> Value:
-    """What an opaque layer gives for these arguments; ModelError where it cannot be run tile by tile."""
-    layer, (source, *others) = layer_of(conv, where, args, kwargs)
+    """What an opaque layer gives for these arguments, one ``part`` of it if it gives several; ModelError where it
+    cannot be run tile by tile."""
+    layer, (source, *others) = layer_of(conv, where, args, kwargs, part)
     if others:  # side by side, as a run gathers rows of one matrix
         source = assembly.rowwise(where, lambda *rows: torch.cat(rows, dim=1), [source, *others])
     assembly.edge_data.update(layer.carried)

@@ -7,10 +7,13 @@
     ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then what that gave, T times
     GatedGraphConv  K times: a GRU cell's state X, which is given A X W
     EGConv          weights of each row, X Wᵀ + c, times A of its bases, head by head
+    HypergraphConv  B (A X Wᵀ) + b, A the mean over in-neighbours and B that over out-neighbours
 
-A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops.
+A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops. HypergraphConv takes each edge for a node's
+part in a hyperedge, of which there are as many as nodes.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.model.graph import Scaling
-from ooc.model.layers.layer import Call
-from ooc.model.layers.sums import ALL_KNOWN, SUMS, aggregated, bias_of, check_sum, gcn_scaling, sum_of_maps
+from ooc.model.layers.layer import Call, Graph
+from ooc.model.layers.sums import (
+    ALL_KNOWN,
+    SUMS,
+    aggregated,
+    bias_of,
+    check_sum,
+    gcn_scaling,
+    sum_of_maps,
+)
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -52,15 +63,14 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     check_sum(conv, call)
     if conv.normalization != "sym":
         raise call.refuse(f"normalization={conv.normalization!r} is not supported; only 'sym' is")
-    if call.arguments.get("edge_weight") is not None:
-        raise call.refuse("edge_weight is not supported")
+    scaling = Scaling.WEIGHTED_LAPLACIAN if call.takes("edge_weight", EdgeData.WEIGHT) else Scaling.LAPLACIAN
     largest = call.arguments.get("lambda_max")
     if call.arguments.get("batch") is not None or not (largest is None or isinstance(largest, (int, float))):
         raise call.refuse("batch, and another lambda_max than one number, are not supported")
     assembly, factor = call.assembly, 1.0 if largest is None else 2.0 / float(largest)
 
     def hop(rows: Value, times: float, less: Value | None = None) -> Value:
-        terms = [(-times * factor, call.aggregate(rows, Scaling.LAPLACIAN)), (times * (factor - 1.0), rows)]
+        terms = [(-times * factor, call.aggregate(rows, scaling)), (times * (factor - 1.0), rows)]
         terms += [] if less is None else [(-1.0, less)]
         return assembly.sum([(number, term) for number, term in terms if number])
 
@@ -163,6 +173,25 @@ def lower_eg(conv: Any, call: Call) -> Value:
 
     total = assembly.rowwise(call.where, combined, [weights, *sums])
     return assembly.sum([(1.0, total)], bias_of(conv))
+
+
+def lower_hypergraph(conv: Any, call: Call) -> Value:
+    check_sum(conv, call)
+    if conv.use_attention:
+        raise call.refuse(
+            "use_attention=True takes features of hyperedges, which are nodes of another type: use GATConv to these "
+            "and back on a graph with types"
+        )
+    if call.arguments.get("hyperedge_weight") is not None or call.arguments.get("hyperedge_attr") is not None:
+        raise call.refuse("weights and features of hyperedges are not supported")
+    if conv.flow != "source_to_target":
+        raise call.refuse(f"flow={conv.flow!r} is not supported")
+    x, back = call.matrix("x"), replace(call, arguments={"edge_index": Graph(flipped=not call.flipped)})
+    if is_linear(conv.lin) and conv.lin.bias is None:
+        of_hyperedges = call.aggregate_product(x, conv.lin.weight, Scaling.MEAN)
+    else:
+        of_hyperedges = call.aggregate(sum_of_maps(call, [conv.lin], [x]), Scaling.MEAN)
+    return call.assembly.sum([(1.0, back.aggregate(of_hyperedges, Scaling.MEAN))], bias_of(conv))
 
 
 def has_eg_formula(conv: Any) -> bool:

@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 from ooc.model.graph import Scaling
@@ -14,7 +15,8 @@ from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
 SUMS = ("add", "sum")
-ALL_KNOWN = (*SUMS, "mean", "max")
+VARIANCE_PRESERVING = "VariancePreservingAggregation()"
+ALL_KNOWN = (*SUMS, "mean", "max", VARIANCE_PRESERVING)
 """The aggregations that there is a formula for."""
 
 
@@ -41,7 +43,16 @@ def aggregated(call: Call, x: Value, aggr: str) -> Value:
     """A x by one of ``ALL_KNOWN``."""
     if aggr == "max":
         return call.per_edge(Maximum, x)
+    if aggr == VARIANCE_PRESERVING:
+        total = sum_and_degree(call, x)
+        return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [total])
     return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+
+
+def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
+    """The sum over neighbours, and behind its columns how many these are, or what their edges weigh."""
+    with_ones = call.assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=1.0), [x])
+    return call.aggregate(with_ones, Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
 
 
 def linear_of_sum(

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 from typing import Any
 
@@ -27,6 +28,7 @@ from ooc.model.lowering.values import (
     RowFunction,
     Rowwise,
     Sum,
+    Totals,
     Value,
 )
 from ooc.plan.workload import EdgeData
@@ -34,6 +36,14 @@ from ooc.storage.types import EdgeType, Types
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+class Results(Enum):
+    """Which of a model's results are meant: there may be but one, the first, or in training all side by side."""
+
+    ONE = "one"
+    FIRST = "first"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +58,8 @@ class Setting:
     a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: by type of nodes, of
     rows that are trained themselves, which are the model's input, behind the features if there are such.
     ``most_edges``: into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and
-    edges, where the counts are those of the type that is scored. ``lower`` has an answer of its own for type, order and
-    mode."""
+    edges, where the counts are those of the type that is scored. ``results``: of a model that gives several. ``lower``
+    has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -66,6 +76,7 @@ class Setting:
     types: Types | None = None
     sum_first: Callable[[int, int, tuple[int, ...], bool, AnyScaling], bool] = lambda *question: True
     training: bool = True
+    results: Results = Results.FIRST
     probed: list[tuple[Any, Any]] = field(default_factory=list)
     traced: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -82,7 +93,7 @@ class Assembly:
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
     ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
     zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
-    kept of."""
+    kept of, ``result_columns`` those of several results that lie side by side."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -94,6 +105,7 @@ class Assembly:
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
+        self.result_columns: tuple[int, ...] = ()
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}
         self._products_of_sparse: dict[tuple[Value, nn.Parameter], Value] = {}
@@ -290,6 +302,18 @@ class Assembly:
     ) -> Value:
         """``function(*rows, mean, variance, …)``, as wide as ``values`` are, with moments of any matrices."""
         return Normalized(self.next_index(), values, moments, function, parameters)
+
+    def of_totals(
+        self, name: str, source: Value, total: Callable[[Tensor], Tensor], function: Callable[[Tensor, Tensor], Tensor]
+    ) -> Value:
+        """``function(x, total(x))``, where ``total`` is the sum over all rows of what it makes of each: any rows [R, C]
+        → [K], without parameters. Both are tried on a few rows, and ModelError names ``name``."""
+        check_matrix(source)
+        dtype = self.setting.dtype
+        found = total(torch.zeros(1, source.columns, dtype=dtype))
+        tail = probe(name, lambda rows: function(rows, torch.ones_like(found)), [source.tail], dtype)
+        moments = Moments(self.next_index(), source, totals=Totals(total, found.numel()))
+        return Normalized(self.next_index(), [source], [moments], function, (), tail)
 
     def next_index(self) -> int:
         """Of the value that is made next."""

@@ -55,6 +55,8 @@ class Network:
     """Aggregations one behind the other, at most."""
     product: Products = IN_FULL
     """How rows and weights are multiplied."""
+    result_columns: tuple[int, ...] = ()
+    """Of a model that gives several results, side by side in training; the first is scored."""
 
     @property
     def learnt(self) -> dict[str, Value]:
@@ -69,8 +71,8 @@ class Network:
 
     @property
     def outputs(self) -> int:
-        """Columns of what the model gives."""
-        return self.training.columns
+        """Columns of what the model gives, of several results the first."""
+        return self.evaluation.columns
 
     def layer(self, index: int, space: str = "") -> Value:
         """What convolution ``index`` (from 1) gives in evaluation after norm and activation; the last: the output. 0:
@@ -218,8 +220,8 @@ def lower(
             f"model {type(model).__name__} is not supported: the output does not depend on a norm that it calls, whose "
             "running statistics would not be kept"
         )
-    if training.columns < num_classes:
-        raise ModelError(f"the model has {training.columns} outputs, the store has {num_classes} classes")
+    if evaluation.columns < num_classes:
+        raise ModelError(f"the model has {evaluation.columns} outputs, the store has {num_classes} classes")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}
@@ -236,6 +238,7 @@ def lower(
         embeddings=evaluated.convolved[1:],
         hops=longest,
         product=setting.product,
+        result_columns=assembly.result_columns,
     )
 
 
@@ -258,13 +261,10 @@ def opaque_columns(model: nn.Module, widest: int) -> int:
     its ``widest``; 0 where none is."""
     if isinstance(model, ModelShape):
         return 0
-    from torch_geometric.nn import MessagePassing
-
-    from ooc.model.layers.convolutions import is_opaque
+    from ooc.model.layers.convolutions import looks_at_edges
     from ooc.model.layers.decoders import LinkPredictor
 
-    layers = (part for part in model.modules() if isinstance(part, MessagePassing))
-    if any(map(is_opaque, layers)):
+    if any(map(looks_at_edges, model.modules())):
         return widest
     return (model.channels or widest) if isinstance(model, LinkPredictor) else 0
 

@@ -18,9 +18,11 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
 
-def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly) -> Value:
-    """``norm`` of all rows of ``source`` as one graph."""
+def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool = False) -> Value:
+    """``norm`` of all rows of ``source`` as one graph; ``told``: by a batch, by which PyG's LayerNorm has another ε."""
     lower = _LOWERINGS.get(type(norm))
+    if told and isinstance(norm, gnn.LayerNorm) and norm.mode == "graph":
+        return _layer_norm_of_batch(norm, where, source, assembly)
     if lower is None:
         raise ModelError(f"norm {where} is not supported")
     return lower(norm, where, source, assembly)
@@ -87,6 +89,15 @@ def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
         spread = (variance + (mean - centre).square()).mean()
         deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # of no spread: no gradient, as torch's std
         return _affine((x - centre) / (deviation + norm.eps), norm.weight, norm.bias)
+
+    return assembly.normalized(source, function, tuple(norm.parameters()))
+
+
+def _layer_norm_of_batch(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        centre = mean.mean()
+        spread = (variance + (mean - centre).square()).mean()
+        return _affine((x - centre) / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
 
     return assembly.normalized(source, function, tuple(norm.parameters()))
 

@@ -29,16 +29,20 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
+from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
 _GIVE_ROWS_BY_TYPE = (HANConv, HGTConv)
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
+_ROUNDINGS = 100
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
 _PLACE = "place in the model"
+_MODEL = "model"
+"""What a traced module calls the one that it was made of."""
 _NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
 
 
@@ -149,7 +153,7 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        with _as_it_was(self._module), torch.set_grad_enabled(training):
+        with _as_it_was(self._module), torch.set_grad_enabled(training), _uncompiled():
             torch.manual_seed(1)
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
@@ -230,11 +234,28 @@ class _Tracer(fx.Tracer):
         self.without_gradients: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS)) or type(m) in LINEAR:
+        if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS, *GLOBAL_ATTENTIONS)) or type(m) in LINEAR:
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        with mock.patch.object(hetero_conv, "group", _group_in_one_call), plain_forwards(), _uncompiled():
+            return super().trace(*args, **kwargs)
+
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
+        that are in each other; one that gives rows by type gives a dictionary."""
+        if is_compiled(m):
+            inner: Any = m._orig_mod
+            return self.call_module(inner, inner.forward, args, kwargs)
+        path = self.path_of_module(m)
+        if isinstance(m, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{path.removeprefix('model.')} is scripted, which a trace cannot see into; leave it as it was "
+                "written, without torch.jit"
+            )
+        if self._may_look_at_edges(m, path, args, kwargs):
+            return self._looking_at_edges(m, path, forward, args, kwargs)
         found: Any = super().call_module(m, forward, args, kwargs)
         is_seen = isinstance(found, fx.Proxy)
         if is_seen and isinstance(m, _GIVE_ROWS_BY_TYPE):
@@ -245,9 +266,27 @@ class _Tracer(fx.Tracer):
             return {name: found[name] for name in x_dict if name in m.dst_node_types}
         return found
 
-    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
-        with mock.patch.object(hetero_conv, "group", _group_in_one_call):
-            return super().trace(*args, **kwargs)
+    def _may_look_at_edges(self, m: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it is a part of the model, without a convolution, that is given edges."""
+        if path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
+            return False
+        has_convolution = any(isinstance(part, MessagePassing) for part in m.modules())
+        return not has_convolution and any(map(is_of_edges, _nodes_in((args, kwargs))))
+
+    def _looking_at_edges(
+        self, m: nn.Module, path: str, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        before, stack = len(self.graph.nodes), self.module_stack.copy()
+        try:
+            found = super().call_module(m, forward, args, kwargs)
+            if not any(map(_looks_at_edges, list(self.graph.nodes)[before:])):
+                return found
+        except Exception:
+            self.module_stack = stack
+        for node in reversed(list(self.graph.nodes)[before:]):
+            if node.op != "get_attr":  # which stand-ins of parameters know by name
+                self.graph.erase_node(node)
+        return self.create_proxy("call_module", path, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -266,6 +305,41 @@ def _group_in_one_call(found: list[Any], aggr: str | None) -> Any:
     if len(found) < 2 or aggr is None or aggr == "cat":
         return join_relations(found, aggr)
     return found[0].tracer.create_proxy("call_function", join_relations, (found, aggr), {})
+
+
+def _nodes_in(arguments: Any) -> list[fx.Node]:
+    found: list[Any] = []
+    fx.node.map_aggregate(arguments, found.append)
+    return [one.node for one in found if isinstance(one, fx.Proxy)]
+
+
+def is_of_edges(node: fx.Node) -> bool:
+    """Whether it is the model's edges, or what these carry, or the edges the other way round."""
+    if node.target in ("flip", torch.flip) and node.all_input_nodes:
+        return is_of_edges(node.all_input_nodes[0])
+    return node.op == "placeholder" and str(node.target).startswith("edge_")
+
+
+def _looks_at_edges(node: fx.Node) -> bool:
+    return node.op != "call_module" and not is_of_edges(node) and any(map(is_of_edges, node.all_input_nodes))
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` makes of one."""
+    return "_orig_mod" in module._modules
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """What ``torch.compile`` has made, of modules or of functions, runs as it was before: a trace cannot see into it,
+    and to compile it for a small graph takes long."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        yield
+        return
+    import torch._dynamo.config as compiling
+
+    with compiling.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class _Before:
@@ -341,15 +415,21 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    return len(found) == len(expected) and all(map(_close, found, expected))
+    """What is zero but for rounding differs by rounding of what it came of: of the largest number of all."""
+    largest = max((_largest(one) * torch.finfo(one.dtype).eps for one in expected if one is not None), default=0.0)
+    pairs = zip(found, expected, strict=False)
+    return len(found) == len(expected) and all(_close(*pair, floor=_ROUNDINGS * largest) for pair in pairs)
 
 
-def _close(one: Tensor | None, other: Tensor | None) -> bool:
+def _largest(one: Tensor) -> float:
+    return float(one.abs().nan_to_num(0.0, 0.0).max()) if one.numel() else 0.0
+
+
+def _close(one: Tensor | None, other: Tensor | None, *, floor: float) -> bool:
     if one is None or other is None:
         return one is other
-    scale = float(other.abs().nan_to_num(0.0, 0.0).max()) if other.numel() else 0.0
     return one.shape == other.shape and torch.allclose(
-        one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
+        one, other, rtol=_TOLERANCE, atol=_TOLERANCE * _largest(other) + floor, equal_nan=True
     )
 
 

@@ -24,9 +24,12 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
+from ooc.model.layers.global_attention import lower_global_attention
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
-from ooc.model.lowering.assembly import Assembly, first_line
+from ooc.model.layers.opaque import lower_opaque
+from ooc.model.lowering.assembly import Assembly, Results, first_line
 from ooc.model.lowering.norms import NORMS, lower_norm
+from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,
@@ -76,6 +79,18 @@ class RowCount:
 
 
 @dataclass(frozen=True)
+class OneGraph:
+    """To which graph each row belongs: to the only one."""
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    """All rows as a batch of one."""
+
+    rows: Value
+
+
+@dataclass(frozen=True)
 class Parts:
     """Several results of one function of rows."""
 
@@ -86,17 +101,35 @@ class Parts:
 
 
 class _Whole(nn.Module):
-    """A model called as every model here is: with features, edges, and what of ``edge_data`` it takes."""
+    """A model called as every model here is: with features, edges, and what of ``edge_data`` it takes; with ``batch``,
+    if it must be told to which graph each row belongs. Where it gives several results, it is what ``results`` says."""
 
-    def __init__(self, model: nn.Module, edge_data: Collection[EdgeData]) -> None:
+    def __init__(self, model: nn.Module, edge_data: Collection[EdgeData], *, batch: bool, results: Results) -> None:
         super().__init__()
         self.model = model
         self.edge_data = edge_data
+        self.batch = batch
+        self.results = results
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
         carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
-        output: Tensor = self.model(x, edge_index, **{ARGUMENTS[data]: carried[data] for data in self.edge_data})
-        return output
+        given = {ARGUMENTS[data]: carried[data] for data in self.edge_data}
+        if self.batch:
+            given["batch"] = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+        output = self.model(x, edge_index, **given)
+        if isinstance(output, (tuple, list)) and self.results is Results.FIRST:
+            output = output[0]
+        if isinstance(output, (tuple, list)) and self.results is Results.ALL:
+            output = side_by_side(*output)
+        chosen: Tensor = output
+        return chosen
+
+
+def side_by_side(*results: Any) -> Any:
+    """A model's results as one matrix, in one call of a trace."""
+    if isinstance(results[0], fx.Proxy):
+        return results[0].tracer.create_proxy("call_function", side_by_side, results, {})
+    return torch.cat(results, dim=1)
 
 
 class _WholeOfTypes(nn.Module):
@@ -146,8 +179,10 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     taken = _edge_arguments(model, assembly.setting.edge_data)
     names = [ARGUMENTS[data] for data in taken]
     numbered = types is not None and len(types.nodes) == 1 and _EDGE_TYPE in _arguments_of(model)
+    batch = types is None and _must_be_told_batch(model)
     try:
-        inspect.signature(model.forward).bind(None, None, **dict.fromkeys([_EDGE_TYPE] if numbered else names))
+        given = [_EDGE_TYPE] if numbered else [*names, *["batch"] * batch]
+        inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
     except TypeError as error:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
         if types is not None and len(types.nodes) == 1:
@@ -162,14 +197,15 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             for module, training in modes:
                 module.training &= training
         setting = assembly.setting
-        known = model, setting.training
+        results = setting.results if setting.training or setting.results is Results.ONE else Results.FIRST
+        known = model, setting.training, results
         if known not in setting.traced:
             place, dtype = next(model.parameters()).device, setting.dtype
             whole: nn.Module
             tried: Sequence[Tensor]
             if types is None:
                 tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype, place=place)
-                whole = _Whole(model, taken)
+                whole = _Whole(model, taken, batch=batch, results=results)
             elif numbered:
                 tried = small_inputs_of_relations(types, columns, dtype=dtype, place=place)
                 whole = _WholeOfRelations(model)
@@ -189,8 +225,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             return found
         carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
         return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
-    except ModelError:
-        raise
+    except ModelError as error:
+        raise _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)]))) from error
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
         bare = set() if types is None else {*types.nodes} - {*columns}
@@ -226,11 +262,20 @@ def _arguments_of(model: nn.Module) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
 
 
+def _must_be_told_batch(model: nn.Module) -> bool:
+    """Whether it takes ``batch`` and cannot do without."""
+    if isinstance(model, GraphSequential):
+        return False
+    batch = inspect.signature(model.forward).parameters.get("batch")
+    return batch is not None and batch.default is inspect.Parameter.empty
+
+
 class _Interpreter:
     """Runs a trace on values instead of tensors."""
 
     def __init__(self, whole: nn.Module, assembly: Assembly) -> None:
         self._modules = dict(whole.named_modules())
+        self._name = type(self._modules.get("model", whole)).__name__
         self._whole = whole
         self._assembly = assembly
         self._known: dict[fx.Node, Any] = {}
@@ -247,7 +292,9 @@ class _Interpreter:
                 raise _placed(error, place_of_node(node)) from error
             if node.op == "output":
                 if not isinstance(result, Value) or len(result.tail) != 1:
-                    raise ModelError("the model's output is not one row of numbers a node")
+                    raise ModelError(
+                        f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
+                    )
                 return result
             self._known[node] = result
             self._memory[node] = self._memory_of(node)
@@ -293,16 +340,20 @@ class _Interpreter:
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
-            raise ModelError(f"{where} is given the edges and is no graph convolution")
+            return self._look_at_edges(node, module, where, args, kwargs)
         if kind is JumpingKnowledge:
             return self._jump(module, where, args[0])
         if kind is MessageNorm and len(args) == 2 and all(isinstance(arg, Value) for arg in args) and not kwargs:
             return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
         source = args[0] if args else None
-        if not isinstance(source, Value) or any(a is not None for a in (*args[1:], *kwargs.values())):
+        if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
+            return OneBatch(lower_global_attention(module, where, source.rows, assembly))
+        others = [a for a in (*args[1:], *kwargs.values()) if a is not None]
+        told = isinstance(module, NORMS) and others == [OneGraph()]
+        if not isinstance(source, Value) or (others and not told):
             raise ModelError(f"{where} is called in a way that is not supported")
         if isinstance(module, NORMS):
-            return lower_norm(module, where, source, assembly)
+            return lower_norm(module, where, source, assembly, told=told)
         if kind is nn.Identity:
             return source
         if kind is nn.Dropout:
@@ -318,6 +369,20 @@ class _Interpreter:
             return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
         parameters = tuple(module.parameters())
         return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
+
+    def _look_at_edges(
+        self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a module that is no graph convolution makes of the edges: it runs as it is. Where it gives several
+        results, those that are asked for."""
+        if self._assembly.setting.types is not None:
+            raise ModelError(f"{where} is given the edges and is no graph convolution")
+        args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
+        users = [user for user in node.users if user.users]
+        keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
+        if not keys or not all(type(key) is int for key in keys):
+            return lower_opaque(module, where, args, kwargs, self._assembly)
+        return {key: lower_opaque(module, where, args, kwargs, self._assembly, part=key) for key in keys}
 
     def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
@@ -343,9 +408,12 @@ class _Interpreter:
         if target in ("flip", torch.flip) and isinstance(args[0], Graph) and _is_first_axis(args[1:], kwargs):
             return replace(args[0], flipped=not args[0].flipped)
         if target is operator.getitem and isinstance(args[0], dict):
-            return args[0][args[1]]
+            return args[0].get(args[1])
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in _leaves((args, kwargs))):
-            raise ModelError(f"{name} is given the edges; only graph convolutions may look at them")
+            raise ModelError(
+                f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
+                "do nothing else"
+            )
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
@@ -360,8 +428,16 @@ class _Interpreter:
             return rectified
         if target is join_relations:
             return self._joined(*args)
+        if target is side_by_side:
+            return self._beside(args)
         if target is operator.getitem:
             self._check_all_rows(name, *args)
+        if target in ("unsqueeze", torch.unsqueeze) and isinstance(args[0], Value) and args[1:] == [0]:
+            return OneBatch(args[0])
+        if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
+            return args[0].rows
+        if target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long and _is_row_count(args[-1:]):
+            return OneGraph()
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -382,6 +458,14 @@ class _Interpreter:
             return join_relations(list(rows), aggr)
 
         return self._assembly.rowwise(f"HeteroConv's {aggr}", joined, found)
+
+    def _beside(self, results: Sequence[Any]) -> Value:
+        """A model's results side by side; of them, so many columns each."""
+        for number, result in enumerate(results):
+            if not isinstance(result, Value) or len(result.tail) != 1:
+                raise ModelError(f"result {number} of forward of {self._name} is not one row of numbers a node")
+        self._assembly.result_columns = tuple(result.columns for result in results)
+        return self._assembly.rowwise("the results", lambda *rows: torch.cat(rows, dim=1), results)
 
     def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
         """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
@@ -522,6 +606,20 @@ class _Interpreter:
         if not (written or viewed or any(self._known[one] is self._known[node] for one in inputs)):
             return frozenset([node])
         return frozenset(other for one in inputs for other in self._memory[one])
+
+
+def _remedy(result: Any) -> str:
+    """What to write where this is no matrix of rows."""
+    if isinstance(result, dict):
+        return "; return the matrices of rows as a tuple, the one that is scored first"
+    if isinstance(result, (tuple, list)):
+        return "; return one matrix, or with a loss of your own a tuple of matrices, the one that is scored first"
+    return ""
+
+
+def _is_row_count(size: Sequence[Any]) -> bool:
+    """Whether tensors of this size have a number a row."""
+    return len(_leaves(size)) == 1 and isinstance(_leaves(size)[0], RowCount)
 
 
 def _parameter(argument: Any) -> Any:

@@ -62,7 +62,8 @@ class Gradients:
 
     inputs: list[Tensor | None]
     parameters: list[tuple[Summed, Tensor]] = field(default_factory=list)
-    moments: list[tuple["Moments", Tensor, Tensor]] = field(default_factory=list)
+    moments: list[tuple[Any, ...]] = field(default_factory=list)
+    """``Moments`` with what their gradients get."""
 
 
 class Value:
@@ -171,6 +172,20 @@ class Dense(Value):
         return found
 
 
+class Ones(Value):
+    """A one for every row of ``source``, of which there is no gradient."""
+
+    def __init__(self, index: int, source: Value) -> None:
+        super().__init__(index, (source,), (1,))
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return inputs[0].new_ones(len(inputs[0]), 1)
+
+
 class Aggregate(Value):
     """t · A(s · input): each row the scaled sum of its neighbours' scaled rows. Others are kinds of it (per_edge)."""
 
@@ -211,6 +226,15 @@ class TileMoments:
     mean: Tensor
     deviations: Tensor
 
+    def joined(self, other: "TileMoments") -> "TileMoments":
+        """Those of the rows of both, by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise
+        algorithm for computing sample variances", 1979), which lose no digits however far the mean is from zero."""
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * (other.count / total)
+        between = delta.square() * (self.count * other.count / total)
+        return TileMoments(total, mean, self.deviations + other.deviations + between)
+
 
 def tile_moments(rows_RC: Tensor) -> TileMoments:
     """The moments of the rows at hand. Takes one copy of them in float64 (``MOMENTS_BYTES``)."""
@@ -218,17 +242,6 @@ def tile_moments(rows_RC: Tensor) -> TileMoments:
     mean = rows.mean(dim=0)
     centred = rows - mean if rows is rows_RC else rows.sub_(mean)
     return TileMoments(rows_RC.shape[0], mean, centred.square_().sum(dim=0))
-
-
-def joined(one: TileMoments, other: TileMoments) -> TileMoments:
-    """Those of the rows of both, by the formulas of Chan, Golub and LeVeque ("Updating formulae and a pairwise
-    algorithm for computing sample variances", 1979), which lose no digits however far the mean is from zero."""
-    total = one.count + other.count
-    delta = other.mean - one.mean
-    mean = one.mean + delta * (other.count / total)
-    return TileMoments(
-        total, mean, one.deviations + other.deviations + delta.square() * (one.count * other.count / total)
-    )
 
 
 class Statistics:
@@ -239,6 +252,9 @@ class Statistics:
     ``update`` is told the moments when they are complete: mean, biased variance, number of rows. Tiles are added by
     one thread, moments are read by many, after the last tile.
     """
+
+    parts = 2
+    """Tensors that ``moments`` gives."""
 
     def __init__(self, columns: int, update: Callable[[Tensor, Tensor, int], None] | None) -> None:
         self._columns = columns
@@ -259,12 +275,13 @@ class Statistics:
     def add(self, tile: TileMoments, *, rows: int) -> None:
         """Take in a tile; ``rows`` is how many there will be in all."""
         self._go_to(tile.mean.device)
-        self._found = found = joined(self._found, tile)
+        self._found = found = self._found.joined(tile)
         if found.count == rows and self._update is not None:
             self._update(found.mean, found.deviations / rows, rows)
 
-    def add_gradients(self, d_mean: Tensor, d_variance: Tensor) -> None:
+    def add_gradients(self, *found: Tensor) -> None:
         """Take in what a tile found for the gradients of both moments."""
+        d_mean, d_variance = found
         self._go_to(d_mean.device)
         self._d_mean += d_mean.double()
         self._d_variance += d_variance.double()
@@ -276,7 +293,7 @@ class Statistics:
             self._found = TileMoments(found.count, found.mean.to(place), found.deviations.to(place))
             self._d_mean, self._d_variance = self._d_mean.to(place), self._d_variance.to(place)
 
-    def moments(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Mean and biased variance, [C] each."""
         return self._found.mean.to(dtype), (self._found.deviations / self._found.count).to(dtype)
 
@@ -288,15 +305,79 @@ class Statistics:
         return (rows_RC - self._found.mean.to(dtype)) * slope + level
 
 
-class Moments(Value):
-    """Mean and variance of every column of the input over all rows; ``statistics`` holds them."""
+@dataclass(frozen=True, slots=True)
+class TileTotals:
+    """What a function of one tile's rows comes to [K]; float64."""
 
-    def __init__(self, index: int, source: Value, update: Callable[[Tensor, Tensor, int], None] | None) -> None:
+    total: Tensor
+
+    def joined(self, other: "TileTotals") -> "TileTotals":
+        return TileTotals(self.total + other.total)
+
+
+class Totals:
+    """The sum over all rows of what ``function`` makes of each, [R, …] → [K] of any rows together; with its gradient,
+    as ``Statistics`` have the moments. ``numbers``: K."""
+
+    parts = 1
+
+    def __init__(self, function: Callable[[Tensor], Tensor], numbers: int) -> None:
+        self.function = function
+        self.numbers = numbers
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all tiles."""
+        self._total, self._d_total = (torch.zeros(self.numbers, dtype=torch.float64) for _ in range(2))
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * 8 * self.numbers
+
+    def add(self, tile: TileTotals, *, rows: int) -> None:
+        """Take in a tile."""
+        self._total = self._total.to(tile.total.device) + tile.total
+
+    def add_gradients(self, *found: Tensor) -> None:
+        """Take in what a tile found for the gradient of the total."""
+        (d_total,) = found
+        self._d_total = self._d_total.to(d_total.device) + d_total.double()
+
+    def moments(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The total, [K]."""
+        return (self._total.to(dtype),)
+
+    def gradient(self, rows_RC: Tensor) -> Tensor:
+        """What the gradient of the total adds to those of some rows, [R, C]."""
+        rows = rows_RC.detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.function(rows)
+        (found,) = gradients_of([total], [rows], [self._d_total.to(total.dtype)])
+        return torch.zeros_like(rows_RC) if found is None else found
+
+
+class Moments(Value):
+    """Mean and variance of every column of the input over all rows, or ``totals``; ``statistics`` holds them."""
+
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        update: Callable[[Tensor, Tensor, int], None] | None = None,
+        totals: Totals | None = None,
+    ) -> None:
         super().__init__(index, (source,), ())
-        self.statistics = Statistics(source.columns, update)
+        self.statistics = Statistics(source.columns, update) if totals is None else totals
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs
+
+    @torch.no_grad()
+    def of_tile(self, rows_RC: Tensor) -> TileMoments | TileTotals:
+        """What the rows at hand add."""
+        if isinstance(self.statistics, Totals):
+            return TileTotals(self.statistics.function(rows_RC).double())
+        return tile_moments(rows_RC)
 
 
 class Multiplied(Value):
@@ -457,8 +538,8 @@ class Rowwise(Differentiated):
 
 
 class Normalized(Differentiated):
-    """``function(*rows, mean, variance, …)``, row by row: a matrix like ``values``, with the moments of these or of
-    other matrices."""
+    """``function(*rows, mean, variance, …)``, row by row: a matrix like ``values``, or of rows of another ``tail``,
+    with the moments of these or of other matrices, or the total in place of both."""
 
     def __init__(
         self,
@@ -467,25 +548,42 @@ class Normalized(Differentiated):
         moments: Sequence[Moments],
         function: RowFunction,
         parameters: Sequence[nn.Parameter],
+        tail: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(index, (*values, *moments), values[0].tail, function, parameters)
+        tail = values[0].tail if tail is None else tail
+        super().__init__(index, (*values, *moments), tail, function, parameters)
         self._values, self._moments = tuple(values), tuple(moments)
+
+    @property
+    def total_numbers(self) -> int:
+        """Of the totals among its moments."""
+        return sum(one.statistics.numbers for one in self._moments if isinstance(one.statistics, Totals))
+
+    @property
+    def gradient_numel(self) -> int:
+        return super().gradient_numel + 4 * self.total_numbers  # of a tile, forward or backward, in float64
 
     def needs(self) -> tuple[Value, ...]:
         return self._values
 
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
-        trained, dtype = [value.trains for value in self._values], inputs[0].dtype
-        moments = [part for one in self._moments for part in one.statistics.moments(dtype)]
-        trained += [one.trains for one in self._moments for _ in range(2)]
+        trained, moments = [value.trains for value in self._values], list[Tensor]()
+        for one in self._moments:
+            parts = one.statistics.moments(inputs[0].dtype)
+            moments += parts
+            trained += [one.trains] * len(parts)
         return self._run([*inputs, *moments], trained, rows, record=record)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        leaves = rows.tape[self][0]
         found, parameters = self._gradients(gradient, rows)
-        count, moments = len(self._values), []
-        for one, *parts in zip(self._moments, found[count::2], found[count + 1 :: 2], strict=True):
-            zero = gradient.new_zeros(one.source.columns)
-            d_mean, d_variance = (zero if part is None else part for part in parts)
+        given, moments = len(self._values), []
+        of_moments = [
+            torch.zeros_like(leaf) if part is None else part
+            for leaf, part in zip(leaves[given:], found[given:], strict=True)
+        ]
+        for one in self._moments:
+            parts, of_moments = of_moments[: one.statistics.parts], of_moments[one.statistics.parts :]
             if one.trains:
-                moments.append((one, d_mean, d_variance))
-        return Gradients([*found[:count], *[None] * len(self._moments)], parameters, moments)
+                moments.append((one, *parts))
+        return Gradients([*found[:given], *[None] * len(self._moments)], parameters, moments)

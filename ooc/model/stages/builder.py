@@ -83,8 +83,8 @@ class StageBuilder(StageContext):
             if tile.start == 0:
                 moments.statistics.begin()
             moments.statistics.add(part, rows=self.active.of(moments.space).nodes)
-        for moments, d_mean, d_variance in tile.moment_gradients:
-            moments.statistics.add_gradients(d_mean, d_variance)
+        for moments, *found in tile.moment_gradients:
+            moments.statistics.add_gradients(*found)
         if tile.diverged and self.embedding is not None:
             self.embedding.diverged = True
         self.objective.reduce(tile.contribution)

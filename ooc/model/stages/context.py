@@ -15,7 +15,7 @@ from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, Scaling
 from ooc.model.layers.per_edge import Scattered
 from ooc.model.lowering.network import Network
-from ooc.model.lowering.values import Moments, Summed, TileMoments
+from ooc.model.lowering.values import Moments, Summed
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
 
 Tensors = dict[str, Tensor]
@@ -61,8 +61,10 @@ class Tile:
     factors: dict[tuple[AnyScaling, int], Tensor | None] = field(default_factory=dict)
     gradients: list[tuple[Summed, Tensor]] = field(default_factory=list)
     contribution: Contribution = field(default_factory=Contribution)
-    moments: list[tuple[Moments, TileMoments]] = field(default_factory=list)
-    moment_gradients: list[tuple[Moments, Tensor, Tensor]] = field(default_factory=list)
+    moments: list[tuple[Moments, Any]] = field(default_factory=list)
+    """Each with its ``TileMoments`` or ``TileTotals``."""
+    moment_gradients: list[tuple[Any, ...]] = field(default_factory=list)
+    """Each with the tensors of its gradient."""
     scattered: Scattered | None = None
     diverged: bool = False
 

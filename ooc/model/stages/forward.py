@@ -17,7 +17,7 @@ from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
-from ooc.model.lowering.values import Moments, Rows, Value, tile_moments
+from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Sink, Step, Tensors, Tile
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import Forward
@@ -68,7 +68,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     def compute(tile: Tile) -> Tensors:
         known = values_of(tile, program.rows(tile))
         for barrier in moments:
-            tile.moments.append((barrier, tile_moments(known[barrier.source])))
+            tile.moments.append((barrier, barrier.of_tile(known[barrier.source])))
         out = {name: flat(known[v], v) for name, v in stored.items()}
         return out | {name: program.message(a, known[a.source], tile) for name, a in pulled_next.items()}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ooc.model.lowering.network import Network, values_of
 from ooc.model.lowering.projection import Projection
-from ooc.model.lowering.values import Moments, Summed, joined
+from ooc.model.lowering.values import Moments, Summed
 from ooc.model.stages.context import Contribution, Tile
 
 PANELS = 32
@@ -132,15 +132,15 @@ def _add_moments(panel: Tile, tile: Tile) -> None:
     moments = {id(one): (one, found) for one, found in panel.moments}
     for one, more in tile.moments:
         known = moments.get(id(one))
-        moments[id(one)] = one, more if known is None else joined(known[1], more)
+        moments[id(one)] = one, more if known is None else known[1].joined(more)
     panel.moments = [*moments.values()]
-    gradients = {id(one): (one, d_mean, d_variance) for one, d_mean, d_variance in panel.moment_gradients}
-    for one, d_mean, d_variance in tile.moment_gradients:
-        before = gradients.get(id(one))
+    gradients = {id(one): (one, found) for one, *found in panel.moment_gradients}
+    for one, *more in tile.moment_gradients:
+        _, before = gradients.get(id(one), (one, None))
         if before is not None:
-            d_mean, d_variance = before[1].double() + d_mean.double(), before[2].double() + d_variance.double()
-        gradients[id(one)] = one, d_mean, d_variance
-    panel.moment_gradients = [*gradients.values()]
+            more = [total.double() + part.double() for total, part in zip(before, more, strict=True)]
+        gradients[id(one)] = one, more
+    panel.moment_gradients = [(one, *found) for one, found in gradients.values()]
 
 
 def _add_contribution(total: Contribution, found: Contribution) -> None:

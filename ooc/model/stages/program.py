@@ -12,6 +12,7 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import ceil
 
 from torch import Tensor
 
@@ -325,7 +326,7 @@ def _copies(value: Value, differentiated: bool) -> int:
     if value.packed:  # a byte for each of its bits, twice, before they are packed
         return 5
     if isinstance(value, Normalized):
-        return 5
+        return 5 * max(1, ceil(value.source.columns / value.columns))
     if isinstance(value, Rowwise):
         return 3 if differentiated else 2
     return 2 if isinstance(value, Dropout) else 1
@@ -368,7 +369,7 @@ def _forward_work(value: Value) -> Work:
         case Dropout():
             return Work(0, (3 + _DRAWN_VALUES) * value.columns, 5)
         case Normalized():
-            return Work(0, _NORM_VALUES * value.columns, 6)
+            return Work(2 * value.total_numbers, _NORM_VALUES * max(value.columns, value.source.columns), 6)
         case Signs():
             return Work(0, inputs + value.columns, 3)
         case Rowwise():

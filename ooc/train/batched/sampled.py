@@ -21,6 +21,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from ooc.errors import ModelError
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
+from ooc.model.lowering.assembly import Results
 from ooc.model.task import Targets
 from ooc.plan.workload import EdgeData
 from ooc.sampling.loader import NeighborLoader
@@ -67,7 +68,8 @@ class SampledTrainer(BatchTrainer):
         self._share_batches(model, make.keywords["seed"], resources.listener, resources.hardware, resources.spill_dir)
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self._carried = edge_data_used(store, left_out)
-        _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), ignore_edge_data=left_out)
+        options = {"ignore_edge_data": left_out, "results": Results.ONE}
+        _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
         if any(scaling.reversed for scaling in network.scalings):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype

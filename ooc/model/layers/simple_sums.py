@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of one plain sum over in-neighbours, as values. D: how many these are, or what their edges weigh.
+
+SimpleConv        A X, or A X + X, or [X, A X]        WLConvContinuous  (X + D⁻¹ A X) / 2
+ClusterGCNConv    D⁻¹ (A + I) X Wᵀ + X Vᵀ + b         LEConv            A X W₁ᵀ - D X W₂ᵀ + X W₃ᵀ + b
+MFConv            A X W_dᵀ + X V_dᵀ + b_d, d the number of in-neighbours, or the largest that there are weights for
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+
+from ooc.model.graph import Scaling
+from ooc.model.layers.layer import Call
+from ooc.model.layers.sums import (
+    ALL_KNOWN,
+    SUMS,
+    aggregated,
+    linear_of_rows,
+    linear_of_sum,
+    sum_and_degree,
+    sum_of_maps,
+)
+from ooc.model.lowering.values import Value
+from ooc.plan.workload import EdgeData
+
+KNOWN: tuple[type[nn.Module], ...] = (
+    gnn.ClusterGCNConv,
+    gnn.LEConv,
+    gnn.MFConv,
+    gnn.SimpleConv,
+    gnn.WLConvContinuous,
+)
+
+
+def has_formula(conv: Any) -> bool:
+    """Whether its options are those that the formula here is for."""
+    match conv:
+        case gnn.SimpleConv():
+            return conv.aggr in ((*SUMS, "mean") if conv.combine_root == "self_loop" else ALL_KNOWN)
+        case gnn.ClusterGCNConv():
+            return conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda
+        case _:
+            return conv.aggr in SUMS
+
+
+def lower_simple(conv: Any, call: Call) -> Value:
+    x = call.matrix("x")
+    if conv.combine_root == "self_loop" and conv.aggr == "mean":  # one more than there are
+        total = sum_and_degree(call, x)
+        return call.assembly.rowwise(call.where, lambda s, own: (s[:, :-1] + own) / (s[:, -1:] + 1.0), [total, x])
+    if call.takes("edge_weight", EdgeData.WEIGHT):
+        found: Value = call.aggregate(x, Scaling.WEIGHTED_SUM)
+    else:
+        found = aggregated(call, x, conv.aggr)
+    if conv.combine_root in ("sum", "self_loop"):
+        return call.assembly.sum([(1.0, found), (1.0, x)])
+    if conv.combine_root == "cat":
+        return call.assembly.rowwise(call.where, lambda own, rows: torch.cat([own, rows], dim=-1), [x, found])
+    return found
+
+
+def lower_wl(conv: Any, call: Call) -> Value:
+    x = call.matrix("x")
+    if call.takes("edge_weight", EdgeData.WEIGHT):
+        total = sum_and_degree(call, x, weighted=True)
+        mean = call.assembly.rowwise(call.where, _mean, [total])
+    else:
+        mean = call.aggregate(x, Scaling.MEAN)
+    return call.assembly.sum([(0.5, x), (0.5, mean)])
+
+
+def _mean(total_RC: Tensor) -> Tensor:
+    degree_R1 = total_RC[:, -1:]
+    return total_RC[:, :-1] * (1.0 / degree_R1).masked_fill(degree_R1 == 0, 0.0)
+
+
+def lower_cluster_gcn(conv: Any, call: Call) -> Value:
+    x = call.matrix("x")
+    product, biases = linear_of_sum(call, conv.lin_out, x, Scaling.MEAN_OF_ALL)
+    own, more = linear_of_rows(call, conv.lin_root, x)
+    return call.assembly.sum([(1.0, product), (1.0, own)], [*biases, *more])
+
+
+def lower_le(conv: Any, call: Call) -> Value:
+    x, weighted = call.matrix("x"), call.takes("edge_weight", EdgeData.WEIGHT)
+    of_neighbours, of_own = sum_of_maps(call, [conv.lin1], [x]), sum_of_maps(call, [conv.lin2], [x])
+    total = sum_and_degree(call, of_neighbours, weighted=weighted)
+
+    def difference(total_RC: Tensor, own_RO: Tensor) -> Tensor:
+        return total_RC[:, :-1] - total_RC[:, -1:] * own_RO
+
+    found = call.assembly.rowwise(call.where, difference, [total, of_own])
+    root, biases = linear_of_rows(call, conv.lin3, x)
+    return call.assembly.sum([(1.0, found), (1.0, root)], biases)
+
+
+def lower_mf(conv: Any, call: Call) -> Value:
+    """Rows by how many in-neighbours they have."""
+    x, pairs = call.matrix("x"), list(zip(conv.lins_l, conv.lins_r, strict=True))
+
+    def mapped(total_RC: Tensor, own_RC: Tensor) -> Tensor:
+        degree_R = total_RC[:, -1].clamp(min=0, max=conv.max_degree).round()
+        found = own_RC.new_zeros(len(own_RC), conv.out_channels)
+        for degree, (of_sum, of_own) in enumerate(pairs):
+            rows = (degree_R == degree).nonzero()[:, 0]
+            found = found.index_copy(0, rows, of_sum(total_RC[rows, :-1]) + of_own(own_RC[rows]))
+        return found
+
+    parameters = [*conv.lins_l.parameters(), *conv.lins_r.parameters()]
+    return call.assembly.rowwise(call.where, mapped, [sum_and_degree(call, x), x], parameters, heavy=True)

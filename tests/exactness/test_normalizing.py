@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions that weigh edges by the degrees of both ends and do more than sum are PyG's, in the least memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import DNAConv, FAConv, PDNConv
+
+from ooc.errors import ModelError
+from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.layers import Carrying
+from tests.exactness.reference import CustomCase
+from tests.graphs import GraphCase, random_data
+
+EPOCHS = 2
+HUB: dict[str, Any] = {"nodes": 60, "edges": 140, "self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
+WIDTH, K = 6, 3
+
+
+class Stacked(nn.Module):
+    """Layers that look back at what all before them gave, and at their first input."""
+
+    def __init__(self, features: int, classes: int, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(features, WIDTH), nn.Linear(WIDTH, classes)
+        self.first, self.second = make(), make()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        carried = {} if edge_weight is None else {"edge_weight": edge_weight}
+        start = self.before(x)
+        rows = [start]
+        for conv in (self.first, self.second):
+            given = [torch.stack(rows, dim=1)] if isinstance(conv, DNAConv) else [rows[-1], start]
+            rows.append(conv(*given, edge_index, **carried).tanh())
+        out: Tensor = self.after(rows[-1])
+        return out
+
+
+def stacked(make: Callable[[], nn.Module]) -> CustomCase:
+    return CustomCase(make=lambda features, classes: Stacked(features, classes, make))
+
+
+def carrying(make: Callable[[int, int], nn.Module]) -> CustomCase:
+    return CustomCase(make=lambda features, classes: Carrying(features, classes, make))
+
+
+def dropping(conv: Any) -> nn.Module:
+    """Says that it drops coefficients."""
+    conv.drops_inside = True
+    made: nn.Module = conv
+    return made
+
+
+CASES: dict[str, tuple[CustomCase, dict[str, Any]]] = {
+    "FAConv": (stacked(lambda: dropping(FAConv(WIDTH, eps=0.3, dropout=0.3))), {}),
+    "FAConv, no loops": (stacked(lambda: FAConv(WIDTH, add_self_loops=False, cached=True)), {"undirected": True}),
+    "FAConv of weights": (stacked(lambda: FAConv(WIDTH, normalize=False)), {"weighted": True}),
+    "DNAConv": (stacked(lambda: DNAConv(WIDTH, heads=2, groups=2)), {"weighted": True}),
+    "PDNConv": (carrying(lambda i, o: PDNConv(i, o, K, 4)), {"edge_features": K}),
+    "PDNConv, no loops": (carrying(lambda i, o: PDNConv(i, o, K, 4, add_self_loops=False)), {"edge_features": K}),
+}
+IN_LEAST_MEMORY = ("PDNConv",)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers(name: str, tmp_path: Path) -> None:
+    case, form = CASES[name]
+    data = random_data(GraphCase(**HUB, **form))
+    store, options = store_of(data, tmp_path), {}
+    if name in IN_LEAST_MEMORY:
+        gpu, host = least_budgets(
+            lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
+        )
+        options = {"gpu_budget": gpu, "host_budget": host}
+    assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store, **options)
+
+
+def test_weights_that_pyg_would_not_take_are_refused(tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase(**HUB, weighted=True)), tmp_path)
+    with pytest.raises(ModelError, match=r"FAConv \(first\): it takes edge_weight with normalize=False only"):
+        make_trainer(CASES["FAConv"][0], store, tmp_path)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are written in ways of their own are PyG's: layers that are no convolutions of PyG's, backwards of their
+own, compiled parts, several inputs and results, parts that are called twice or share parameters."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GraphNorm, LayerNorm, MetaLayer, SAGEConv
+from torch_geometric.nn.models import GroupAddRev
+from torch_geometric.utils import scatter
+
+import ooc
+from ooc.errors import ModelError
+from tests.exactness.comparison import assert_agrees, make_trainer, store_of, tuned_trainer
+from tests.exactness.layers import Two
+from tests.exactness.reference import CustomCase
+from tests.graphs import GraphCase, random_data
+
+ROUGH: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
+H, K = 6, 3
+
+
+class ByHand(nn.Module):
+    """Sums over neighbours by torch alone."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.neighbours, self.own = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        messages = self.neighbours(x)[row].tanh()
+        return self.own(x).index_add(0, col, messages)
+
+
+class Encoder(nn.Module):
+    """Two of them in a module that has nothing else to do with edges, one called twice."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.again = ByHand(features, H), ByHand(H, H)
+        self.last = SAGEConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.again(self.again(self.first(x, edge_index), edge_index).relu(), edge_index)
+        return self.last(x, edge_index)
+
+
+class Within(nn.Module):
+    """A module without a convolution around one that looks at edges."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([ByHand(features, H), ByHand(H, H)])
+        self.norm, self.last = nn.BatchNorm1d(H), nn.Linear(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = self.norm(layer(x, edge_index)).relu()
+        out: Tensor = self.last(x)
+        return out
+
+
+class Outer(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.within, self.conv = Within(features, H), GCNConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(self.within(x, edge_index), edge_index)
+
+
+class EdgeModel(nn.Module):
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(2 * columns + K, K)
+
+    def forward(self, source: Tensor, target: Tensor, edge_attr: Tensor, *others: Any) -> Tensor:
+        return self.mlp(torch.cat([source, target, edge_attr], dim=1)).tanh()
+
+
+class NodeModel(nn.Module):
+    def __init__(self, columns: int, outputs: int) -> None:
+        super().__init__()
+        self.messages, self.rows = nn.Linear(columns + K, H), nn.Linear(columns + H, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, *others: Any) -> Tensor:
+        row, col = edge_index
+        found = self.messages(torch.cat([x[row], edge_attr], dim=1)).relu()
+        mean = scatter(found, col, dim=0, dim_size=x.size(0), reduce="mean")
+        return self.rows(torch.cat([x, mean], dim=1))
+
+
+class Meta(nn.Module):
+    """Layers that give rows and features of edges, of which only the first are asked for; or both."""
+
+    def __init__(self, features: int, classes: int, *, passes_on: bool = False) -> None:
+        super().__init__()
+        self.passes_on = passes_on
+        self.first = MetaLayer(EdgeModel(features), NodeModel(features, H))
+        self.second = MetaLayer(EdgeModel(H), NodeModel(H, classes))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x, of_edges, _ = self.first(x, edge_index, edge_attr)
+        out: Tensor = self.second(x.relu(), edge_index, of_edges if self.passes_on else edge_attr)[0]
+        return out
+
+
+class Reversible(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(features, 3 * H), nn.Linear(3 * H, classes)
+        self.layer = GroupAddRev(SAGEConv(H, H), num_groups=3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.after(self.layer(self.before(x), edge_index).relu())
+        return out
+
+
+@torch.compile
+def gated(x: Tensor) -> Tensor:
+    return x * x.sigmoid()
+
+
+class Compiled(nn.Module):
+    """A compiled convolution, a compiled module of rows, and a compiled function."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = torch.compile(GATConv(features, H))
+        self.rows = torch.compile(nn.Sequential(nn.Linear(H, H), nn.ReLU()))
+        self.last = GCNConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.last(gated(self.rows(self.conv(x, edge_index))), edge_index)
+
+
+class Shared(nn.Module):
+    """One weight in two layers, and one that is used twice."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.third = SAGEConv(features, H), SAGEConv(H, H), SAGEConv(H, H)
+        self.third.lin_l.weight = self.second.lin_l.weight
+        self.last = GCNConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index).relu()
+        for conv in (self.second, self.third, self.second):
+            x = conv(x, edge_index).tanh()
+        return self.last(x, edge_index)
+
+
+class Told(nn.Module):
+    """Takes all that a model is given."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = GCNConv(features, H), GraphNorm(H), GCNConv(H, classes)
+        self.other = LayerNorm(H)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, batch: Tensor) -> Tensor:
+        x = self.other(self.norm(self.first(x, edge_index, edge_weight), batch).relu(), batch)
+        return self.last(x, edge_index, edge_weight)
+
+
+class Untold(Told):
+    """The same, as PyG's reference calls models."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, edge_index, edge_weight, torch.zeros(x.size(0), dtype=torch.long))
+
+
+CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
+    "by hand": (Encoder, {}),
+    "by hand, within": (Outer, {}),
+    "MetaLayer": (Meta, {"edge_features": K}),
+    "GroupAddRev": (Reversible, {}),
+    "compiled parts": (Compiled, {}),
+    "compiled": (lambda f, c: torch.compile(Two(f, c, SAGEConv)), {}),
+    "shared": (Shared, {}),
+    "weights and batch": (Untold, {"weighted": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models(name: str, tmp_path: Path) -> None:
+    """Losses, gradients and scores are PyG's."""
+    make, form = CASES[name]
+    data = random_data(GraphCase(**ROUGH, **form))
+    with torch.compiler.set_stance("force_eager"):  # PyG's, which is compared with
+        assert_agrees(CustomCase(make=make), data, tmp_path, epochs=2)
+
+
+def test_batch_is_given_to_a_model_that_must_have_it(tmp_path: Path) -> None:
+    """Without being told."""
+    data = random_data(GraphCase(**ROUGH, weighted=True))
+    store = store_of(data, tmp_path)
+    losses = []
+    for kind in (Told, Untold):
+        torch.manual_seed(1)
+        with tuned_trainer(kind(store.num_features, store.num_classes).double(), store, memory="64M") as trainer:
+            losses.append([record.loss for record in trainer.fit(epochs=2, progress=False)])
+    assert losses[0] == losses[1]
+
+
+def _line(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+class Scripted(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv, self.rows = GCNConv(features, H), torch.jit.script(nn.Linear(H, classes))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        out: Tensor = self.rows(x)
+        return out
+
+
+class ByScript(Scripted):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes)
+        self.conv: nn.Module = ByHand(features, H)
+        self.conv.neighbours, self.rows = torch.jit.script(nn.Linear(features, H)), nn.Linear(H, classes)
+
+
+REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[str, ...]]] = {
+    "a scripted part": (Scripted, {}, ("rows is scripted", _line(Scripted.forward, "self.rows"))),
+    "a scripted layer": (ByScript, {}, ("ByHand (conv) has a scripted part", _line(Scripted.forward, "self.conv"))),
+    "features of edges that a layer gives": (
+        lambda f, c: Meta(f, c, passes_on=True),
+        {"edge_features": K},
+        ("MetaLayer (first)", "one row of numbers a node"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named(name: str, tmp_path: Path) -> None:
+    make, form, said = REFUSED[name]
+    store = store_of(random_data(GraphCase(**ROUGH, **form)), tmp_path)
+    with pytest.raises(ModelError) as caught:
+        make_trainer(CustomCase(make=make), store, tmp_path)
+    assert all(str(part) in str(caught.value) for part in said), str(caught.value)
+
+
+# ---- several results --------------------------------------------------------------------------------------
+
+
+class Branching(nn.Module):
+    """Gives what it is scored by, and what its rows were before that."""
+
+    def __init__(self, features: int, classes: int, form: type = tuple) -> None:
+        super().__init__()
+        self.first, self.last, self.back = SAGEConv(features, H), GCNConv(H, classes), nn.Linear(H, features)
+        self.form = form
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        h = self.first(x, edge_index).relu()
+        out = self.last(F.dropout(h, 0.0, self.training), edge_index), self.back(h)
+        return out if self.form is tuple else {"out": out[0]} if self.form is dict else [out[0], out[1].unsqueeze(-1)]
+
+
+def entropy_beside_size(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    """A loss of both, a number a row."""
+    out, back = results
+    return F.cross_entropy(out, labels, reduction="none") + 0.1 * back.square().mean(dim=1)
+
+
+def pyg_losses(model: nn.Module, data: Data, loss: Callable[[Any, Tensor], Tensor], epochs: int) -> list[float]:
+    optimizer, found = torch.optim.Adam(model.parameters(), lr=0.01), []
+    mask = data.train_mask
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        results = model(data.x, data.edge_index)
+        total = loss(tuple(result[mask] for result in results), data.y[mask]).mean()
+        total.backward()
+        optimizer.step()
+        found.append(float(total.detach()))
+    return found
+
+
+@pytest.mark.parametrize("of_both", [True, False])
+def test_several_results(of_both: bool, tmp_path: Path) -> None:
+    """A loss of one's own gets all, torch's the first, and so do scores."""
+    data = random_data(GraphCase(**ROUGH))
+    store = store_of(data, tmp_path)
+    torch.manual_seed(1)
+    models = [Branching(store.num_features, store.num_classes).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizer = torch.optim.Adam(models[0].parameters(), lr=0.01)
+    loss: Any = entropy_beside_size if of_both else None
+    with tuned_trainer(models[0], store, memory="64M", optimizer=optimizer, loss=loss) as trainer:
+        found = [record.loss for record in trainer.fit(epochs=3, progress=False)]
+        scores = trainer.evaluate()
+    expected = pyg_losses(
+        models[1], data, loss or (lambda results, labels: F.cross_entropy(results[0], labels)), epochs=3
+    )
+    assert found == pytest.approx(expected, rel=1e-9)
+    right = models[1](data.x, data.edge_index)[0].argmax(dim=1) == data.y
+    assert scores["valid_acc"] == pytest.approx(float(right[data.val_mask].double().mean()))
+    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-8, atol=1e-10), name
+
+
+def first_only(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    return F.cross_entropy(results[0], labels, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("form", "loss", "said"),
+    [
+        (tuple, first_only, "loss first_only makes nothing of result 1"),
+        (dict, None, "what forward of Branching gives is not one row of numbers a node; return the matrices"),
+        (list, entropy_beside_size, "result 1 of forward of Branching is not one row"),
+    ],
+)
+def test_results_that_cannot_be_taken(form: type, loss: Any, said: str, tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase(**ROUGH)), tmp_path)
+    with pytest.raises(ModelError, match=said):
+        ooc.Trainer(Branching(store.num_features, store.num_classes, form).double(), store, memory="64M", loss=loss)
