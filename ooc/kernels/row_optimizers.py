@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of torch's optimizers for some rows of a matrix that is trained: a row's step depends on no other row.
 
-To the bit what torch.optim makes of the whole matrix, in the order of its own operators (``foreach=False``). R rows, D
-columns.
+To the bit what torch.optim makes of the whole matrix, in the order of its own operators (``foreach=False``). SparseAdam
+is given the rows that were looked up, which are all of them where the whole graph is trained. R rows, D columns.
 """
 
 import math
@@ -18,6 +18,7 @@ from ooc.errors import OptionError
 _KINDS: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
+    "sparseadam": torch.optim.SparseAdam,
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
 }
@@ -25,6 +26,7 @@ NAMES = tuple(_KINDS)
 _OPTIONS = {
     "adam": {"betas", "eps", "weight_decay"},
     "adamw": {"betas", "eps", "weight_decay"},
+    "sparseadam": {"betas", "eps"},
     "adagrad": {"lr_decay", "weight_decay", "initial_accumulator_value", "eps"},
     "sgd": {"momentum", "dampening", "weight_decay", "nesterov"},
 }
@@ -56,7 +58,7 @@ class RowOptimizer:
     def states(self) -> dict[str, float]:
         """What it keeps of every number, by torch's names, and what that is at first."""
         match self.name:
-            case "adam" | "adamw":
+            case "adam" | "adamw" | "sparseadam":
                 return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
             case "adagrad":
                 return {"sum": float(self.options["initial_accumulator_value"])}
@@ -68,7 +70,7 @@ class RowOptimizer:
     ) -> tuple[Tensor, list[Tensor]]:
         """The rows and their states after step ``number``, from 1: new tensors."""
         options, rows, kept = self.options, rows_RD.clone(), [state.clone() for state in states]
-        decay = options["weight_decay"]
+        decay = options.get("weight_decay", 0)
         if self.name == "adamw":
             rows.mul_(1 - lr * decay)
         elif decay:
@@ -81,6 +83,12 @@ class RowOptimizer:
                 size = lr / (1 - beta1**number)
                 root = (square.sqrt() / math.sqrt(1 - beta2**number)).add_(options["eps"])
                 rows.addcdiv_(mean, root, value=-size)
+            case "sparseadam":
+                (mean, square), (beta1, beta2) = kept, options["betas"]
+                mean.add_(gradient_RD.sub(mean).mul_(1 - beta1))
+                square.add_(gradient_RD.pow(2).sub_(square).mul_(1 - beta2))
+                size = lr * math.sqrt(1 - beta2**number) / (1 - beta1**number)
+                rows.add_(-size * mean.div(square.sqrt().add_(options["eps"])))
             case "adagrad":
                 kept[0].addcmul_(gradient_RD, gradient_RD, value=1)
                 size = lr / (1 + (number - 1) * options["lr_decay"])

@@ -36,9 +36,9 @@ class Embedding:
     the model, behind the store's features where it has such. Of a graph with types every type of nodes that has no
     features gets so many, or those that ``columns`` names, as many as it says.
 
-    ``optimizer`` is adam, adamw, adagrad or sgd, with ``options`` as torch.optim has them; ``lr`` None: that of the
-    model's first group of parameters, epoch by epoch. Rows are drawn from a normal distribution of deviation ``std``,
-    by the trainer's seed. OptionError for what makes no sense.
+    ``optimizer`` is adam, adamw, sparseadam, adagrad or sgd, with ``options`` as torch.optim has them; ``lr`` None:
+    that of the model's first group of parameters, epoch by epoch. Rows are drawn from a normal distribution of
+    deviation ``std``, by the trainer's seed. OptionError for what makes no sense.
     """
 
     def __init__(

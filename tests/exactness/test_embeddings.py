@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv, GATv2Conv, SimpleConv
@@ -27,6 +28,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
     "adamw": (torch.optim.AdamW, {"weight_decay": 0.2}),
     "adagrad": (torch.optim.Adagrad, {"weight_decay": 0.1, "lr_decay": 0.3, "initial_accumulator_value": 0.2}),
+    "sparseadam": (torch.optim.SparseAdam, {"betas": (0.8, 0.99), "eps": 1e-4}),
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
 }
 LR = 0.05
@@ -106,7 +108,7 @@ def rows_of(trainer: ooc.Trainer) -> Tensor:
     return rows[torch.from_numpy(trainer.store.array("perm").read())]
 
 
-def with_embedding(features: Tensor | None, rows: nn.Parameter) -> Tensor:
+def with_embedding(features: Tensor | None, rows: Tensor) -> Tensor:
     return rows if features is None else torch.cat((features, rows), dim=1)
 
 
@@ -117,11 +119,15 @@ class Learning(Reference):
         self.rows, features = nn.Parameter(rows_of(trainer)), data.x if "x" in data else None
         self.features = features
         super().__init__(case, trainer.model, copy.copy(data), adam, seed)
-        self.steps = OPTIMIZERS[optimizer][0]([self.rows], lr=LR, foreach=False, **OPTIMIZERS[optimizer][1])
+        self.sparse = optimizer == "sparseadam"
+        plain = {} if self.sparse else {"foreach": False}
+        self.steps = OPTIMIZERS[optimizer][0]([self.rows], lr=LR, **plain, **OPTIMIZERS[optimizer][1])
 
     def train(self) -> Any:
         self.steps.zero_grad()
-        self.data.x = with_embedding(self.features, self.rows)
+        every = torch.arange(len(self.rows))
+        looked_up = F.embedding(every, self.rows, sparse=True) if self.sparse else self.rows
+        self.data.x = with_embedding(self.features, looked_up)
         found = super().train()
         self.steps.step()
         self.data.x = with_embedding(self.features, self.rows).detach()

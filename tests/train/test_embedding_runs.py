@@ -13,6 +13,7 @@ from torch_geometric.nn import GCNConv
 
 import ooc
 from ooc.errors import ModelError, OocError, OptionError, RunError, TrainingError
+from ooc.model.stages import PanelSums, Tile
 from ooc.prefetch.frames import HostWorkspace
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
@@ -148,6 +149,15 @@ def test_rows_that_are_no_numbers_are_not_kept(store: Store, tmp_path: Path) -> 
         trainer.fit(3, progress=False)
 
 
+def test_any_tile_of_a_panel_tells_that_rows_are_no_numbers() -> None:
+    found: list[Tile] = []
+    sums = PanelSums(found.append, 8)
+    for start in (0, 4):
+        sums.reduce(Tile(start, start + 4, {}, diverged=start == 4))
+    sums.end_pass(reverse=False)
+    assert [tile.diverged for tile in found] == [True]
+
+
 def test_without_a_run_the_rows_end_with_the_trainer(store: Store, tmp_path: Path) -> None:
     """Nothing is left on the disk, and what comes later says so."""
     trainer = trainer_of(store, APART, None, spill_dir=tmp_path)
@@ -226,7 +236,7 @@ def test_what_cannot_be_is_named(options: dict[str, Any], message: str, store: S
     ("arguments", "message"),
     [
         ((0, {}), "at least one column"),
-        ((4, {"optimizer": "lbfgs"}), "not one of adam, adamw, adagrad, sgd"),
+        ((4, {"optimizer": "lbfgs"}), "not one of adam, adamw, sparseadam, adagrad, sgd"),
         ((4, {"lr": 0.0}), "learning rate must be positive"),
         ((4, {"std": -1.0}), "must not be negative"),
         ((4, {"amsgrad": True}), "adam has no option 'amsgrad'; it has betas, eps, weight_decay"),

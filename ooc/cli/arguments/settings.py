@@ -63,7 +63,7 @@ OPTIMIZERS = (
     "Rprop",
 )
 """torch's; the first three are called as ever."""
-EMBEDDING_OPTIMIZERS = ("adam", "adamw", "adagrad", "sgd")
+EMBEDDING_OPTIMIZERS = ("adam", "adamw", "sparseadam", "adagrad", "sgd")
 NO_OPTIMIZERS = {
     "LBFGS": "evaluates the loss several times a step, and there is one pass over the graph a step",
     "SparseAdam": "takes sparse gradients only, these are dense; use Adam",
@@ -198,7 +198,9 @@ class TrainSettings:
         metavar="COLUMNS",
     )
     embedding_optimizer: str = _EMBEDDING(
-        "adam", ChoiceType(*EMBEDDING_OPTIMIZERS), "What steps it, as torch.optim steps a dense matrix."
+        "adam",
+        ChoiceType(*EMBEDDING_OPTIMIZERS),
+        "What steps it, as torch.optim steps a dense matrix; sparseadam as one of which all rows were looked up.",
     )
     embedding_lr: float | None = _EMBEDDING(
         None, POSITIVE, "Its learning rate. [default: --lr, as its schedule changes that]"

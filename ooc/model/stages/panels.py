@@ -65,6 +65,7 @@ class PanelSums:
             before.gradients = [(summed, gradient.clone()) for summed, gradient in before.gradients]
             self._is_own = True
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
+        before.diverged |= tile.diverged
         _add_gradients(before.gradients, tile.gradients)
         _add_contribution(before.contribution, tile.contribution)
         _add_moments(before, tile)
