@@ -3,7 +3,7 @@
 
 import re
 
-from ooc.errors import OptionError
+from ooc.errors import BudgetError, OptionError
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -35,3 +35,11 @@ def format_size(size_bytes: float) -> str:
             value = size_bytes / scale
             return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f} {unit}"
     return f"{size_bytes:.0f} B"
+
+
+def too_small(what: str, needed: int, budget_bytes: int, held: str = "") -> BudgetError:
+    """The error that says that ``what`` needs so many bytes, some of them ``held``, and gives the option that helps."""
+    return BudgetError(
+        f"{what} needs {format_size(needed)}{held}, the host budget is {format_size(budget_bytes)}; "
+        f"give host_budget='{-(-needed // 1_000_000)}M'"
+    )

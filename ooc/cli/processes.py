@@ -16,7 +16,6 @@ from ooc.errors import RankError, TrainingError
 
 if TYPE_CHECKING:
     from ooc.ranks import Ranks
-    from ooc.train.runs.run import RunFolder
 
 
 def ranks_of_environment() -> "Ranks | None":
@@ -31,13 +30,6 @@ def ranks_of_environment() -> "Ranks | None":
 def is_first(ranks: "Ranks | None") -> bool:
     """Whether this process is the one that prints and writes."""
     return ranks is None or ranks.rank == 0
-
-
-def follow(run: "RunFolder") -> "RunFolder":
-    """The same run, which the first process writes."""
-    from ooc.train.runs.run import FollowedRun
-
-    return FollowedRun.of(run)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ooc import __version__
 from ooc.cli.arguments.configuration import as_toml
 from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
 from ooc.cli.arguments.settings import TrainSettings, model_name
-from ooc.cli.processes import follow, is_first
+from ooc.cli.processes import is_first
 from ooc.cli.seeds import say_as_json, say_stopped, train_seeds
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
@@ -86,7 +86,7 @@ def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> Non
         train_seeds(run, settings, one, call.verbosity, as_json=call.as_json, dry_run=call.dry_run)
         call.write_report(run.begun)
         return
-    run = run if call.is_first else follow(run)
+    run = run if call.is_first else run.followed()
     with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter, run:
         if run.resumed and call.verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)

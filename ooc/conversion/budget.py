@@ -14,7 +14,7 @@ from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.order import order_bytes
 from ooc.errors import BudgetError, SourceError
 from ooc.memory import available_memory_bytes
-from ooc.sizes import format_size
+from ooc.sizes import format_size, parse_size, too_small
 from ooc.sources.files.prefetching import cores
 from ooc.sources.source import Source
 from ooc.storage.array import CHUNK_BYTES, chunk_rows
@@ -152,9 +152,9 @@ class Shares:
     label_rows: int = _LABEL_ROWS
 
 
-def default_budget_bytes() -> int:
-    """Half of the memory that is available to this process now."""
-    return available_memory_bytes() // 2
+def budget_bytes_of(host_budget: int | str | None) -> int:
+    """The bytes of a host budget; where none is given, half of the memory that is available to this process now."""
+    return available_memory_bytes() // 2 if host_budget is None else parse_size(host_budget, name="host budget")
 
 
 def least_budget_bytes(sizes: Sizes, *, ordering: bool = False) -> int:
@@ -179,10 +179,7 @@ def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares
         work = "ordering the rows of" if ordering else "converting"
         holding = " and ".join(["the order"] * ordering + ["the source"] * (sizes.resident_bytes > 0))
         held = f", {format_size(resident)} of it to hold {holding}" if holding else ""
-        raise BudgetError(
-            f"{work} {sizes.name} needs {format_size(least)}{held}, the host budget is "
-            f"{format_size(budget_bytes)}; give host_budget='{-(-least // 1_000_000)}M'"
-        )
+        raise too_small(f"{work} {sizes.name}", least, budget_bytes, held)
     free, workers = budget_bytes - resident, cores()
     key_bytes = sort_bytes(sizes.edge_numbers * _MOST_NUMBER_BYTES)
     return Shares(

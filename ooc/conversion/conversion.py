@@ -13,9 +13,9 @@ from ooc.conversion.budget import (
     Options,
     Shares,
     Sizes,
+    budget_bytes_of,
     check_disk,
     check_folder,
-    default_budget_bytes,
     disk_bytes,
     divide,
 )
@@ -30,7 +30,6 @@ from ooc.conversion.typed import check_options, write_types
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
-from ooc.sizes import parse_size
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
@@ -106,7 +105,7 @@ def convert(
     check_choice("feature_form", feature_form, _FEATURE_FORMS)
     check_choice("order", order, ORDERS)
     check_choice("on_cancel", on_cancel, ON_CANCEL)
-    budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
+    budget = budget_bytes_of(host_budget)
     request = Request(
         split=split,
         budget_bytes=budget,

@@ -66,10 +66,10 @@ class ValueForm:
         """Of a record."""
         return np.dtype([(name, kind, () if width is None else (width,)) for name, kind, width in self.columns])
 
-    def records(self, data: EdgeData | None, count: int, first: int) -> Values:
+    def records(self, data: EdgeData, count: int, first: int) -> Values:
         """``data`` of the ``count`` edges from ``first`` on; SourceError where a number is none or does not fit."""
         found: Values = np.empty(count, dtype=self.dtype)
-        given = data._asdict() if data is not None else {}
+        given = data._asdict()
         for name, kind, width in self.columns:
             values = given.get(name.removeprefix("edge_"))
             if values is None or values.dtype.kind not in "biuf":

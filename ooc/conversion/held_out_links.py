@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import BudgetError, OptionError
-from ooc.sizes import format_size
+from ooc.errors import OptionError
+from ooc.sizes import too_small
 from ooc.sources.source import Source
 from ooc.storage.array import replace_file
 from ooc.storage.mixing import GOLDEN, mixed
@@ -61,10 +61,7 @@ class HeldOut:
         ``undirected``: each pair once."""
         most = int((self.valid + self.test) * source.num_edges * 1.1) + 1000
         if (needed := _BYTES_PER_LINK * most + 24 * source.num_nodes * (source.ids is not None)) > budget_bytes:
-            raise BudgetError(
-                f"holding out {most:,} links needs {format_size(needed)}, the host budget is "
-                f"{format_size(budget_bytes)}; give host_budget='{-(-needed // 1_000_000)}M'"
-            )
+            raise too_small(f"holding out {most:,} links", needed, budget_bytes)
         found: tuple[list[Any], list[Any]] = ([], [])
         for block in source.edges(block_edges):
             sources, targets = (np.asarray(side, dtype=np.int64) for side in block[:2])

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from ooc.conversion.budget import (
     Shares,
     Sizes,
+    budget_bytes_of,
     check_disk,
     check_folder,
-    default_budget_bytes,
     disk_bytes_for_order,
     divide,
     least_budget_bytes,
@@ -31,7 +31,6 @@ from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_targ
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
-from ooc.sizes import parse_size
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import AnyArray, Array, flush_all
@@ -116,8 +115,7 @@ def _checked(store: Store, out: str | Path | None, order: str, host_budget: int 
     # Where the store's path is a link, what it leads to is replaced.
     target = store.path.resolve() if out is None else resolved(Path(out))
     check_folder(target.parent)
-    budget = default_budget_bytes() if host_budget is None else parse_size(host_budget, name="host budget")
-    return target, budget
+    return target, budget_bytes_of(host_budget)
 
 
 def _sizes(store: Store) -> Sizes:

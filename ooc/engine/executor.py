@@ -3,7 +3,6 @@
 of passes: rows of all columns, a pull of one slab of columns after the other, and a shuffle."""
 
 from collections.abc import Callable, Iterator
-from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ def run_program(
         if recorder is not None:
             recorder.start(runtime)
         run.warm_up()
-        watch = _Stopwatch(runtime)
+        before = runtime.taken()
         for done, item in enumerate(runtime.plan.programs[program], start=1):
             run.enter(item.index)
             running: PassRun
@@ -65,7 +64,9 @@ def run_program(
                     slabs = SlabBuffers(run, item)
                     running = ColumnPassRun(run, item, slabs)
             running.run()
-            passes.append(watch.lap(program, item.title))
+            now = runtime.taken()
+            passes.append(PassRecord(program, item.title, *now.since(before)[:6]))
+            before = now
             progress(done)
         run.finish()
         if recorder is not None:
@@ -84,27 +85,6 @@ def run_program(
             f"{' '.join(str(error).split())[:200]}; give a larger gpu_budget="
         ) from None
     return tuple(passes)
-
-
-class _Stopwatch:
-    """Started when made; every ``lap`` tells what has passed since the one before."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._counters = runtime.counters
-        self._workers = runtime.workers
-        self._mark = self._now()
-
-    def lap(self, program: str, name: str) -> PassRecord:
-        """The pass ``name`` is over."""
-        before, self._mark = self._mark, self._now()
-        clock_s, busy_s, cpu_s, wait_s, read, written = (
-            now - then for now, then in zip(self._mark, before, strict=True)
-        )
-        return PassRecord(program, name, clock_s, busy_s, cpu_s, wait_s, int(read), int(written))
-
-    def _now(self) -> tuple[float, float, float, float, int, int]:
-        io = self._counters
-        return perf_counter(), self._workers.busy_s, process_time(), io.wait_s, io.read_bytes, io.write_bytes
 
 
 # ---- the kinds of passes ------------------------------------------------------------------------------------------

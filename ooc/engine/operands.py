@@ -244,13 +244,9 @@ class Edges(_Operand):
 
     def take(self, start: int, stop: int) -> Tensor:
         """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
-        height = self._matrix.grid.block_rows
         if stop <= start:
             return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
-        pieces = [
-            self._blocks[block][0][max(0, start - block * height) : stop - block * height]
-            for block in blocks_within(self._matrix.grid, start, stop)
-        ]
+        pieces = [piece for [piece] in self._of_tile(start, stop)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

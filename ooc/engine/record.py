@@ -5,10 +5,31 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 _NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes", "ssd_way", "received_bytes"}
 """Fields that records written by earlier versions lack."""
+
+
+class Taken(NamedTuple):
+    """What a training has taken so far, or since an earlier moment: of the clock, of all threads on tiles and of the
+    process, of waiting for the SSD; the rest as in an `EpochRecord`."""
+
+    time_s: float
+    compute_s: float
+    cpu_s: float
+    io_wait_s: float
+    ssd_read_bytes: int
+    ssd_write_bytes: int
+    io_busy_s: float
+    to_device_bytes: int
+    to_host_bytes: int
+    received_bytes: int
+
+    def since(self, earlier: "Taken") -> "Taken":
+        """What was taken from ``earlier`` on."""
+        taken: Any = (now - then for now, then in zip(self, earlier, strict=True))
+        return Taken(*taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,7 @@ class PassRecord:
     write_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
     """One epoch. ``…_acc`` are scores of the run's metric, None where not evaluated; times are seconds, the rest bytes.
 
@@ -47,11 +68,11 @@ class EpochRecord:
 
     epoch: int
     loss: float
-    train_acc: float | None
-    valid_acc: float | None
-    test_acc: float | None
+    train_acc: float | None = None
+    valid_acc: float | None = None
+    test_acc: float | None = None
     time_s: float
-    eval_s: float
+    eval_s: float = 0.0
     ssd_read_bytes: int
     ssd_write_bytes: int
     host_peak_bytes: int

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ooc.engine.exchange import Exchange
 from ooc.engine.operands import BlockedMatrix, as_matrix
+from ooc.engine.record import Taken
 from ooc.engine.shuffle import P, ShuffleFile
 from ooc.engine.workers import WorkerPool
 from ooc.errors import StoreError
@@ -200,9 +202,21 @@ class Runtime:
             return f"{self.engine.name}, {BY_WAY_OF_HOST}"
         return f"{self.engine.name}, and {self._gpudirect.name} {BY_GPUDIRECT}"
 
-    def pcie_bytes(self, direction: CopyTo) -> int:
-        """Bytes sent in that direction over PCIe so far."""
-        return 0 if self._transfers is None else self._transfers.bytes_moved[direction]
+    def taken(self) -> Taken:
+        """What has been taken so far, bytes over PCIe included."""
+        io, moved = self.counters, {} if self._transfers is None else self._transfers.bytes_moved
+        return Taken(
+            perf_counter(),
+            self.workers.busy_s,
+            process_time(),
+            io.wait_s,
+            io.read_bytes,
+            io.write_bytes,
+            io.busy_seconds(),
+            moved.get(CopyTo.DEVICE, 0),
+            moved.get(CopyTo.HOST, 0),
+            0 if self.exchange is None else self.exchange.received_bytes,
+        )
 
     def close(self) -> None:
         """End the threads, free the arena and the spill files. May be called twice."""

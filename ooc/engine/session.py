@@ -2,7 +2,6 @@
 """Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from ooc.engine.exchange import Exchange
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import keep_aggregation
-from ooc.engine.record import EpochRecord, PassRecord
+from ooc.engine.record import EpochRecord, PassRecord, Taken
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
@@ -23,7 +22,6 @@ from ooc.memory import return_freed_memory
 from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
-from ooc.plan.program.staging import CopyTo
 from ooc.plan.workload import Direction, Kind
 from ooc.prefetch.device import Device
 from ooc.sizes import format_size
@@ -191,34 +189,23 @@ class Session:
                 for block in range(planned.grid.blocks):
                     runtime.workspace.await_written(runtime.matrices[name].number(0, block))
 
-    def record(self, started: "Snapshot", *, epoch: int, loss: float) -> EpochRecord:
+    def record(self, started: Taken, *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""
-        runtime, now = self._running(), self.io()
+        runtime, taken = self._running(), self.taken().since(started)._asdict()
         return EpochRecord(
             epoch=epoch,
             loss=loss,
-            train_acc=None,
-            valid_acc=None,
-            test_acc=None,
-            time_s=now.time_s - started.time_s,
-            eval_s=0.0,
-            ssd_read_bytes=now.read_bytes - started.read_bytes,
-            ssd_write_bytes=now.write_bytes - started.write_bytes,
             host_peak_bytes=runtime.peak_bytes(Fate.HOST),
             device_peak_bytes=runtime.peak_bytes(Fate.DEVICE),
-            io_wait_s=now.wait_s - started.wait_s,
-            io_busy_s=now.busy_s - started.busy_s,
             hit_rate=self._prepared.plan.hit_rate,
-            to_device_bytes=now.to_device_bytes - started.to_device_bytes,
-            to_host_bytes=now.to_host_bytes - started.to_host_bytes,
             passes=self._passes,
             ssd_way=runtime.ssd_way,
-            received_bytes=now.received_bytes - started.received_bytes,
+            **{name: value for name, value in taken.items() if name not in ("compute_s", "cpu_s")},
         )
 
-    def io(self) -> "Snapshot":
+    def taken(self) -> Taken:
         """The time, and what has been read, written and waited for so far."""
-        return Snapshot(self._running())
+        return self._running().taken()
 
     def reread(self, direction: Direction) -> None:
         """The edges of ``direction`` have been rewritten."""
@@ -249,21 +236,6 @@ def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
             for name, kept in state.items():
                 if isinstance(kept, Tensor) and (kept.dim() or with_parameter):
                     state[name] = kept.to(place)
-
-
-class Snapshot:
-    """The time and the counters of the engine and of PCIe at one moment."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.time_s = time.perf_counter()
-        counters = runtime.counters
-        self.read_bytes = counters.read_bytes
-        self.write_bytes = counters.write_bytes
-        self.wait_s = counters.wait_s
-        self.busy_s = counters.busy_seconds()
-        self.to_device_bytes = runtime.pcie_bytes(CopyTo.DEVICE)
-        self.to_host_bytes = runtime.pcie_bytes(CopyTo.HOST)
-        self.received_bytes = 0 if runtime.exchange is None else runtime.exchange.received_bytes
 
 
 def _keep_freed_memory() -> None:

@@ -13,7 +13,7 @@ from ooc.errors import RunError
 from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import FORECAST, RunFolder
 
 
 def compare(path: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def compare(path: Path) -> dict[str, Any]:
     recorded them.
     """
     run = RunFolder.open(path)
-    forecast = run.forecast()
+    forecast = run.read(FORECAST)
     if forecast is None:
         raise RunError(f"{path} holds no plan.json: it was trained by a version that kept no forecast")
     try:

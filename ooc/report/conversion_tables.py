@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ooc.conversion.budget import Options, Sizes, check_folder, default_budget_bytes, describe_demand
+from ooc.conversion.budget import Options, Sizes, budget_bytes_of, check_folder, describe_demand
 from ooc.conversion.conversion import chosen_options
 from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
 from ooc.conversion.held_out_links import HeldOut
@@ -45,7 +45,7 @@ def print_forecast(
     A dataset's files need not be here. Options, and errors for a source that cannot be read and an ``out`` that cannot
     be written, are those of ``ooc.convert``.
     """
-    budget = default_budget_bytes() if host_budget is None else host_budget
+    budget = budget_bytes_of(host_budget)
     feature_form = options.pop("feature_form")
     held_out = options.pop("hold_out_links")
     names = [field.name for field in fields(Options) if field.name not in ("sparse_features", "hold_out")]

@@ -12,7 +12,7 @@ from ooc.plan.simulate.condensed import expand
 from ooc.plan.simulate.timeline import MemoryUse, Resource, Stretch, Timeline, stretches, trace
 from ooc.report.console import write_text
 from ooc.sizes import format_size
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import PLANNED, TIMELINE, RunFolder
 
 _COLOURS = {
     Resource.COMPUTE: "#2f81c7",
@@ -65,7 +65,7 @@ def write_trace(path: Path, out: Path) -> None:
     """The recorded epoch of the run at ``path``, and the planned one beside it, to ``out`` for Perfetto. RunError where
     no epoch of it has been recorded or its record is damaged; OptionError where ``out`` cannot be written."""
     run = RunFolder.open(path)
-    found = {name: run.timeline(planned=name == "planned") for name in ("planned", "measured")}
+    found = {name: run.read(file) for name, file in (("planned", PLANNED), ("measured", TIMELINE))}
     if found["measured"] is None:
         raise RunError(f"{path} holds no timeline.json: it was trained by a version that recorded none")
     try:

@@ -20,7 +20,7 @@ from ooc.plan.simulate.condensed import condense
 from ooc.progress.plan_report import PlanReport
 from ooc.report.machine import versions_of
 from ooc.train.metrics import Metric
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import FORECAST, PLANNED, RunFolder
 
 _PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 
@@ -31,8 +31,8 @@ def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metri
     last = run.last()
     first_epoch = 1 if last is None else last["epoch"] + 1
     if report is not None:
-        run.save_forecast({"first_epoch": first_epoch, **report.as_dict()})
-        run.save_timeline(condense(report.timeline), planned=True)
+        run.write(FORECAST, {"first_epoch": first_epoch, **report.as_dict()})
+        run.write(PLANNED, condense(report.timeline))
     run.add_start(
         {
             "first_epoch": first_epoch,

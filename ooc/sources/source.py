@@ -38,7 +38,7 @@ class EdgeBlock(NamedTuple):
 
     sources: AnyArray
     targets: AnyArray
-    data: EdgeData | None = None
+    data: EdgeData = EdgeData()
 
 
 class LabelBlock(NamedTuple):
@@ -196,7 +196,7 @@ def with_data(
         while done < len(block.sources):
             take = min([len(block.sources) - done, *(rows.ready() for rows in given if rows is not None)])
             here = slice(done, done + take)
-            own = (None if array is None else array[here] for array in block.data or EdgeData())
+            own = (None if array is None else array[here] for array in block.data)
             data = EdgeData(*(rows.take(take) if rows else array for rows, array in zip(given, own, strict=True)))
             yield EdgeBlock(block.sources[here], block.targets[here], data)
             done += take

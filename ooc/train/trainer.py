@@ -41,7 +41,7 @@ from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
-from ooc.train.runs.run import EMBEDDING, FollowedRun, RunFolder, holds_run
+from ooc.train.runs.run import EMBEDDING, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
@@ -109,7 +109,7 @@ class Trainer:
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
         while state.epoch < last and not (patience and state.stale >= patience):
-            started = self._session.io()
+            started = self._session.taken()
             recorder = self._recorder(len(records), scored=unscored is not None)
             loss = self._loss_and_gradients(scored=unscored is not None, recorder=recorder)
             if not allow_nonfinite:
@@ -129,7 +129,7 @@ class Trainer:
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)
             if recorder is not None and self._run is not None:
-                self._run.save_timeline(recorder.as_dict(state.epoch))
+                self._run.write(TIMELINE, recorder.as_dict(state.epoch))
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
             if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
@@ -261,16 +261,16 @@ class Trainer:
     def _recorder(self, trained: int, *, scored: bool) -> EpochRecorder | None:
         """What watches the epoch that comes when ``trained`` are behind it, for the run's folder: one later than the
         first, which fills the memory; and that, in case that it is the only one."""
-        if self._run is None or trained > 1 or (trained == 0 and self._run.has_timeline):
+        if self._run is None or trained > 1 or (trained == 0 and (self._run.path / TIMELINE).exists()):
             return None
         return EpochRecorder("train_and_score" if scored else "train")
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
         """``record`` with the scores of an evaluation of its own."""
-        started = self._session.io()
+        started = self._session.taken()
         scores = self.evaluate()
-        now = self._session.io()
-        return record.scored(scores, eval_s=now.time_s - started.time_s, wait_s=now.wait_s - started.wait_s)
+        taken = self._session.taken().since(started)
+        return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
     def _conclude(self, records: list[EpochRecord], record: EpochRecord) -> None:
         self._state.conclude(record)
@@ -400,7 +400,7 @@ class Trainer:
         self.ranks = ranks = Ranks.of_environment()
         out = out if isinstance(out, RunFolder) else ranks.told(lambda: open_run_folder(out, seed))
         if ranks.rank and out is not None:
-            out = FollowedRun.of(out)
+            out = out.followed()
         scratch = spill_folder(spill_dir, None if out is None else out.path, graph)
         resources = Resources.parse(
             gpu_budget,

@@ -9,7 +9,7 @@ import torch
 from ooc.plan.simulate.condensed import PIECES, expand
 from ooc.plan.simulate.timeline import Resource
 from ooc.storage.store import Store
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import TIMELINE, RunFolder
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import use
 from tests.exactness.comparison import make_trainer, store_of
@@ -38,7 +38,7 @@ def test_what_is_recorded_is_what_the_epoch_took(store: Store, tmp_path: Path, t
         titles = [item.title for item in trainer.plan.programs["train"]]
         hits = trainer.plan.hit_rate
     assert [record.loss for record in records] == unwatched
-    found = RunFolder.open(tmp_path / "run").timeline()
+    found = RunFolder.open(tmp_path / "run").read(TIMELINE)
     assert found is not None and found["epoch"] == 2 and found["threads"] == threads
     seen, record = expand(found), records[1]
     assert seen.moved_bytes == {
@@ -66,7 +66,7 @@ def test_a_run_that_goes_on_has_the_later_epoch(store: Store, tmp_path: Path) ->
     for last in (1, 2, 4):
         with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **SMALL, out=tmp_path / "run") as trainer:
             trainer.fit(epochs=last, eval_every=0, resume=last > 1)
-        found = RunFolder.open(tmp_path / "run").timeline()
+        found = RunFolder.open(tmp_path / "run").read(TIMELINE)
         assert found is not None
         epochs.append(found["epoch"])
     assert epochs == [1, 1, 4]
@@ -81,7 +81,7 @@ def test_a_device_s_memory_and_the_ssd_are_recorded_and_its_kernels_are_not(
         with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options, out=tmp_path / "run") as trainer:
             record = trainer.fit(epochs=2, eval_every=0)[1]
             peaks = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
-    found = RunFolder.open(tmp_path / "run").timeline()
+    found = RunFolder.open(tmp_path / "run").read(TIMELINE)
     assert found is not None and found["epoch"] == 2
     seen = expand(found)
     assert seen.moved_bytes.get(Resource.SSD_READ, 0) == record.ssd_read_bytes > 0

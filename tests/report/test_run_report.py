@@ -20,7 +20,7 @@ from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, figures
 from ooc.report.page.findings import compared, verdict
 from ooc.report.page.vocabulary import describe_matrix, describe_pass
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import TIMELINE, RunFolder
 from ooc.train.trainer import Trainer
 from tests.report.browser import Page, browser, chromium
 
@@ -201,7 +201,7 @@ def test_the_trace_is_of_the_trace_event_format(folder: Path, tmp_path: Path) ->
     assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
     names = {e["pid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
     assert names == {1: "planned", 2: "measured"}
-    measured = RunFolder.open(folder / "first").timeline()
+    measured = RunFolder.open(folder / "first").read(TIMELINE)
     assert measured is not None
     last = max(e["ts"] + e["dur"] for e in timed if e["pid"] == 2 and e["ph"] == "X")
     epoch_us = measured["epoch_s"] * 1e6

@@ -113,10 +113,10 @@ def test_less_is_read_and_computed(tmp_path: Path) -> None:
     for name, savings in (("apart", APART), ("shared", list(Saving))):
         with make_trainer(case, store, tmp_path, savings=savings, slab_columns=4, tile_rows=64) as trainer:
             trainer.fit(1, eval_every=0)
-            before = trainer._session.io()
+            before = trainer._session.taken()
             trainer.fit(2, eval_every=1)
-            after = trainer._session.io()
-            moved[name] = after.read_bytes + after.write_bytes - before.read_bytes - before.write_bytes
+            taken = trainer._session.taken().since(before)
+            moved[name] = taken.ssd_read_bytes + taken.ssd_write_bytes
     assert moved["shared"] < 0.85 * moved["apart"]
 
 

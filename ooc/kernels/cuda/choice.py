@@ -17,7 +17,6 @@ GPU, version of Triton or of this program has a file of its own; what is there b
 import functools
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ooc.memory import cache_folder
 from ooc.storage.array import replace_file
 from ooc.version import __version__
 
@@ -161,10 +161,8 @@ def location(gpu: str) -> Path:
     """The file of the shapes measured on a GPU of this name, whether it is there or not."""
     import triton
 
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
     text = json.dumps([gpu, triton.__version__, __version__])
-    return root / "ooc" / f"shapes-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    return cache_folder() / f"shapes-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def _read(path: Path) -> dict[str, Shape]:

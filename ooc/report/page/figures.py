@@ -20,7 +20,7 @@ from ooc.progress.figures import best_record
 from ooc.report.comparison import compare
 from ooc.report.page.findings import helps, rank, verdict
 from ooc.report.page.vocabulary import describe_matrix
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import FORECAST, PLANNED, TIMELINE, RunFolder
 
 MOST_EPOCHS = 400
 _CURVES = (
@@ -37,10 +37,10 @@ def figures(path: Path) -> dict[str, Any]:
     records = run.records()
     if not records:
         raise RunError(f"{path} has finished no epoch yet; there is nothing to report")
-    forecast, starts = run.forecast(), run.starts()
+    forecast, starts = run.read(FORECAST), run.starts()
     start = starts[-1] if starts else None
     metric = (start or {}).get("metric") or _metric(run.config)
-    measured, planned = _timeline(run, planned=False), _timeline(run, planned=True)
+    measured, planned = _timeline(run, TIMELINE), _timeline(run, PLANNED)
     best = best_record(records, rising=bool(metric["higher_is_better"]))
     found: dict[str, Any] = {
         "run": str(path),
@@ -73,13 +73,12 @@ def figures(path: Path) -> dict[str, Any]:
     return found
 
 
-def _timeline(run: RunFolder, *, planned: bool) -> dict[str, Any] | None:
-    found = run.timeline(planned=planned)
+def _timeline(run: RunFolder, name: str) -> dict[str, Any] | None:
+    found = run.read(name)
     if found is not None:
         try:
             expand(found)
         except (KeyError, TypeError, ValueError) as error:
-            name = "planned.json" if planned else "timeline.json"
             raise RunError(f"{run.path}/{name} is damaged: {error}") from error
     return found
 

@@ -120,6 +120,9 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         raise SourceError(
             f"{options.name}: num_classes is {classes}" + f", y has {form.width} columns" * bool(form.width)
         )
+    said = unsaid_split_note(options.name) if unsaid else f"{options.name}: split is {note}" if note else None
+    if unlabelled:
+        said = f"{options.name} has no labels: y is missing; nodes cannot be trained, links can"
     source = Source(
         name=options.name,
         format=options.format,
@@ -137,11 +140,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         task=form.task,
         unlabelled=unlabelled,
         description={"split": note} if note else {},
-        notes=(
-            (f"{options.name} has no labels: y is missing; nodes cannot be trained, links can",)
-            if unlabelled
-            else tuple(filter(None, (_split_note(options.name, note, unsaid=unsaid), form.note)))
-        ),
+        notes=tuple(filter(None, (said, form.note))),
     )
     return _by_relation(source, arrays["edge_type"].reshape(-1), columns, options) if "edge_type" in arrays else source
 
@@ -169,12 +168,6 @@ def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyAr
         for number, count in enumerate(counts)
     }
     return typed_source(source, _NODE, {}, relations)
-
-
-def _split_note(name: str, note: str | None, *, unsaid: bool) -> str | None:
-    if unsaid:
-        return unsaid_split_note(name)
-    return f"{name}: split is {note}" if note else None
 
 
 def _scalar(arrays: Mapping[str, AnyArray], name: str, source: str) -> int:
@@ -389,7 +382,9 @@ def pyg_source(data: Any, request: Request) -> Source:
         raise SourceError("the PyG Data has adj_t, but no edge_index")
     if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
         return _of_types(data, request)
-    parts = [(data, _OF_PYG)] if kind == "Data" else _of_one_kind(data)
+    parts: list[tuple[Any, tuple[str, ...]]] = [(data, _OF_PYG)]
+    if kind == "HeteroData":  # of one kind of node and one of edge
+        parts = [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
     arrays: dict[str, AnyArray] = {}
     for part, name in ((part, name) for part, names in parts for name in names):
         if (tensor := getattr(part, name, None)) is not None:
@@ -398,11 +393,6 @@ def pyg_source(data: Any, request: Request) -> Source:
         arrays["num_nodes"] = np.array(data.num_nodes)
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     return array_source(arrays, options)
-
-
-def _of_one_kind(data: Any) -> list[tuple[Any, tuple[str, ...]]]:
-    """What a HeteroData with one kind of node and one of edge has of either."""
-    return [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
 
 
 def _of_types(data: Any, request: Request) -> Source:

@@ -36,6 +36,8 @@ from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.many_graphs import graph_labels, graphs_source
 from ooc.sources.formats.ogb_text import (
     columns_of,
+    edges_of,
+    features_of,
     numbers_of,
     only_split,
     pieces,
@@ -52,7 +54,8 @@ from ooc.storage.store import SPLITS, Task
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species", "throughput", "target"))
 """The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi."""
-_MARKS = ("raw/data.npz", "raw/edge.csv.gz", MARK)
+_CSV_EDGES = "raw/edge.csv.gz"
+_MARKS = ("raw/data.npz", _CSV_EDGES, MARK)
 _LABELS = "raw/node-label.csv.gz"
 _EDGE_WEIGHTS = "raw/edge_weight.csv.gz"
 """Of ogbl-collab alone, whose edges are listed once for both directions."""
@@ -123,10 +126,7 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     nodes, listed_edges = (single_number(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
-    edge_features = 0
-    if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
-        edge_features = columns_of(files, _CSV_EDGE_FEATURES)
-    kind = only_split(files)
+    edge_features, kind = _edge_features(files, request), only_split(files)
     weighted = files.has(_EDGE_WEIGHTS)
     of_links = not files.has(_LABELS) and files.has(f"split/{kind}/train.pt")
     both_ways = kind in _ADD_INVERSE_EDGE or weighted
@@ -142,12 +142,8 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // 2 if both_ways else size)
-        pairs = pieces(read_numbers(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, listed_edges), rows)
-        blocks: Iterator[EdgeBlock] = (EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy()) for ends in pairs)
-        if edge_features:
-            carried = read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, listed_edges)
-            features = pieces(carried, rows)
-            blocks = with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
+        blocks = edges_of(files, _CSV_EDGES, listed_edges, rows)
+        blocks = _with_features(files, blocks, edge_features, listed_edges, rows)
         if weighted:
             weights = pieces(read_numbers(files, _EDGE_WEIGHTS, Kind.CSV_REAL, 1, listed_edges), rows)
             blocks = with_data(blocks, weight=(part[:, 0] for part in weights), name=files.label(_EDGE_WEIGHTS))
@@ -182,33 +178,25 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
     """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
     sizes, listed = (numbers_of(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
-    width, kind = columns_of(files, _GRAPH_LABELS), only_split(files)
-    edge_features = 0
-    if files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data:
-        edge_features = columns_of(files, _CSV_EDGE_FEATURES)
+    width, edge_features, kind = columns_of(files, _GRAPH_LABELS), _edge_features(files, request), only_split(files)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
 
     def labels() -> Iterator[AnyArray]:
         return read_numbers(files, _GRAPH_LABELS, Kind.CSV_REAL, width, len(sizes), fill=True)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        rows, done = max(1, size // 2), 0
-        pairs = pieces(read_numbers(files, "raw/edge.csv.gz", Kind.CSV_WHOLE, 2, total), rows)
+        rows = max(1, size // 2)
 
         def blocks() -> Iterator[EdgeBlock]:
-            nonlocal done
-            for ends in pairs:
-                graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends)), side="right") - 1
-                if ((ends < 0) | (ends >= sizes[graphs, None])).any():
-                    raise SourceError(f"{files.label('raw/edge.csv.gz')}: an edge leaves its graph")
-                yield EdgeBlock(*(ends + first[graphs, None]).T.copy())
-                done += len(ends)
+            done = 0
+            for ends in edges_of(files, _CSV_EDGES, total, rows):
+                graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends.sources)), side="right") - 1
+                if any(((side < 0) | (side >= sizes[graphs])).any() for side in (ends.sources, ends.targets)):
+                    raise SourceError(f"{files.label(_CSV_EDGES)}: an edge leaves its graph")
+                yield EdgeBlock(ends.sources + first[graphs], ends.targets + first[graphs])
+                done += len(graphs)
 
-        found: Iterator[EdgeBlock] = blocks()
-        if edge_features:
-            carried = read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, edge_features, total)
-            found = with_data(found, features=pieces(carried, rows), name=files.label(_CSV_EDGE_FEATURES))
-        yield from map(_with_reverse, found)
+        yield from map(_with_reverse, _with_features(files, blocks(), edge_features, total, rows))
 
     features = _Features(files, int(sizes.sum()))
     whole = all(bool((np.isnan(y) | (y == np.trunc(y))).all()) for y in labels())
@@ -252,7 +240,7 @@ class _Features:
         if not found:
             raise SourceError(f"{files.name} has no node features ({files.label(self._name)} is missing)")
         self._name = found[0]
-        self._species = np.unique(np.concatenate([np.unique(block) for block in self._read(Kind.CSV_WHOLE)]))
+        self._species = np.unique(np.concatenate([np.unique(block) for block in self._ids()]))
         self.columns = len(self._species)
         if self.columns > _MOST_SPECIES:
             raise SourceError(f"{files.label(self._name)} names {self.columns} species, which cannot be features")
@@ -262,25 +250,36 @@ class _Features:
     def blocks(self, size: int) -> Iterator[AnyArray]:
         """float32 [n, columns], as ogb reads them."""
         if self._species is None:
-            for rows in pieces(self._read(Kind.CSV_REAL), size):
-                with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
-                    yield rows.astype(np.float32)
+            yield from features_of(self._files, self._name, self.columns, self._nodes, size)
             return
-        for ids in pieces(self._read(Kind.CSV_WHOLE), size):
+        for ids in pieces(self._ids(), size):
             yield (ids == self._species).astype(np.float32)
 
-    def _read(self, kind: Kind) -> Iterator[AnyArray]:
-        columns = 1 if self._name in _SPECIES else self.columns
-        return read_numbers(self._files, self._name, kind, columns, self._nodes)
+    def _ids(self) -> Iterator[AnyArray]:
+        return read_numbers(self._files, self._name, Kind.CSV_WHOLE, 1, self._nodes)
+
+
+def _edge_features(files: DatasetFiles, request: Request) -> int:
+    """How many features an edge has that are asked for."""
+    asked = files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data
+    return columns_of(files, _CSV_EDGE_FEATURES) if asked else 0
+
+
+def _with_features(
+    files: DatasetFiles, blocks: Iterator[EdgeBlock], columns: int, count: int, size: int
+) -> Iterator[EdgeBlock]:
+    """The ``count`` edges with so many features each."""
+    if not columns:
+        return blocks
+    features = pieces(read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, columns, count), size)
+    return with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:
     """Each edge, followed by its reverse, which carries the same."""
     pairs = np.stack([block.sources, block.targets], axis=1)
-    carried = (None, None) if block.data is None else block.data
-    twice = (None if values is None else values.repeat(2, axis=0) for values in carried)
-    data = None if block.data is None else EdgeData(*twice)
-    return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), data)
+    twice = (None if values is None else values.repeat(2, axis=0) for values in block.data)
+    return EdgeBlock(pairs.reshape(-1), pairs[:, ::-1].reshape(-1), EdgeData(*twice))
 
 
 READER = Reader(

@@ -11,7 +11,7 @@ from ooc.sources.files.dataset_files import DatasetFiles
 from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.streams import gunzipped
 from ooc.sources.labels import IndexSplits
-from ooc.sources.source import ranges
+from ooc.sources.source import EdgeBlock, ranges
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS
 
@@ -42,6 +42,19 @@ def read_numbers(
         yield block
     if rows is not None and done != rows:
         raise SourceError(f"{label} has {done} rows, {rows} were expected")
+
+
+def edges_of(files: DatasetFiles, name: str, count: int, size: int) -> Iterator[EdgeBlock]:
+    """The ``count`` edges whose ends are in the gzip file ``name``, at most ``size`` at a time."""
+    for ends in pieces(read_numbers(files, name, Kind.CSV_WHOLE, 2, count), size):
+        yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
+
+
+def features_of(files: DatasetFiles, name: str, columns: int, count: int, size: int) -> Iterator[AnyArray]:
+    """The rows in the gzip file ``name`` as float32 [n, columns], as ogb reads them."""
+    for rows in pieces(read_numbers(files, name, Kind.CSV_REAL, columns, count), size):
+        with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
+            yield rows.astype(np.float32)
 
 
 def pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:

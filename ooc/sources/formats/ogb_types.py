@@ -11,13 +11,13 @@ not kept.
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles
 from ooc.sources.files.lines import Kind
 from ooc.sources.formats.ogb_text import (
     columns_of,
+    edges_of,
+    features_of,
     only_split,
     pieces,
     read_numbers,
@@ -27,8 +27,8 @@ from ooc.sources.formats.ogb_text import (
 )
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Request
-from ooc.sources.source import EdgeBlock, RelationSource, Source
-from ooc.sources.typed import Rows, nodes_alone, typed_source
+from ooc.sources.source import RelationSource, Source
+from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
 from ooc.storage.types import EdgeType
@@ -92,22 +92,11 @@ def _count(files: DatasetFiles, kind: str, text: str) -> int:
 
 def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
     """The nodes of one type, with features or none."""
-    name, rows, columns = f"raw/node-feat/{kind}/node-feat.csv.gz", None, 0
-    if files.has(name):
-        columns, rows = columns_of(files, name), _features(files, name, count)
-    return nodes_alone(f"{files.name}'s {kind!r}", count, columns, rows)
-
-
-def _features(files: DatasetFiles, name: str, count: int) -> Rows:
-    """float32 [n, columns], as ogb reads them."""
-
-    def rows(size: int) -> Iterator[AnyArray]:
-        found = read_numbers(files, name, Kind.CSV_REAL, columns_of(files, name), count)
-        for block in pieces(found, size):
-            with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
-                yield block.astype(np.float32)
-
-    return rows
+    name, called = f"raw/node-feat/{kind}/node-feat.csv.gz", f"{files.name}'s {kind!r}"
+    if not files.has(name):
+        return nodes_alone(called, count)
+    columns = columns_of(files, name)
+    return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, count, size))
 
 
 def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSource:
@@ -117,9 +106,4 @@ def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSou
         what = f"{files.label(where)} has features of edges, which graphs with types do not keep"
         raise SourceError(f"{what}; give drop_edge_data=True")
     count = single_number(files, f"{where}/num-edge-list.csv.gz")
-
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        for ends in pieces(read_numbers(files, f"{where}/edge.csv.gz", Kind.CSV_WHOLE, 2, count), size):
-            yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
-
-    return RelationSource(count, edges)
+    return RelationSource(count, lambda size: edges_of(files, f"{where}/edge.csv.gz", count, size))

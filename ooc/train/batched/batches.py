@@ -157,11 +157,7 @@ class BatchTrainer(Trainer):
         return EpochRecord(
             epoch=epoch + 1,
             loss=total / self._loss.divisor,
-            train_acc=None,
-            valid_acc=None,
-            test_acc=None,
             time_s=time.perf_counter() - started,
-            eval_s=0.0,
             ssd_read_bytes=read,
             ssd_write_bytes=written,
             host_peak_bytes=self._batches_bytes * ranks.local_count,

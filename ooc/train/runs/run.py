@@ -66,11 +66,13 @@ class RunFolder:
 
     `start` writes the configuration and takes the lock; saving or appending does so by itself, but
     calling it before training finds an unwritable folder while nothing is lost; `discard` takes that
-    back. `close` releases the lock; also a context manager.
+    back. `close` releases the lock; also a context manager. Where it is not ``written``, another process of the same
+    training does that: nothing is changed here.
     """
 
-    def __init__(self, path: Path, config: Config, *, resumed: bool) -> None:
+    def __init__(self, path: Path, config: Config, *, resumed: bool, written: bool = True) -> None:
         self.path = path
+        self._written = written
         self.config = config
         self.resumed = resumed
         self._lock: int | None = None
@@ -114,6 +116,10 @@ class RunFolder:
         config = {**(defaults or {}), **_read_config(path / CONFIG)}
         return cls(path, given_anew(path, config, given or {}, changeable), resumed=True)
 
+    def followed(self) -> "RunFolder":
+        """The same run, which another process of the same training writes."""
+        return RunFolder(self.path, self.config, resumed=self.resumed, written=False)
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether an epoch of the run was finished."""
@@ -135,7 +141,7 @@ class RunFolder:
 
         Raises RunError when the folder cannot be written or another process is using it.
         """
-        if self._lock is not None:
+        if self._lock is not None or not self._written:
             return
         with _named(self.path):
             self._made.extend(make_folders(self.path))
@@ -144,14 +150,13 @@ class RunFolder:
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
-            text = json.dumps(self.config, indent=2, allow_nan=False) + "\n"
             self.started = True
             (self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}").unlink(
                 missing_ok=True
             )  # of a killed epoch: the last, perhaps
-            _replace(self.path / CONFIG, text.encode())
+            self.write(CONFIG, self.config)
             if self.repeated_by is not None:
-                _replace(self.path / REPEATED_BY, self.repeated_by.encode(errors="surrogateescape"))
+                self._replace(REPEATED_BY, self.repeated_by.encode(errors="surrogateescape"))
         except BaseException:
             self.close()
             raise
@@ -169,7 +174,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Take back what `start` wrote, unless there is a checkpoint to go on from."""
-        if self.resumed or self.has_checkpoint:
+        if self.resumed or self.has_checkpoint or not self._written:
             return
         if self.started:
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
@@ -193,43 +198,25 @@ class RunFolder:
         """Replace the best weights so far."""
         self._save(BEST, state)
 
-    def save_forecast(self, forecast: Mapping[str, Any]) -> None:
-        """Replace what is promised of the epochs from here on by ``forecast``: plain data."""
-        self.start()
-        text = json.dumps(forecast, indent=2, allow_nan=False) + "\n"
-        _replace(self.path / FORECAST, text.encode())
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Replace one of the files `FORECAST`, `PLANNED` and `TIMELINE` by plain data."""
+        form: dict[str, Any] = {"separators": (",", ":")} if name in (PLANNED, TIMELINE) else {"indent": 2}
+        self._replace(name, (json.dumps(content, allow_nan=False, **form) + "\n").encode())
 
-    def forecast(self) -> dict[str, Any] | None:
-        """What was promised last; None for a run of a version that promised nothing."""
-        path = self.path / FORECAST
-        return _read_config(path) if path.exists() else None
-
-    @property
-    def has_timeline(self) -> bool:
-        """Whether an epoch of the run has been recorded."""
-        return (self.path / TIMELINE).exists()
-
-    def save_timeline(self, timeline: Mapping[str, Any], *, planned: bool = False) -> None:
-        """Replace what is known of how an epoch went, or is to go: plain data."""
-        self.start()
-        text = json.dumps(timeline, allow_nan=False, separators=(",", ":")) + "\n"
-        _replace(self.path / (PLANNED if planned else TIMELINE), text.encode())
-
-    def timeline(self, *, planned: bool = False) -> dict[str, Any] | None:
-        """How an epoch went, or was to go; None where that has not been recorded."""
-        path = self.path / (PLANNED if planned else TIMELINE)
+    def read(self, name: str) -> dict[str, Any] | None:
+        """What was written to such a file last; None where nothing was."""
+        path = self.path / name
         return _read_config(path) if path.exists() else None
 
     def add_start(self, start: Mapping[str, Any]) -> None:
         """Note how the training was started or gone on with: plain data. The first, and the last of the others stay."""
-        self.start()
         known = self.starts()
         kept = [*known[:1], *known[1:][2 - _MOST_STARTS :], start]
         text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in kept)
-        _replace(self.path / STARTS, text.encode())
+        self._replace(STARTS, text.encode())
 
     def starts(self) -> list[dict[str, Any]]:
-        """What `add_start` has noted; none for a run of an earlier version."""
+        """What `add_start` has noted; none for a run that was trained from Python."""
         path = self.path / STARTS
         if not path.exists():
             return []
@@ -244,6 +231,8 @@ class RunFolder:
     def append(self, record: EpochRecord) -> None:
         """Add an epoch's line to the metrics."""
         self.start()
+        if not self._written:
+            return
         path = self.path / METRICS
         with _named(path), path.open("a", encoding="utf-8") as file:
             file.write(record.to_line())
@@ -256,17 +245,16 @@ class RunFolder:
         """
         self.start()
         state = self.last()
-        kept = []
         if state is not None:
             check(state)
-            kept = self._mended(state)
+        if not self._written:
+            return state
+        kept = [] if state is None else self._mended(state)
         self._history.clear()
         for record in kept:
             self._remember(record)
-        lines = "".join(record.to_line() for record in kept)
-        metrics = self.path / METRICS
-        if kept or metrics.exists():
-            _replace(metrics, lines.encode())
+        if kept or (self.path / METRICS).exists():
+            self._replace(METRICS, "".join(record.to_line() for record in kept).encode())
         return state
 
     def last(self) -> State | None:
@@ -335,7 +323,8 @@ class RunFolder:
     def _save(self, name: str, state: State) -> None:
         import torch
 
-        self.start()
+        if not self._written:
+            return
         # By way of memory: torch reports a full disk as an internal error without a cause.
         buffer = io.BytesIO()
         summing = torch.serialization.get_crc32_options()
@@ -344,44 +333,13 @@ class RunFolder:
             torch.save(_on_cpu(state), buffer)
         finally:
             torch.serialization.set_crc32_options(summing)
-        _replace(self.path / name, buffer.getbuffer())
+        self._replace(name, buffer.getbuffer())
 
-
-class FollowedRun(RunFolder):
-    """The folder of a run that another process of the same training writes: read here, and never written."""
-
-    @classmethod
-    def of(cls, run: RunFolder) -> Self:
-        """The same run, followed."""
-        return cls(run.path, run.config, resumed=run.resumed)
-
-    def start(self) -> None:
-        """Nothing."""
-
-    def discard(self) -> None:
-        """Nothing."""
-
-    def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
-        """The last checkpoint, None before the first."""
-        state = self.last()
-        if state is not None:
-            check(state)
-        return state
-
-    def append(self, record: EpochRecord) -> None:
-        """Nothing."""
-
-    def save_forecast(self, forecast: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def save_timeline(self, timeline: Mapping[str, Any], *, planned: bool = False) -> None:
-        """Nothing."""
-
-    def add_start(self, start: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def _save(self, name: str, state: State) -> None:
-        """Nothing."""
+    def _replace(self, name: str, data: bytes | memoryview) -> None:
+        self.start()
+        if self._written:
+            with _named(self.path / name):
+                replace_file(self.path / name, data)
 
 
 def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
@@ -467,11 +425,6 @@ def _on_cpu(state: Any) -> Any:
             return type(state)(_on_cpu(value) for value in state)
         case _:
             return state
-
-
-def _replace(path: Path, data: bytes | memoryview) -> None:
-    with _named(path):
-        replace_file(path, data)
 
 
 @contextlib.contextmanager

@@ -161,7 +161,7 @@ def column_edges(
         )
         count = len(next(iter(block.values())))
         ends = [block[end] if ids is not None else np.zeros(count, dtype=np.int64) for end in (source, target)]
-        yield EdgeBlock(ends[0], ends[1], found if carried.names else None)
+        yield EdgeBlock(ends[0], ends[1], found)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:

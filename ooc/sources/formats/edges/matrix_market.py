@@ -50,7 +50,7 @@ def _open(path: Path, request: Request) -> Source:
                     if outside.any():
                         place = f"{'row' if side == 0 else 'column'} {column[int(outside.argmax())] + 1}"
                         raise SourceError(f"{path} has an entry in {place} of a matrix of {header.nodes}")
-                yield EdgeBlock(*ends, EdgeData(weight=rows[start:stop, 2]) if weighted else None)
+                yield EdgeBlock(*ends, EdgeData(weight=rows[start:stop, 2] if weighted else None))
         if done != header.entries:
             raise SourceError(f"{path} has {done} entries, its header says {header.entries}: it is incomplete")
 

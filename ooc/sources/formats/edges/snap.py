@@ -85,9 +85,7 @@ def _width(line: str) -> int | None:
     return len(words)
 
 
-def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData | None:
-    if not carried.names:
-        return None
+def _data(rows: AnyArray, carried: EdgeColumns) -> EdgeData:
     return EdgeData(
         weight=rows[:, int(carried.weight)] if carried.weight is not None else None,
         features=rows[:, [int(name) for name in carried.features]] if carried.features else None,
