@@ -680,5 +680,6 @@ def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]
 
 def _products(name: str) -> Products:
     if name not in ("float32", "bfloat16"):
-        raise OptionError(f"compute dtype {name!r} is not one of float32, bfloat16")
+        why = "; float16 would lose small gradients, bfloat16 has float32's range" if name == "float16" else ""
+        raise OptionError(f"compute dtype {name!r} is not one of float32, bfloat16{why}")
     return Products(torch.bfloat16) if name == "bfloat16" else IN_FULL

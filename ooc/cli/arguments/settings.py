@@ -467,7 +467,7 @@ _NOT_SAMPLED = {
 """Options of full-graph training alone, and why."""
 _OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
 _OF_NEIGHBOURS = ("fanouts", "sampler")
-_OF_BATCHES = ("fanouts", "batch_size", "accumulate")
+_OF_BATCHES = ("fanouts", "batch_size")
 _OF_LINKS = ("decoder", "negatives", "link_steps")
 _NOT_OF_LINKS = {
     "sampler": "links are trained on the whole graph",
@@ -496,6 +496,8 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
     else:
         refuse(settings, _OF_MANY_GRAPHS, f"is for a store of many graphs; {settings.store} is one")
     if settings.sampler == "none" and not many_graphs:
+        one_step = "is for sampled mini-batches: an epoch of the full graph is one step, with nothing to accumulate"
+        refuse(settings, ["accumulate"], one_step)
         unsampled = "is of sampled mini-batches; give --sampler neighbor, too"
         usual = settings.batch_size == _ONCE_USUAL
         refuse(replace(settings, batch_size=None) if usual else settings, _OF_BATCHES, unsampled)

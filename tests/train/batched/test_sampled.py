@@ -191,6 +191,7 @@ def test_json_says_how_batches_are_made(floats: Path, tmp_path: Path, capsys: py
     ("options", "said"),
     [
         (["--fanouts", "3,3"], "give --sampler neighbor"),
+        (["--accumulate", "4"], "an epoch of the full graph is one step, with nothing to accumulate"),
         (["--sampler", "neighbor", "--spill-dtype", "bfloat16"], "--spill-dtype is of full-graph training"),
         (["--sampler", "neighbor", "--host-budget", "1G"], "give --memory"),
         (["--sampler", "neighbor", "--norm", "graph"], "takes statistics of all nodes"),
