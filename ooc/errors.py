@@ -5,9 +5,16 @@ Messages speak of Python's arguments: ``give host_budget='2.1G'``, ``force=True`
 writes those that are options of the command that runs as such: ``--host-budget 2.1G``, ``--force``.
 """
 
+_MOST_CHARACTERS = 1200
+
 
 class OocError(Exception):
-    """Base of every error that is the user's to act upon. The message is one line."""
+    """Base of every error that is the user's to act upon. The message is one line, of a length that can be read."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _MOST_CHARACTERS:  # a name or a value of a damaged file
+            message = f"{message[: _MOST_CHARACTERS * 2 // 3]} […] {message[-_MOST_CHARACTERS // 3 :]}"
+        super().__init__(message)
 
 
 class OptionError(OocError):

@@ -69,6 +69,7 @@ def run_program(
             before = now
             progress(done)
         run.finish()
+        runtime.compare_rest()
         if recorder is not None:
             recorder.finish(passes)
         runtime.refuse_faults()

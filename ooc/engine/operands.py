@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ooc.engine.block_sums import BlockSums
 from ooc.engine.exchange import Exchange
 from ooc.kernels.tensors import first_rows, typed
 from ooc.plan.layout.grid import Grid
@@ -35,7 +36,7 @@ class BlockedMatrix:
     """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
 
     ``file`` is its spill file; a matrix of the store has ``array`` instead. One that is learnt has an array of several
-    versions, and a file of each that has been written to, by its path.
+    versions, and a file of each that has been written to, by its path, by which ``checksums`` are, too.
     """
 
     name: str
@@ -46,6 +47,7 @@ class BlockedMatrix:
     array: Array | None = None
     file: OpenFile | None = None
     versions: dict[Path, OpenFile] = field(default_factory=dict)
+    checksums: dict[Path | None, BlockSums] = field(default_factory=dict)
 
     def number(self, slab: int, block: int) -> int:
         """The number of a block throughout the plan."""
@@ -70,6 +72,15 @@ class BlockedMatrix:
             self.versions[path] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
         place = self.array.extent(path, block * self.grid.block_rows, self.grid.height(block))
         return [Span(self.versions[path], place.offset, place.nbytes, self.name)]
+
+    def sums(self, *, written: bool = False) -> BlockSums:
+        """Checksums of the blocks of what is read, or of what is ``written``."""
+        path = None
+        if isinstance(self.array, VersionedArray):
+            path = self.array.next_path if written else self.array.current_path
+        if path not in self.checksums:
+            self.checksums[path] = BlockSums(self.name, self.grid, self.array)
+        return self.checksums[path]
 
     def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:
         """The block where ``workspace`` has it, [height, width]."""

@@ -5,6 +5,7 @@ does it."""
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -183,7 +184,7 @@ class SlabBuffers:
         self._workspace = run.workspace
         self._source = run.runtime.matrices[item.pull.source]
         self._buffers = run.slab_buffers(item)
-        self._filling: dict[int, list[tuple[Any, Tensor, Tensor | None]]] = {}
+        self._filling: dict[int, list[tuple[Any, partial[None], Tensor, Tensor | None]]] = {}
 
     def slab(self, slab: int) -> Tensor:
         """The memory of ``slab`` [N, columns]; the last slab may be narrower."""
@@ -204,11 +205,13 @@ class SlabBuffers:
             else:
                 memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
                 narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
-                self._filling.setdefault(slab, []).append((workspace.fill(block, memory), rows, narrow))
+                check = partial(workspace.filled, block, memory)
+                self._filling.setdefault(slab, []).append((workspace.fill(block, memory), check, rows, narrow))
         arriving = self._filling.get(program.steps[number].slab, [])
         while arriving:  # if one fails, it and those behind it are still there to be settled
-            transfer, rows, narrow = arriving[0]
+            transfer, check, rows, narrow = arriving[0]
             workspace.hold(transfer)
+            check()
             if narrow is not None:
                 rows.copy_(narrow.clone())
             del arriving[0]
@@ -216,7 +219,7 @@ class SlabBuffers:
     def settle(self) -> None:
         """Return when nothing is written to the buffers any more, whatever the result."""
         for blocks in self._filling.values():
-            for transfer, _, _ in blocks:
+            for transfer, *_ in blocks:
                 transfer.settle()
         self._filling.clear()
 

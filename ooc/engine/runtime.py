@@ -33,7 +33,7 @@ from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import CopyTo
 from ooc.plan.workload import Direction, EdgeData, EdgesKey, Fate, Kind
-from ooc.prefetch.arena import Arena
+from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine, Span
@@ -117,7 +117,7 @@ class Runtime:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            places = self._locate, plan.blocks.nbytes, self._target
+            places = self._locate, plan.blocks.nbytes, self._target, self
             return HostWorkspace(arena, plan.frame_bytes, self.engine, *places)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
@@ -129,6 +129,7 @@ class Runtime:
         self._transfers = Transfers(
             *(device, host, plan.frame_bytes, self.engine, self._locate, self._gpudirect),
             slab_of=lambda block: plan.blocks.where(block)[1],
+            checks=self,
         )
         return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
 
@@ -143,6 +144,23 @@ class Runtime:
         name, slab, number = self.plan.blocks.where(block)
         matrix = self.matrices[name]
         return matrix.targets(slab, number), matrix.grid.block_nbytes(slab, number)
+
+    def read(self, block: int, memory: Bytes) -> None:
+        """A block has come from the SSD to ``memory``; SpillError or StoreError where it is another than was stored."""
+        name, slab, number = self.plan.blocks.where(block)
+        self.matrices[name].sums().read(slab, number, memory)
+
+    def write(self, block: int, memory: Bytes | None) -> None:
+        """A block is about to be written, out of ``memory`` if that can be seen."""
+        name, slab, number = self.plan.blocks.where(block)
+        sums = self.matrices[name].sums(written=True)
+        sums.forget(slab, number) if memory is None else sums.write(slab, number, memory)
+
+    def compare_rest(self) -> None:
+        """Of what was read of the store compare what has not been, for want of the rest of its chunk."""
+        for matrix in self.matrices.values():
+            for sums in matrix.checksums.values():
+                sums.finish()
 
     def _array(self, name: str, arrays: Mapping[str, Array]) -> Array | None:
         """The store's array behind a matrix or an index array; None for what is the run's own."""
@@ -178,6 +196,7 @@ class Runtime:
         for name, matrix in self.matrices.items():
             if name in {edges_name(direction, data) for data in (None, *EdgeData)}:
                 self.workspace.forget(range(matrix.base, matrix.base + matrix.grid.blocks))
+                matrix.checksums.clear()
 
     @property
     def counters(self) -> Counters:
@@ -273,4 +292,5 @@ class Runtime:
             self.workspace.await_written(matrix.number(0, block))
             memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
             self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
+            matrix.sums().read(0, block, memory.numpy())
             yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))

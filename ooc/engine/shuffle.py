@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ooc.engine.operands import OpenBlocks, as_matrix
-from ooc.errors import StoreError
+from ooc.errors import SpillError, StoreError
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.plan.layout.grid import align_up
 from ooc.plan.layout.shuffle import CHUNKS_ARRIVING, CHUNKS_LEAVING, BucketedRows, PartialSums, Shuffle
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
+from ooc.storage.checksums import quick_sum
 
 _NUMBERS = {4: torch.int32, 8: torch.int64}
 """The type of an entry's number, by its bytes."""
@@ -41,28 +43,41 @@ class ShuffleFile(Generic[P]):
         self._file = file
         self._engine = engine
         self._offsets = plan.offsets()
-        self._under_way: set[Ticket] = set()
+        self._sums = np.zeros(plan.nbytes // plan.chunk_bytes + plan.buckets + 1, dtype=np.uint64)
+        self._under_way: dict[Ticket, tuple[int, int, Tensor] | None] = {}
 
     def write(self, bucket: int, at: int, memory: Tensor) -> Ticket:
         """Start writing to a bucket's part, from byte ``at`` of it on."""
         assert at + len(memory) <= self.plan.bucket_nbytes(bucket), "a bucket gets more than has been counted"
-        return self._sent(self._engine.write([self._span(bucket, at, len(memory))], memory.numpy()))
+        self._sums[self._chunk(bucket, at)] = quick_sum(memory.numpy())
+        ticket = self._engine.write([self._span(bucket, at, len(memory))], memory.numpy())
+        self._under_way[ticket] = None
+        return ticket
 
     def read(self, bucket: int, at: int, memory: Tensor) -> Ticket:
         """Start reading a bucket's part, from byte ``at`` of it on."""
-        return self._sent(self._engine.read([self._span(bucket, at, len(memory))], memory.numpy()))
+        ticket = self._engine.read([self._span(bucket, at, len(memory))], memory.numpy())
+        self._under_way[ticket] = bucket, at, memory
+        return ticket
 
     def _span(self, bucket: int, at: int, nbytes: int) -> Span:
         return Span(self._file, self._offsets[bucket] + at, nbytes, self._name)
 
-    def _sent(self, ticket: Ticket) -> Ticket:
-        self._under_way.add(ticket)
-        return ticket
+    def _chunk(self, bucket: int, at: int) -> int:
+        """The number of the chunk that lies at byte ``at`` of a bucket's part, among those of all."""
+        return (self._offsets[bucket] + at) // self.plan.chunk_bytes + bucket
 
     def wait(self, ticket: Ticket) -> None:
-        """Return when it has ended; raises SpillError where it failed."""
+        """Return when it has ended; SpillError where it failed, or other bytes have come than were written."""
         ticket.wait()
-        self._under_way.discard(ticket)
+        came = self._under_way.pop(ticket)
+        if came is None:
+            return
+        bucket, at, memory = came
+        came_bytes, size = memory.numpy(), self.plan.chunk_bytes
+        for chunk, start in enumerate(range(0, len(came_bytes), size), start=self._chunk(bucket, at)):
+            if self._sums[chunk] != quick_sum(came_bytes[start : start + size]):
+                raise SpillError(f"{self._name}: the SSD returns other bytes of bucket {bucket} than were written")
 
     def entries(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers [n] and values [n, C] of the entries that ``memory``, bytes, holds or has room for."""

@@ -65,6 +65,9 @@ class Span:
 
 def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
     """Open ``path`` with and, where the filesystem takes it, without the page cache; by default for reading."""
+    if not path.is_file():
+        path.stat()  # says if it is missing
+        raise OSError(EINVAL, "it is no file")  # a pipe would be waited for
     buffered = os.open(path, flags)
     try:
         direct = open_direct(path, flags)

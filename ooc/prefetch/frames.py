@@ -10,20 +10,30 @@ Workspaces follow instructions and decide nothing. One thread uses them; ``matri
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ooc.plan.program.program import Program
 from ooc.plan.program.staging import Staging
-from ooc.prefetch.arena import Arena
+from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import Engine, Event, Span, Ticket
 
 Locate = Callable[[int], tuple[Sequence[Span], int]]
 """Where a block lies on the SSD, and its bytes."""
 Nbytes = Callable[[int], int]
 """The bytes of a block."""
+
+
+class Checks(Protocol):
+    """What looks at a block's bytes in host memory. Raises an OocError where they are others than were stored."""
+
+    def read(self, block: int, memory: Bytes) -> None:
+        """They have come from the SSD."""
+
+    def write(self, block: int, memory: Bytes | None) -> None:
+        """They are about to be written; None: from where they cannot be seen."""
 
 
 T = TypeVar("T", bound=Event)
@@ -125,6 +135,9 @@ class Workspace(FrameTable[T]):
     def fill(self, block: int, memory: Tensor) -> T:
         """Start reading ``block`` from below into ``memory``, uint8, of a region."""
 
+    def filled(self, block: int, memory: Tensor) -> None:
+        """What is under way since ``fill`` has been waited for."""
+
     def launched(self, step: int) -> None:
         """All tiles of ``step`` have been put out, and on a device with memory of its own, launched."""
 
@@ -177,10 +190,12 @@ class HostWorkspace(Workspace[Ticket]):
         locate: Locate,
         nbytes: Nbytes,
         target: Locate | None = None,
+        checks: Checks | None = None,
     ) -> None:
         """``target``: where a block is written to, if that is not where it is read from."""
         super().__init__(nbytes)
         self._target = target or locate
+        self._checks = checks
         self._arena = arena
         self._frame_bytes = frame_bytes
         self._engine = engine
@@ -216,25 +231,34 @@ class HostWorkspace(Workspace[Ticket]):
         del self._postponed[block]
         self.await_frame(block)
         self.await_written(block)
-        spans, nbytes = self._locate(block)
-        memory = self._arena.view(self._where[block] * self._frame_bytes, nbytes)
-        self._arriving[block] = self._engine.read(spans, memory)
+        self._arriving[block] = self._engine.read(self._locate(block)[0], self._view(block))
 
     def await_read(self, block: int) -> None:
         if block in self._postponed:
             self._read_now(block)
+        comes = block in self._arriving
         super().await_read(block)
+        if comes and self._checks is not None:
+            self._checks.read(block, self._view(block))
 
     def fill(self, block: int, memory: Tensor) -> Ticket:
         self.await_written(block)
         return self._engine.read(self._locate(block)[0], memory.numpy(), bulk=True)
 
+    def filled(self, block: int, memory: Tensor) -> None:
+        if self._checks is not None:
+            self._checks.read(block, memory.numpy())
+
     def write(self, block: int, step: int) -> None:
         self.await_written(block)  # two writes of one block never overtake one another
-        spans, nbytes = self._target(block)
-        frame = self._where[block]
-        ticket = self._engine.write(spans, self._arena.view(frame * self._frame_bytes, nbytes))
-        self._leaving[frame] = self._on_their_way[block] = ticket
+        memory = self._view(block)
+        if self._checks is not None:
+            self._checks.write(block, memory)
+        ticket = self._engine.write(self._target(block)[0], memory)
+        self._leaving[self._where[block]] = self._on_their_way[block] = ticket
+
+    def _view(self, block: int) -> Bytes:
+        return self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))
 
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
         return self.region(self._where[block], rows * columns * dtype.itemsize).view(dtype).view(rows, columns)

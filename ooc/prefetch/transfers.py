@@ -23,7 +23,7 @@ from ooc.plan.program.staging import CopyTo, PassingThrough, Staging, passing_th
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Engine, Event, Ticket
-from ooc.prefetch.frames import FrameTable, Locate
+from ooc.prefetch.frames import Checks, FrameTable, Locate
 
 _NOTHING = PassingThrough(frozenset(), frozenset())
 
@@ -43,11 +43,13 @@ class Transfers(FrameTable[Ticket]):
         locate: Locate,
         gpudirect: Engine | None = None,
         slab_of: Callable[[int], int] = lambda block: -1,
+        checks: Checks | None = None,
     ) -> None:
         super().__init__()
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """So far, each way."""
         self._gpudirect = gpudirect
+        self._checks = checks
         self._slab_of = slab_of
         self._passing_through = _NOTHING
         self._to_read_directly: set[int] = set()  # blocks that come without their host frames
@@ -178,6 +180,8 @@ class Transfers(FrameTable[Ticket]):
         for event in (*after, self._sent) if to_device and self._sent is not None else after:
             event.wait()
         spans, _ = self._locate(block)
+        if self._checks is not None and not to_device:
+            self._checks.write(block, None)
         ticket = (self._gpudirect.read if to_device else self._gpudirect.write)(spans, cast(Bytes, memory))
         if not to_device:
             self._written[block] = ticket
@@ -200,6 +204,12 @@ class Transfers(FrameTable[Ticket]):
     def hold(self, transfer: Ticket) -> None:
         transfer.wait()
 
+    def await_read(self, block: int) -> None:
+        comes = block in self._arriving
+        super().await_read(block)
+        if comes and self._checks is not None:
+            self._checks.read(block, self._view(self._where[block], self._locate(block)[1]))
+
     def _save_what_has_come(self) -> None:
         """Start writing to the SSD what has come to the host for its sake, in order."""
         while self._unsaved:
@@ -211,7 +221,10 @@ class Transfers(FrameTable[Ticket]):
                 before.wait()  # two writes of one block never overtake one another
             del self._unsaved[block]
             spans, nbytes = self._locate(block)
-            self._written[block] = self._engine.write(spans, self._view(frame, nbytes))
+            memory = self._view(frame, nbytes)
+            if self._checks is not None:
+                self._checks.write(block, memory)
+            self._written[block] = self._engine.write(spans, memory)
 
     def _view(self, frame: int, nbytes: int) -> Bytes:
         start = frame * self._frame_bytes

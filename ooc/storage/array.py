@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
+from ooc.storage.checksums import combined, of_zeros
 
 if TYPE_CHECKING:
     import zarr
@@ -40,6 +41,7 @@ METADATA_FILE = "zarr.json"
 TEMPORARY_SUFFIX = ".ooc-tmp"
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
+_CHECKED_BYTES = 1 << 18
 _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
@@ -84,6 +86,7 @@ class Array:
         self.num_chunks = -(-shape[0] // chunks[0])
         self.padded_rows = self.num_chunks * chunks[0]
         self.chunk_bytes = chunks[0] * self.row_bytes
+        self._seen = 0, 0, 0  # chunk, bytes of it read from its beginning on, and their checksum
 
     def __repr__(self) -> str:
         return f"Array({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, chunks={self.chunks})"
@@ -111,7 +114,8 @@ class Array:
     def read(self, start: int = 0, stop: int | None = None) -> AnyArray:
         """Rows ``[start, stop)`` as a new array ``[stop - start, columns]`` (or 1-D), by buffered reads.
 
-        Raises StoreError naming array, file and offset where a chunk is missing or short.
+        Raises StoreError naming array, file and offset where a chunk is missing or short, and where one that has been
+        read from its first row to its last, by this call or several, has another checksum.
         """
         stop = self.shape[0] if stop is None else stop
         if not 0 <= start <= stop <= self.shape[0]:
@@ -120,9 +124,24 @@ class Array:
         view = out.reshape(-1).view(np.uint8)
         done = 0
         for extent in self.extents(start, stop):
-            self._read_extent(extent, view[done : done + extent.nbytes])
+            part = view[done : done + extent.nbytes]
+            self._read_extent(extent, part)
+            self._check((start + done // self.row_bytes) // self.chunks[0], extent.offset, part)
             done += extent.nbytes
         return out
+
+    def _check(self, chunk: int, offset: int, part: npt.NDArray[np.uint8]) -> None:
+        """Go on with a chunk's checksum where ``part`` goes on with it, and compare it at the end of the rows."""
+        seen, at, checksum = self._seen if offset else (chunk, 0, 0)
+        end = offset + len(part)
+        if seen != chunk or not offset <= at < end or not (self.path / CHECKSUM_FILE).exists():
+            return
+        checksum = google_crc32c.extend(checksum, part[at - offset :])
+        self._seen = chunk, end, checksum
+        padding = max(0, (chunk + 1) * self.chunk_bytes - self.shape[0] * self.row_bytes)
+        complete = end == self.chunk_bytes - padding
+        if complete and combined(checksum, of_zeros(padding), padding) != self.checksums()[chunk]:
+            raise StoreError(f"{self.name}: chunk {self.chunk_path(chunk)} has another checksum; see ooc verify")
 
     def blocks(self, rows: int) -> Iterator[tuple[int, AnyArray]]:
         """``(first row, rows)`` over the whole array, at most ``rows`` at a time."""
@@ -133,23 +152,26 @@ class Array:
         """CRC-32C of every chunk, ``[num_chunks]``."""
         path = self.path / CHECKSUM_FILE
         try:
-            sums = np.frombuffer(path.read_bytes(), dtype="<u4")
+            if not path.is_file() or path.stat().st_size != 4 * self.num_chunks:
+                raise StoreError(f"{self.name}: {path} is no file of {self.num_chunks} checksums, one a chunk")
+            return np.frombuffer(path.read_bytes(), dtype="<u4")
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.name}: checksums cannot be read from {path}: {error}") from error
-        if len(sums) != self.num_chunks:
-            raise StoreError(f"{self.name}: {path} has {len(sums)} checksums for {self.num_chunks} chunks")
-        return sums
 
-    def checksum_of(self, index: int) -> int:
-        """CRC-32C of chunk ``index`` as it is on disk now."""
-        data = np.empty(self.chunk_bytes, dtype=np.uint8)
-        self._read_extent(Extent(self.chunk_path(index), 0, self.chunk_bytes), data)
-        return int(google_crc32c.value(data))
+    def checksum(self, index: int, offset: int = 0, nbytes: int | None = None) -> int:
+        """CRC-32C of chunk ``index`` as it is on disk now, or of ``nbytes`` of it from ``offset`` on."""
+        end = self.chunk_bytes if nbytes is None else offset + nbytes
+        data, result = np.empty(min(_CHECKED_BYTES, end - offset), dtype=np.uint8), 0
+        for start in range(offset, end, _CHECKED_BYTES):
+            part = data[: end - start]
+            self._read_extent(Extent(self.chunk_path(index), start, len(part)), part)
+            result = google_crc32c.extend(result, part)
+        return result
 
     def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
         done = 0
         try:
-            with extent.path.open("rb", buffering=0) as file:
+            with open(extent.path, "rb", buffering=0, opener=_unwaiting) as file:
                 while done < extent.nbytes:
                     got = os.preadv(file.fileno(), [out[done:].data], extent.offset + done)
                     if got == 0:
@@ -162,6 +184,11 @@ class Array:
             raise StoreError(
                 f"{self.name}: chunk {extent.path} cannot be read at byte {extent.offset}: {error.strerror}"
             ) from error
+
+
+def _unwaiting(path: str, flags: int) -> int:
+    """Opens a file, and what is a pipe in place of one, too, without waiting for who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_bytes: int = READ_BYTES) -> AnyArray:
@@ -195,6 +222,8 @@ def open_array(group_path: Path, name: str) -> Array:
 
     path = group_path / name
     try:
+        if not (path / METADATA_FILE).is_file():  # a pipe would be waited for
+            raise FileNotFoundError
         found = zarr.open_array(path, mode="r", zarr_format=3)
         array = Array(name, path, found.shape, found.chunks, found.dtype.str)
         plain = _is_raw(found, array)

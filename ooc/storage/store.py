@@ -359,6 +359,9 @@ def open_store(path: str | Path) -> Store:
             raise _interrupted(path)
         if any(not isinstance(attributes[count], int) or attributes[count] < 0 for count in _COUNTS):
             raise ValueError("a count is no number")
+        for reached in (attributes[name] for name in ("hops", "train_hops") if attributes.get("order") == "hop"):
+            if not reached or any(not isinstance(rows, int) for rows in reached):
+                raise ValueError("rows by hops are no numbers")
         shapes = array_shapes(attributes)
         arrays = {name: open_array(path, array_path(attributes, name)) for name in shapes}
         store = Store(path, attributes, arrays, identity=identity)
@@ -389,7 +392,7 @@ def _attributes(path: Path) -> dict[str, Any]:
         raise _interrupted(path)
     if not path.exists():
         raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
-    if not (path / METADATA_FILE).exists():
+    if not (path / METADATA_FILE).is_file():
         raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
     try:
         attributes = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False).attrs.asdict()

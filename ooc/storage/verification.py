@@ -66,7 +66,7 @@ def _chunks(store: Store, listener: Listener) -> list[str]:
             try:
                 sums = array.checksums()
                 for index in range(array.num_chunks):
-                    if array.checksum_of(index) != sums[index]:
+                    if array.checksum(index) != sums[index]:
                         problems.append(f"{array.name}: chunk {array.chunk_path(index)} has another checksum")
                     done += array.chunk_bytes
                     advance(done)

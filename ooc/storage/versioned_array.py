@@ -25,6 +25,11 @@ class VersionedArray(Array):
         self.current, self.following = 0, 1
 
     @property
+    def current_path(self) -> Path:
+        """The file of the version that is read."""
+        return self.paths[self.current]
+
+    @property
     def next_path(self) -> Path:
         """The file of the version that is to be written."""
         return self.paths[self.following]
@@ -40,7 +45,7 @@ class VersionedArray(Array):
 
     def extents(self, start_row: int, stop_row: int) -> list[Extent]:
         """Where rows ``[start_row, stop_row)`` of the current version lie."""
-        return [self.extent(self.paths[self.current], start_row, stop_row - start_row)]
+        return [self.extent(self.current_path, start_row, stop_row - start_row)]
 
     def header(self) -> bytes:
         """The page that a file begins with."""

@@ -252,7 +252,7 @@ class RowScatter(_Writer):
         path = self.array.chunk_path(chunk)
         with _writing(path):
             os.truncate(path, self.array.chunk_bytes)
-        self._checksums[chunk] = self.array.checksum_of(chunk)
+        self._checksums[chunk] = self.array.checksum(chunk)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def test_verification_finds_a_label_of_another_kind(tmp_path: Path) -> None:
     rows = np.fromfile(y.chunk_path(0), dtype=np.float32)
     rows[1] = np.inf
     rows.tofile(y.chunk_path(0))
-    np.array([y.checksum_of(0)], dtype="<u4").tofile(y.path / CHECKSUM_FILE)
+    np.array([y.checksum(0)], dtype="<u4").tofile(y.path / CHECKSUM_FILE)
     assert verify(store) == ["y: there are labels outside their task: values are finite, or NaN where they are missing"]
 
 

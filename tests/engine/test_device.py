@@ -42,6 +42,7 @@ from ooc.train.resources import Resources
 from ooc.train.runs.run import RunFolder
 from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
+from tests.damage import seal
 from tests.engine.fake_device import FakeDevice, Race, StraightEngine, WatchedEngine, lower_unwatched
 from tests.exactness.comparison import least_budgets, make_trainer, store_of, tuned_trainer
 from tests.exactness.layers import Carrying, MlpMessages, Two, WeighedMessages
@@ -699,6 +700,7 @@ def damage(store: Store, first: int, values: list[int]) -> None:
         with extent.path.open("r+b") as file:
             file.seek(extent.offset)
             file.write(b"".join(value.to_bytes(itemsize, "little") for value in taken))
+    seal(store.topology("in")[1])
 
 
 def passing_over(pulls: Pulls) -> Pulls:

@@ -22,10 +22,11 @@ from ooc.plan.layout.shuffle import PartialSums, plan_partial_sums
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
+from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.prefetch.spill import create_spill
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
-from tests.prefetch.faults import Faults, faulty_engine
+from tests.prefetch.faults import Faults, FaultyCalls, faulty_engine
 
 TILE_ROWS = 8
 Run = tuple[Tensor, Tensor]
@@ -205,3 +206,15 @@ def test_damaged_offsets_are_found(tmp_path: Path) -> None:
     content.tofile(path)
     with pytest.raises(StoreError, match="in/indptr"):
         counted_rows(store)(40, 40, TILE_ROWS, 1 << 14)
+
+
+def test_other_bytes_than_were_written_are_told(tmp_path: Path) -> None:
+    faults = Faults(seed=1, wrong=1.0)
+    engine = BufferedEngine(calls=FaultyCalls(faults))
+    given = random_runs(200, 4, 10, torch.float32, 0)
+    plan = planned(200, 4, TILE_ROWS, given, 4)
+    spilled = ShuffleFile("m", plan, torch.float32, create_spill(tmp_path, "m", plan.nbytes), engine)
+    with pytest.raises(SpillError, match=r"^m: the SSD returns other bytes of bucket \d+ than were written$"):
+        summed(spilled, given, TILE_ROWS, reverse=False)
+    spilled.close()
+    engine.close()

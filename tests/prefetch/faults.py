@@ -17,13 +17,15 @@ PAGE = 4096
 
 @dataclass
 class Faults:
-    """How often each fault strikes a request, from 0 to 1. ``full`` is a write that finds the disk full."""
+    """How often each fault strikes a request, from 0 to 1. ``full`` is a write that finds the disk full, ``wrong`` a
+    read that brings one bit otherwise than it is, where system calls are made one by one."""
 
     seed: int = 0
     short: float = 0.0
     broken: float = 0.0
     full: float = 0.0
     interrupted: float = 0.0
+    wrong: float = 0.0
     late: float = 0.0
     late_s: float = 0.01
     struck: int = 0
@@ -56,6 +58,12 @@ class Faults:
             return errno.ENOSPC
         return 0
 
+    def falsify(self, memory: memoryview) -> None:
+        """Sometimes change a bit."""
+        if len(memory) and self._strikes(self.wrong):
+            with self.lock:
+                memory[self._random.randrange(len(memory))] ^= 1 << self._random.randrange(8)
+
     def shorten(self, nbytes: int) -> int:
         """Sometimes less than ``nbytes``: whole pages, as O_DIRECT leaves off, or any number within the last page."""
         if nbytes < 2 or nbytes == PAGE or not self._strikes(self.short):
@@ -75,7 +83,9 @@ class FaultyCalls(SystemCalls):
 
     def read_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
         nbytes = self._before(len(memory), writing=False)
-        return self.inner.read_at(descriptor, memory[:nbytes], offset)
+        got = self.inner.read_at(descriptor, memory[:nbytes], offset)
+        self.faults.falsify(memory[:got])
+        return got
 
     def write_at(self, descriptor: int, memory: memoryview, offset: int) -> int:
         nbytes = self._before(len(memory), writing=True)

@@ -12,11 +12,12 @@ from torch_geometric.nn.models import GraphSAGE
 
 import ooc
 from ooc.errors import OocError
-from ooc.prefetch.engines.direct import DirectEngine
+from ooc.prefetch.engine import Engine
+from ooc.prefetch.engines.plain import BufferedEngine
 from ooc.storage.store import Store
 from tests.exactness.comparison import tuned_trainer
 from tests.examples import examples
-from tests.prefetch.faults import Faults, faulty_engine
+from tests.prefetch.faults import Faults, FaultyCalls, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
 
 EPOCHS = 2
@@ -49,7 +50,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
     """The faults that the next trainer's disk has: the last of this list."""
     faults: list[Faults] = []
 
-    def make() -> DirectEngine:
+    def make() -> Engine:
+        if faults[-1].wrong:
+            return BufferedEngine(calls=FaultyCalls(faults[-1]))
         return faulty_engine(faults[-1], depth=8, bulk_depth=4, piece_bytes=64 << 10)
 
     monkeypatch.setattr("ooc.engine.runtime.choose_engine", lambda *_, **__: (make(), "a test"))
@@ -103,6 +106,23 @@ def test_faults_that_can_be_ridden_out_are(
     disk.append(Faults(seed=5, short=0.5, interrupted=0.3, late=0.05, late_s=0.005))
     assert losses(store, tmp_path) == undisturbed
     assert disk[-1].struck > 50
+
+
+def test_other_bytes_than_were_stored_are_never_computed_with(
+    store: Store, undisturbed: list[float], disk: list[Faults], tmp_path: Path
+) -> None:
+    """One bit of one request in 300, of the store's arrays and of what was spilled: every one is told."""
+    told = []
+    for seed in range(examples(12)):
+        disk.append(Faults(seed=seed, wrong=1 / 300))
+        try:
+            assert losses(store, tmp_path) == undisturbed
+            assert disk[-1].struck == 0
+        except OocError as error:
+            assert disk[-1].struck > 0
+            told.append(str(error).partition(":")[0])
+            assert "returns other bytes" in str(error)
+    assert len(set(told)) > 2, "of several matrices"
 
 
 @pytest.mark.parametrize(("faults", "verb"), [({"broken": 1.0}, "reading"), ({"full": 1.0}, "writing")])

@@ -80,7 +80,7 @@ def test_chunk_heights_follow_the_target_but_stay_aligned() -> None:
 def test_checksums_are_crc32c_of_the_chunk_files(tmp_path: Path) -> None:
     array = _write(tmp_path, np.arange(20000, dtype=np.int64))
     sums = [google_crc32c.value(array.chunk_path(index).read_bytes()) for index in range(array.num_chunks)]
-    assert array.checksums().tolist() == sums == [array.checksum_of(index) for index in range(len(sums))]
+    assert array.checksums().tolist() == sums == [array.checksum(index) for index in range(len(sums))]
 
 
 def test_damage_is_an_error_that_names_array_and_file(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_rows_are_scattered_over_chunks(tmp_path: Path) -> None:
     array = scatter.close()
     np.testing.assert_array_equal(array.read(), rows)
     assert array.chunk_path(array.num_chunks - 1).stat().st_size == array.chunk_bytes
-    assert [array.checksum_of(index) for index in range(array.num_chunks)] == array.checksums().tolist()
+    assert [array.checksum(index) for index in range(array.num_chunks)] == array.checksums().tolist()
 
 
 def test_a_scatter_goes_on_where_another_had_flushed(tmp_path: Path) -> None:

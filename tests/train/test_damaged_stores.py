@@ -10,6 +10,7 @@ import torch
 
 import ooc
 from ooc.errors import StoreError
+from tests.damage import seal
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
@@ -33,16 +34,20 @@ def overwrite(dtype: str, place: int, value: int) -> Callable[[Path], None]:
         ("in/indices", overwrite("<i4", 5, -1)),
         ("in/indptr", overwrite("<i8", 7, 2**40)),
         ("in/indptr", overwrite("<i8", 7, 0)),
-        ("y", lambda chunk: chunk.write_bytes(b"\xff" * chunk.stat().st_size)),
+        ("y", lambda chunk: chunk.write_bytes(b"\xff" * 200 + chunk.read_bytes()[200:])),
     ],
     ids=["index too large", "index negative", "indptr too large", "indptr falling", "labels"],
 )
-def test_damage_is_named(array: str, damage: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealed", [False, True], ids=["its checksum tells", "its checksum agrees"])
+def test_damage_is_named(array: str, damage: Callable[[Path], None], sealed: bool, tmp_path: Path) -> None:
     store = store_of(random_data(GraphCase(nodes=60, edges=200), dtype=torch.float32), tmp_path)
     damage(store.path / array / "c" / "0")
+    if sealed:
+        seal(store.array(array))
     case = ModelCase(kind="gcn", layers=2, hidden=8)
+    told = rf"{array} of the store .*damaged.*ooc verify" if sealed else rf"{array}/c/0 .*checksum.*ooc verify"
     with (
-        pytest.raises(StoreError, match=rf"{array} of the store .*damaged.*ooc verify"),
+        pytest.raises(StoreError, match=told),
         make_trainer(case, ooc.open(store.path), tmp_path, dtype=torch.float32) as trainer,
     ):
         trainer.fit(epochs=1, eval_every=0)

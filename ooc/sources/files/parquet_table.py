@@ -26,6 +26,8 @@ class ParquetTable:
         self.path = path
         with self._reading() as file:
             self.columns: tuple[str, ...] = tuple(file.schema_arrow.names)
+            if len(set(self.columns)) < len(self.columns):
+                raise ValueError("two of its columns have the same name")
             self.rows: int | None = int(file.metadata.num_rows)
             self.rows_about = int(file.metadata.num_rows)
 

@@ -7,6 +7,7 @@ They are Python's own files: ``open``'s, ``zipfile``'s, ``gzip``'s. What those r
 import gzip
 import io
 import os
+import stat
 import struct
 import zipfile
 import zlib
@@ -87,7 +88,10 @@ class Blob:
     def of_file(cls, path: Path) -> "Blob":
         """All of the file at ``path``."""
         with told(str(path)):
-            size = path.stat().st_size
+            found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            raise SourceError(f"{path} is no file that can be read more than once, but a pipe or a device")
+        size = found.st_size
         return cls(str(path), size, lambda: buffered(_Reopened(path, size)))
 
     def open(self) -> IO[bytes]:
