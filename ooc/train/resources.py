@@ -22,7 +22,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.graph import most_joined
-from ooc.model.lowering.network import Network, opaque_columns
+from ooc.model.lowering.network import Network, dtype_of, opaque_columns
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
@@ -96,11 +96,11 @@ class Resources:
         """Whether the machine that is planned for has a device with memory of its own; it need not be here."""
         return self.hardware.has_device_memory
 
-    def for_model(self, model: nn.Module, store: Store, *, makes_dense: bool = False) -> Self:
+    def for_model(self, model: nn.Module, store: Store, *, makes_dense: bool = False, learnt: int = 0) -> Self:
         """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
         that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
         OptionError if blocks are to be no whole tiles. The width of features without their zeros counts only where the
-        model ``makes_dense`` rows of them."""
+        model ``makes_dense`` rows of them. ``learnt``: columns of the widest embedding that is trained along."""
         shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
         weight = max(map(prod, shapes), default=0)
         x, features, nodes = store.sparse_features, store.num_features, store.num_nodes
@@ -109,12 +109,12 @@ class Resources:
         if x is not None and not makes_dense:
             shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
             features = 2 * ceil(x.entries / store.num_nodes)
-        columns = max([features, *chain.from_iterable(shapes)])
+        columns = max([features, learnt, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
         tile_rows = self.tile_rows or usual
         of_edges = opaque_columns(model, columns) if store.types is None else 0
         if not self.tile_rows and not self.on_device and of_edges:
-            edge_bytes = max(p.dtype.itemsize for p in model.parameters()) * of_edges
+            edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, most_joined(store) / store.num_nodes)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
         block_rows = self.limits.block_rows

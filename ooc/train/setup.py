@@ -533,7 +533,8 @@ def lower_model(
     x = store.sparse_features
     of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
     for makes_dense in (False, True):
-        resources = given.for_model(model, store, makes_dense=makes_dense)
+        learnt = max(embedding_columns.values(), default=0)
+        resources = given.for_model(model, store, makes_dense=makes_dense, learnt=learnt)
         setting = Setting(
             num_nodes=store.num_nodes,
             num_features=store.num_features,

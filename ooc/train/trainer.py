@@ -23,9 +23,10 @@ from torch.optim.swa_utils import AveragedModel
 from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
-from ooc.errors import ModelError, OptionError, RunError
+from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
+from ooc.model.lowering.network import dtype_of
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
 from ooc.prefetch.device import Device
@@ -427,8 +428,9 @@ class Trainer:
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
-        self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-        check_optimizer(self.optimizer, model)
+        if optimizer is not None:
+            check_optimizer(optimizer, model)
+        self.optimizer = optimizer or _usual_optimizer(model)
         if clip_norm is not None and not clip_norm > 0:
             raise OptionError(f"clip norm must be positive, not {clip_norm}")
         self._clip_norm = clip_norm
@@ -482,10 +484,8 @@ class Trainer:
         """Those of ``embedding``, whose gradient's norm nobody knows before its rows are stepped."""
         if self._clip_norm is not None:
             raise OptionError("an embedding is not trained with clipped gradients; leave out one of the two")
-        if next(self.model.parameters(), None) is None:
-            raise ModelError(f"model {type(self.model).__name__} has no parameters to train beside the embedding")
         embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
-        dtype, folder = next(self.model.parameters()).dtype, None if run is None else run / EMBEDDING
+        dtype, folder = dtype_of(self.model), None if run is None else run / EMBEDDING
         return LearntRows.of_store(embedding, self.store, dtype, seed=seed, folder=folder)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
@@ -537,6 +537,11 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
         temporary.cleanup()
         raise
     return temporary, store
+
+
+def _usual_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Of a model without parameters that of none, whose learning rate an embedding goes by."""
+    return torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
 
 
 def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import EdgeConv, GATv2Conv, SimpleConv
+from torch_geometric.nn import EdgeConv, GATv2Conv, LGConv, SimpleConv
 from torch_geometric.nn.models import LINKX
 
 import ooc
@@ -297,3 +297,48 @@ def test_the_learning_rate_may_be_the_models(tmp_path: Path) -> None:
         steps.step()
         schedule.step()
         assert abs(loss - expected.item()) < 1e-9
+
+
+class Light(nn.Module):
+    """LightGCN: rows and their sums over neighbours, averaged; nothing of its own to train."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(LGConv() for _ in range(layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found = x
+        for conv in self.convs:
+            x = conv(x, edge_index)
+            found = found + x
+        return found / (len(self.convs) + 1)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_a_model_may_have_no_parameters_of_its_own(default: torch.dtype, tmp_path: Path) -> None:
+    """It computes in torch's default type; its run is gone on with."""
+    graph = random_data(GRAPH)
+    store, data = graph_in(tmp_path, without_features(graph))
+    torch.set_default_dtype(default)
+    seen: list[Tensor] = []
+    try:
+        for epochs, more in ((2, {}), (3, {"resume": True})):
+            options: dict[str, Any] = {"memory": "64M", "out": tmp_path / "run"}
+            embedding = ooc.Embedding(COLUMNS, optimizer="adagrad", lr=LR)
+            with ooc.Trainer(Light(2), store, embedding=embedding, **options) as trainer:
+                seen += [] if more else [rows_of(trainer)]
+                losses = [r.loss for r in trainer.fit(epochs=epochs, progress=False, **more)]
+                found = rows_of(trainer)
+        steps = torch.optim.Adagrad([weight := nn.Parameter(seen[0].clone())], lr=LR)
+        for _ in range(3):
+            steps.zero_grad()
+            out = Light(2)(weight, data.edge_index)[data.train_mask]
+            loss = F.cross_entropy(out, data.y[data.train_mask])
+            loss.backward()
+            steps.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == default
+    tolerance = 1e-9 if default == torch.float64 else 1e-4
+    assert abs(losses[-1] - loss.item()) < tolerance
+    torch.testing.assert_close(found, weight.detach(), rtol=tolerance, atol=tolerance)

@@ -172,7 +172,7 @@ def lower(
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, setting.in_columns)
+    _check(model, setting.in_columns, learns=bool(setting.embedding_columns))
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
@@ -182,7 +182,7 @@ def lower(
         asked.append(question)
         return True
 
-    setting = replace(setting, dtype=parameters[0].dtype, sum_first=every_sum_first)
+    setting = replace(setting, dtype=dtype_of(model), sum_first=every_sum_first)
     draft, output = _assembled(model, setting)
     _check_edge_data(model, setting.edge_data - draft.edge_data)
     distances = hops(output)
@@ -225,7 +225,7 @@ def lower(
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}
-    if cut_off.issuperset(map(id, parameters)):
+    if parameters and cut_off.issuperset(map(id, parameters)):
         raise ModelError(f"model {type(model).__name__} cannot be trained: none of its parameters gets a gradient")
     return Network(
         training=training,
@@ -325,19 +325,24 @@ def _check_embeddings(
         )
 
 
-def _check(model: nn.Module, in_columns: Mapping[str, int]) -> None:
-    """Refuse what no value can be made of, whatever the model does."""
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """What a model computes in: the type of its parameters; of one without any torch's default."""
+    return next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
+
+
+def _check(model: nn.Module, in_columns: Mapping[str, int], *, learns: bool) -> None:
+    """Refuse what no value can be made of, whatever the model does; ``learns``: an embedding is trained along."""
     name, columns = type(model).__name__, in_columns.get("", dict(in_columns))
     parameters = list(model.parameters())
-    if not any(p.requires_grad for p in parameters):
+    if not any(p.requires_grad for p in parameters) and not learns:
         raise ModelError(f"model {name} has no parameters to train")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
         raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={columns}")
-    dtypes = {p.dtype for p in parameters}
+    dtypes = {p.dtype for p in parameters} or {dtype_of(model)}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")
     devices = {str(p.device) for p in parameters}
-    if devices != {"cpu"}:
+    if not devices <= {"cpu"}:
         raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
     for path, module in model.named_modules():
         if hooks := hooks_of(module):

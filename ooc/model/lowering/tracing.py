@@ -200,7 +200,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         results = setting.results if setting.training or setting.results is Results.ONE else Results.FIRST
         known = model, setting.training, results
         if known not in setting.traced:
-            place, dtype = next(model.parameters()).device, setting.dtype
+            place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            dtype = setting.dtype
             whole: nn.Module
             tried: Sequence[Tensor]
             if types is None:

@@ -9,6 +9,7 @@ import numpy as np
 from ooc.engine.session import Session
 from ooc.errors import ModelError, OptionError
 from ooc.model.layers.decoders import LinkPredictor
+from ooc.model.lowering.network import dtype_of
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric, LinkScorer, Ranked
@@ -44,7 +45,7 @@ class PairScores(Predictions):
             raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
         store.check_one_graph("scoring of pairs")
         self._store, self._limits, self._what = store, resources.limits, What.LOGITS
-        self._model_dtype = next(model.parameters()).dtype
+        self._model_dtype = dtype_of(model)
         rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
         wanted = {"pairs": Ranked(rows_2E)}
         given = (LinkMetric("mrr"), wanted, store, resources.spill_dir, self.dtype.name)

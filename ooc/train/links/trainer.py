@@ -20,6 +20,7 @@ from ooc.engine.recording import EpochRecorder
 from ooc.errors import ModelError, OptionError
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.decoders import LinkPredictor
+from ooc.model.lowering.network import dtype_of
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.links.metrics import LinkMetric
@@ -85,7 +86,7 @@ class LinkTrainer(Trainer):
             metric=self.metric,
             negatives=self._drawn,
             seed=given["seed"],
-            dtype=next(self.model.parameters()).dtype,
+            dtype=dtype_of(self.model),
             resources=resources,
         )
         assert objective.training is not None

@@ -69,8 +69,8 @@ class TrainingState:
         A device is asked once, for all of them together.
         """
         trained = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
-        finite = torch.stack([torch.isfinite(weights).all() for weights in trained.values()])
-        if not bool(finite.all()):
+        finite = [torch.isfinite(weights).all() for weights in trained.values()]
+        if finite and not bool(torch.stack(finite).all()):
             name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
             raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
         if self._learnt is not None and self._learnt.stepping.diverged:

@@ -38,7 +38,7 @@ def load_weights(run: RunFolder, which: str) -> State:
 def learnt_rows(run: RunFolder, which: str, embedding: Embedding, store: Store) -> LearntRows:
     """The embedding that goes with these weights; RunError where it is not there."""
     state, _ = _kept(run, which)
-    dtype = next(iter(load_weights(run, which).values())).dtype
+    dtype = next((weight.dtype for weight in load_weights(run, which).values()), torch.get_default_dtype())
     return LearntRows.of_run(embedding, store, dtype, run.path, state.get("embedding"))
 
 
