@@ -102,6 +102,10 @@ def _ids(store: "Store") -> str:
 def _edge_data(store: "Store") -> dict[str, Any]:
     """What edges carry, where they do."""
     facts: dict[str, Any] = {}
+    if store.types is not None:
+        weights, features = store.types.weighted, store.types.edge_features
+        facts |= {"edge_weights": [*map(str, sorted(weights))]} if weights else {}
+        return facts | ({"edge_features": {str(one): count for one, count in features.items()}} if features else {})
     if store.has_edge_weight:
         facts["edge_weight"] = str(store.edge_weight("in").dtype)
     if store.num_edge_features:

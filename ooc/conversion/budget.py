@@ -82,8 +82,10 @@ class Sizes:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Those of a source that is opened; of one with types, as many nodes as all of them have."""
+        """Those of a source that is opened; of one with types, as many nodes as all of them have, and edges that carry
+        as much as any."""
         parts = [source] if source.types is None else [*source.types.nodes.values()]
+        edges = [source] if source.types is None else [*source.types.edges.values()]
         return cls(
             name=source.name,
             num_nodes=sum(part.num_nodes for part in parts),
@@ -94,7 +96,7 @@ class Sizes:
             label_bytes=source.task.dtype.itemsize,
             resident_bytes=source.resident_bytes,
             prepare_bytes=source.prepare_bytes,
-            edge_numbers=source.num_edge_numbers,
+            edge_numbers=max(part.num_edge_numbers for part in edges),
             feature_entries=source.feature_entries,
             feature_numbers=None if source.types is None else sum(one.num_nodes * one.num_features for one in parts),
         )

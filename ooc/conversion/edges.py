@@ -20,7 +20,7 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
 from ooc.errors import SourceError
-from ooc.sources.source import EdgeData, Source
+from ooc.sources.source import EdgeData, RelationSource, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
@@ -36,7 +36,7 @@ class ValueForm:
     columns: tuple[tuple[str, str, int | None], ...]
 
     @classmethod
-    def of_source(cls, source: Source, dtype: str) -> "ValueForm | None":
+    def of_source(cls, source: Source | RelationSource, dtype: str) -> "ValueForm | None":
         """How edge data of ``source`` is stored beside features of ``dtype``: in that, weights in float32 at the least.
 
         None where it has none.

@@ -112,12 +112,12 @@ def _packed(source: Source, form: KeyForm, options: Options, values: ValueForm |
             elif carried is None:
                 yield done, [("in", Run(forward)), ("in", Run(reverse))]
             else:
-                yield done, [("in", _both_ways(forward, reverse, carried, once=options.drop_duplicates))]
+                yield done, [("in", both_ways(forward, reverse, carried, once=options.drop_duplicates))]
     if done != source.num_edges:
         raise SourceError(f"{source.name} has {done} edges, not the {source.num_edges} it says")
 
 
-def _both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> Run:
+def both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> Run:
     """Each edge and its reverse one after the other: the order of equal keys must not depend on the blocks.
 
     ``once``: a self-loop has its own value, not twice that.

@@ -11,14 +11,14 @@ from typing import Any
 
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.edge_sort import parts_for
-from ooc.conversion.edges import KeyForm, Run
+from ooc.conversion.edges import KeyForm, Run, ValueForm
 from ooc.conversion.node_arrays import write_features, write_labels
 from ooc.conversion.output import Workplace
-from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
+from ooc.conversion.topology import Direction, EdgeStream, Pieces, both_ways, spread, write_direction
 from ooc.errors import OptionError, SourceError
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import RelationSource, Source, SourceTypes
-from ooc.storage.store import FORMAT_VERSION, write_group
+from ooc.storage.store import FORMAT_VERSION, VERSION_WITH_TYPES, write_group
 from ooc.storage.types import EDGES, NODES, EdgeType, Types
 
 
@@ -55,15 +55,20 @@ def write_types(
             continue
         rows, stage = shares.feature_rows, f"features of {kind}"
         write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
-    edges = {}
+    edges, self_loops = {}, {}
     for relation, found in parts.edges.items():
         ends = parts.nodes[relation.source].num_nodes, parts.nodes[relation.target].num_nodes
-        edges[relation] = _write_relation(relation, found, ends, work, options, shares)
-    for relation in parts.edges if options.symmetrize else ():
-        if relation.source != relation.target:
-            edges[relation.reverse] = edges[relation]
-            for side, other in (("in", "out"), ("out", "in")):
-                _link(store / EDGES / relation.folder / side, store / EDGES / relation.reverse.folder / other)
+        values = ValueForm.of_source(found, options.dtype)
+        written = _write_relation(relation, found, ends, values, work, options, shares)
+        edges[relation] = int(written["edges"])
+        if relation.source == relation.target:
+            self_loops[relation] = int(written["self_loops"])
+    reverses = {one.reverse: one for one in parts.edges if options.symmetrize and one.source != one.target}
+    for reverse, relation in reverses.items():
+        edges[reverse] = edges[relation]
+        for side, other in (("in", "out"), ("out", "in")):
+            _link(store / EDGES / relation.folder / side, store / EDGES / reverse.folder / other)
+    carrying = {one: parts.edges[reverses.get(one, one)] for one in edges}
     for relation in edges:
         groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
     for group in groups:
@@ -73,9 +78,12 @@ def write_types(
         {kind: nodes.num_features for kind, nodes in parts.nodes.items()},
         edges,
         parts.labelled,
+        frozenset(relation for relation, found in carrying.items() if found.has_edge_weight),
+        {relation: found.num_edge_features for relation, found in carrying.items() if found.num_edge_features},
+        self_loops,
     )
     attributes: dict[str, Any] = {
-        "ooc_format": FORMAT_VERSION,
+        "ooc_format": FORMAT_VERSION if types.weighted or types.edge_features else VERSION_WITH_TYPES,
         "name": name,
         "num_nodes": graph.num_nodes,
         "num_edges": sum(edges.values()),
@@ -102,31 +110,36 @@ def _write_relation(
     relation: EdgeType,
     found: RelationSource,
     ends: tuple[int, int],
+    values: ValueForm | None,
     work: Workplace,
     options: Options,
     shares: Shares,
-) -> int:
-    """Write both directions of the edges of one type between so many sources and targets; how many there are."""
+) -> dict[str, Any]:
+    """Write both directions of the edges of one type between so many sources and targets, with what they carry; how
+    many there are, and how many self-loops."""
     sources, targets = ends
     widest, group = max(ends), f"{EDGES}/{relation.folder}"
-    both_ways = options.symmetrize and relation.source == relation.target
+    symmetric = options.symmetrize and relation.source == relation.target
     forms = {"in": KeyForm(widest, targets), "out": KeyForm(widest, sources)}
-    if both_ways:
+    if symmetric:
         del forms["out"]
     folders = {side: work.scratch / relation.folder / side for side in forms}
     (work.scratch / relation.folder).mkdir(parents=True, exist_ok=True)
-    pieces = _packed(relation, found, ends, forms["in"], shares.edges, other="in" if both_ways else "out")
+    other = "in" if symmetric else "out"
+    pieces = _packed(relation, found, ends, forms["in"], values, shares.edges, other=other)
     stream = EdgeStream(f"edges {relation}", f"reading edges {relation}", pieces, found.num_edges)
-    parts = parts_for(found.num_edges * (1 + both_ways), shares.sort_keys)
-    buckets = spread(work, stream, folders, KeyForm(widest), parts, None)
+    parts = parts_for(found.num_edges * (1 + symmetric), shares.sort_keys)
+    buckets = spread(work, stream, folders, KeyForm(widest), parts, values)
     for side, form in forms.items():
         direction = Direction(work.store, f"{group}/{side}", f"{side}-edges {relation}", folders[side])
-        once = both_ways and options.drop_duplicates
-        write_direction(work, direction, buckets[side], form, None, shares, drop_duplicates=once)
-        rmtree(work.store / group / side / "self_loops", ignore_errors=True)
-    if both_ways:
+        once = symmetric and options.drop_duplicates
+        write_direction(work, direction, buckets[side], form, values, shares, drop_duplicates=once)
+    if symmetric:
         _link(work.store / group / "in", work.store / group / "out")
-    return int(work.journal.result(f"in-edges {relation}")["edges"])
+    written: dict[str, Any] = work.journal.result(f"in-edges {relation}")
+    for side in ("in", "out") if relation.source != relation.target or not written["self_loops"] else ("out",):
+        rmtree(work.store / group / side / "self_loops", ignore_errors=True)
+    return written
 
 
 def _link(source: Path, target: Path) -> None:
@@ -143,7 +156,14 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _packed(
-    relation: EdgeType, found: RelationSource, ends: tuple[int, int], form: KeyForm, size: int, *, other: str
+    relation: EdgeType,
+    found: RelationSource,
+    ends: tuple[int, int],
+    form: KeyForm,
+    values: ValueForm | None,
+    size: int,
+    *,
+    other: str,
 ) -> Pieces:
     """The edges as keys of each direction, the ``other`` of which their reverse go to, and how many have come so far;
     SourceError for one that leaves the graph."""
@@ -153,8 +173,12 @@ def _packed(
             for ids, count, kind in zip((block.sources, block.targets), ends, (relation[0], relation[2]), strict=True):
                 if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
                     raise SourceError(f"an edge {relation} leaves the graph: nodes {kind!r} are 0 to {count - 1}")
+            carried = values.records(block.data, len(block.sources), done) if values is not None else None
             done += len(block.sources)
             inward, outward = form.pack(block.targets, block.sources), form.pack(block.sources, block.targets)
-            yield done, [("in", Run(inward)), (other, Run(outward))]
+            if carried is not None and other == "in":
+                yield done, [("in", both_ways(inward, outward, carried, once=False))]
+            else:
+                yield done, [("in", Run(inward, carried)), (other, Run(outward, carried))]
     if done != found.num_edges:
         raise SourceError(f"there are {done} edges {relation}, not the {found.num_edges} that are said to be")

@@ -95,8 +95,9 @@ def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
     side, x = Direction.IN.value, features_name(ends_of(scaling)[0])
     if isinstance(scaling, RelationScaling):
         side = RelationEdges(scaling.relation.folder, Direction.IN).value
-    names = [x, f"{side}/indptr", f"{side}/indices", *(["in/self_loops"] if store.num_self_loops else [])]
+    names = [x, f"{side}/indptr", f"{side}/indices"]
+    names += [f"{side}/self_loops"] if store.self_loops(side) else []
     if scaling.weighted:
-        names.append(f"in/{EDGE_WEIGHT}")
+        names.append(f"{side}/{EDGE_WEIGHT}")
     sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
     return {"form": _FORM, **sums}

@@ -75,6 +75,11 @@ class Scaling(Enum):
         return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
 
     @property
+    def within_a_type(self) -> bool:
+        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
+        return self.normalized or self.loop_weight is not None
+
+    @property
     def loop_weight(self) -> float | None:
         """What a self-loop weighs that is added to a row without one; None: none is added."""
         return _LOOP_WEIGHTS.get(self)
@@ -108,20 +113,33 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 @dataclass(frozen=True, slots=True)
 class RelationScaling:
-    """``scaling`` of sums over the edges of one type, by their own degrees: a sum or a mean. Attention and the like
-    count as sums."""
+    """``scaling`` of sums over the edges of one type, by their own degrees; of nodes of two types a sum or a mean.
+    Attention and the like count as sums."""
 
     scaling: Scaling
     relation: EdgeType
 
     def __post_init__(self) -> None:
-        assert self.scaling in (Scaling.SUM, Scaling.MEAN)
+        assert not self.scaling.reversed
+        assert not self.scaling.within_a_type or self.relation.source == self.relation.target
 
     reversed: ClassVar[bool] = False
-    weighted: ClassVar[bool] = False
-    normalized: ClassVar[bool] = False
-    loop_weight: ClassVar[float | None] = None
-    may_vanish: ClassVar[bool] = False
+
+    @property
+    def weighted(self) -> bool:
+        return self.scaling.weighted
+
+    @property
+    def normalized(self) -> bool:
+        return self.scaling.normalized
+
+    @property
+    def loop_weight(self) -> float | None:
+        return self.scaling.loop_weight
+
+    @property
+    def may_vanish(self) -> bool:
+        return self.scaling.may_vanish
 
     @property
     def plain(self) -> bool:
@@ -310,10 +328,9 @@ def offset_itemsize(store: Store) -> int:
 def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *, on_device: bool) -> int:
     """Host bytes that ``load_rows`` will take, for admission beforehand; a bound, where there may be long rows."""
     if store.types is not None:
-        nodes, offset = store.types.nodes, offset_itemsize(store)
         ends = sum(store.topology(key.value)[0].shape[0] for key in topologies(store, scalings))
-        scaled = (s.relation.target for s in scalings if isinstance(s, RelationScaling) and not s.plain)
-        return ends * offset + sum(nodes[target] for target in scaled) * itemsize
+        rows = (((not s.plain) + _counts_own(store, s)) * store.types.nodes[ends_of(s)[1]] for s in scalings)
+        return ends * offset_itemsize(store) + sum(rows) * itemsize
     constants = sum((not scaling.plain) + _counts_own(store, scaling) for scaling in scalings)
     offsets = len(_swept(store)) * offset_itemsize(store)
     parts = 2 * most_parts(store.num_edges) * offsets if on_device else 0
@@ -322,9 +339,29 @@ def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *
 
 def _counts_own(store: Store, scaling: AnyScaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
-    if scaling in LAPLACIANS:
-        return store.num_self_loops > 0
-    return scaling.loop_weight is not None and (store.num_self_loops > 0 or scaling.loop_weight != 1.0)
+    if _basic(scaling) in LAPLACIANS:
+        return _self_loops(store, scaling) > 0
+    return scaling.loop_weight is not None and (_self_loops(store, scaling) > 0 or scaling.loop_weight != 1.0)
+
+
+def _basic(scaling: AnyScaling) -> Scaling:
+    """Whatever edges it is over."""
+    return scaling.scaling if isinstance(scaling, RelationScaling) else scaling
+
+
+def _self_loops(store: Store, scaling: AnyScaling) -> int:
+    """StoreError where nobody has counted them."""
+    side = _in_edges(scaling).value
+    found = store.self_loops(side)
+    if found is None:
+        raise StoreError(f"{store.path} does not say how many self-loops {side} has; convert again")
+    return found
+
+
+def _in_edges(scaling: AnyScaling) -> EdgesKey:
+    if isinstance(scaling, RelationScaling):
+        return RelationEdges(scaling.relation.folder, Direction.IN)
+    return Direction.IN
 
 
 def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype, *, on_device: bool) -> GraphRows:
@@ -338,9 +375,10 @@ def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype
 
 def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
     """The topology whose degrees it goes by."""
+    by_out_degrees = scaling.reversed or _basic(scaling) in LAPLACIANS
     if isinstance(scaling, RelationScaling):
-        return RelationEdges(scaling.relation.folder, Direction.IN)
-    return directions(store)[-1] if scaling.reversed or scaling in LAPLACIANS else Direction.IN
+        return RelationEdges(scaling.relation.folder, Direction.OUT if by_out_degrees else Direction.IN)
+    return directions(store)[-1] if by_out_degrees else Direction.IN
 
 
 def _parts(offsets: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
@@ -396,7 +434,9 @@ def _row_scaling(
     [N+1]."""
     if scaling.plain:
         return _PLAIN
-    n, fill = len(into_rows) - 1, scaling.loop_weight
+    n, fill, basic = len(into_rows) - 1, scaling.loop_weight, _basic(scaling)
+    counts_loops = fill is not None or basic in LAPLACIANS
+    side = _in_edges(scaling).value if counts_loops and _self_loops(store, scaling) else None
     scale = _row_constants(n, dtype)
     own = _row_constants(n, dtype) if _counts_own(store, scaling) else None
     for start in range(0, n, _CHUNK_ROWS):
@@ -405,11 +445,9 @@ def _row_scaling(
         degree, loop = (
             _weighted_degrees(store, into, start, scaling)
             if scaling.weighted
-            else _degrees(store, into, start, self_term=fill is not None)
+            else _degrees(store, side, into, start, self_term=fill is not None)
         )
-        if (
-            scaling is Scaling.LAPLACIAN
-        ):  # what it takes to make a row's self-loops one is one more than to make them none
+        if basic is Scaling.LAPLACIAN:  # to make a row's self-loops one takes one more than to make them none
             loop = loop - 1
             degree = degree + loop
         if own is not None:
@@ -418,7 +456,7 @@ def _row_scaling(
             inverse = degree.to(dtype).pow(-0.5)
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
-            kind = torch.get_default_dtype() if scaling is Scaling.MEAN_OF_ALL else dtype  # as PyG's ClusterGCNConv
+            kind = torch.get_default_dtype() if basic is Scaling.MEAN_OF_ALL else dtype  # as PyG's ClusterGCNConv
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(kind)
     self_term = fill is not None or own is not None
     return RowScaling(scale, before=scaling.normalized, self_term=self_term, self_N1=own)
@@ -435,14 +473,15 @@ def _on_own_pages(nbytes: int) -> Bytes:
 
 
 def _degrees(
-    store: Store, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
+    store: Store, loops_in: str | None, into_rows: npt.NDArray[np.signedinteger], start: int, *, self_term: bool
 ) -> tuple[Tensor, Tensor]:
     """In-degrees [R] of the rows from ``start`` whose edges begin at ``into_rows`` [R+1], with ``self_term`` one for
-    all their self-loops together; and what it takes to make these one."""
+    all their self-loops together; and what it takes to make these one. ``loops_in``: the topology that has some."""
     degree = torch.from_numpy(np.diff(into_rows).astype(np.int64))
     missing = torch.ones_like(degree)
-    if store.num_self_loops:
-        missing -= torch.from_numpy(store.array("in/self_loops").read(start, start + len(degree)).astype(np.int64))
+    if loops_in is not None:
+        loops = store.array(f"{loops_in}/self_loops").read(start, start + len(degree))
+        missing -= torch.from_numpy(loops.astype(np.int64))
     return (degree + missing if self_term else degree), missing
 
 
@@ -457,8 +496,8 @@ def _weighted_degrees(
     what makes of a row's self-loops the one that counts. Both in float64. Raises ModelError for a sum below zero, which
     has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
-    rows, loop_weight, laplacian = len(into_rows) - 1, scaling.loop_weight, scaling is Scaling.WEIGHTED_LAPLACIAN
-    side = _counted_by(store, scaling).value
+    rows, loop_weight, side = len(into_rows) - 1, scaling.loop_weight, _counted_by(store, scaling).value
+    laplacian = _basic(scaling) is Scaling.WEIGHTED_LAPLACIAN
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)
     indices, weights = store.topology(side)[1], store.edge_weight(side)

@@ -142,10 +142,17 @@ class Source:
 
 @dataclass(frozen=True)
 class RelationSource:
-    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes."""
+    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes; what they carry as of a
+    ``Source``."""
 
     num_edges: int
     edges: Callable[[int], Iterator[EdgeBlock]]
+    has_edge_weight: bool = False
+    num_edge_features: int = 0
+
+    @property
+    def num_edge_numbers(self) -> int:
+        return self.has_edge_weight + self.num_edge_features
 
 
 @dataclass(frozen=True)

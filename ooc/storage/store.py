@@ -14,21 +14,23 @@ import numpy.typing as npt
 from ooc.errors import StoreError
 from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
-from ooc.storage.types import EDGES, NODES, Types, features_name
+from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
+from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
+from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name
 from ooc.suggestions import did_you_mean_path
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
-FORMAT_VERSION = 6
-"""Knows types of nodes and edges."""
-VERSION_WITH_GRAPHS, VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS = 5, 4, 3
+FORMAT_VERSION = 7
+"""Knows what edges of several types carry."""
+VERSION_WITH_TYPES, VERSION_WITH_GRAPHS, VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS = 6, 5, 4, 3
 VERSION_WITH_EDGE_DATA, FIRST_VERSION = 2, 1
-"""Those before know many graphs in one store, nodes without features, features without their zeros, ids that are texts,
-and edge data. Stores without stay as they were, so that every ooc reads those it understands."""
+"""Those before know types of nodes and edges, many graphs in one store, nodes without features, features without their
+zeros, ids that are texts, and edge data. Stores without stay as they were, so that every ooc reads those it
+understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
-EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
@@ -95,9 +97,9 @@ class Store:
     where all of them are kept. ``undirected``: each edge is there both ways, with the same data. ``num_graphs``: of a
     store of many graphs, G: the rows ``graphs/indptr[g]`` to ``graphs/indptr[g + 1]`` are graph g's, and labels and
     splits are of graphs. Otherwise 0. ``types``: those of nodes and edges, where there are several (None: one each).
-    Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, and
-    ``num_edges`` those of all types together. ``identity``: what tells the folder that was opened from another one of
-    the same name; None: of no folder.
+    Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, ``num_edges``
+    those of all types together, and weights some types' edges have; how many features is said by type. ``identity``:
+    what tells the folder that was opened from another one of the same name; None: of no folder.
     """
 
     def __init__(
@@ -114,13 +116,14 @@ class Store:
         self.task = task_of(attributes)
         self.num_self_loops = int(attributes["num_self_loops"])
         self.undirected = bool(attributes["undirected"])
-        self.has_edge_weight = bool(attributes.get("has_edge_weight", False))
+        self.types = Types.of(attributes)
+        weighted = bool(self.types and self.types.weighted)
+        self.has_edge_weight = weighted or bool(attributes.get("has_edge_weight", False))
         self.num_edge_features = int(attributes.get("num_edge_features", 0))
         self.num_incomplete = int(attributes.get("incomplete_labels", 0))
         self.num_graphs = int(attributes.get("num_graphs", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
         self._arrays = arrays
-        self.types = Types.of(attributes)
         self.sparse_features: SparseArray | None = None
         if "num_feature_entries" in attributes:
             self.sparse_features = SparseArray("x", path / "x", self.num_features, arrays)
@@ -194,9 +197,8 @@ class Store:
         """How many there may be to lead to by the ``indices`` of a topology: nodes of the type at the other end, and of
         features their columns."""
         if self.types is not None:
-            _, folder, side = direction.split("/")
-            kind = self.types.by_folder(folder)
-            return self.types.nodes[kind.source if side == "in" else kind.target]
+            kind = self._edge_type(direction)
+            return self.types.nodes[kind.source if direction.endswith("/in") else kind.target]
         return self.num_features if direction == "x" else self.num_nodes
 
     def edge_weight(self, direction: str) -> Array:
@@ -210,8 +212,21 @@ class Store:
     def edge_data(self, direction: str) -> list[Array]:
         """All there is of that direction besides topology: weights, then features; empty for most stores."""
         folder = self._folder(direction)
-        names = ["values"] if folder == "x" else edge_data_shapes(self.attributes)
+        if self.types is not None:
+            names = [*self.types.edge_data_shapes(self._edge_type(direction))]
+        else:
+            names = ["values"] if folder == "x" else [*edge_data_shapes(self.attributes)]
         return [self.array(f"{folder}/{name}") for name in names]
+
+    def self_loops(self, direction: str) -> int | None:
+        """How many edges of a topology lead to where they begin; ``in/self_loops`` has those of each row, where there
+        are any. None between nodes of two types, and where nobody has counted."""
+        return self.num_self_loops if self.types is None else self.types.self_loops.get(self._edge_type(direction))
+
+    def _edge_type(self, direction: str) -> EdgeType:
+        """Of a store with types, that of a topology."""
+        assert self.types is not None
+        return self.types.by_folder(direction.split("/")[1])
 
     def _folder(self, direction: str) -> str:
         if direction not in ("in", "out", "x") and not self.has(f"{direction}/indptr"):

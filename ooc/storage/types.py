@@ -2,11 +2,13 @@
 """The types of nodes and edges of a store that has several, named as PyG's ``HeteroData`` names them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 NODES, EDGES = "nodes", "edges"
 """The groups of a store that hold a group for each type."""
+EDGE_WEIGHT, EDGE_FEATURES = "edge_weight", "edge_features"
+"""The arrays of what edges carry."""
 
 
 class EdgeType(NamedTuple):
@@ -33,12 +35,17 @@ class EdgeType(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Types:
     """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers (of features 0: none);
-    ``labelled``: the node type that has labels and splits."""
+    ``labelled``: the node type that has labels and splits. ``weighted``: the edge types whose edges have weights;
+    ``edge_features``: how many features those have that have any; ``self_loops``: how many edges within a node type are
+    such (not there: not known)."""
 
     nodes: Mapping[str, int]
     features: Mapping[str, int]
     edges: Mapping[EdgeType, int]
     labelled: str
+    weighted: frozenset[EdgeType] = frozenset()
+    edge_features: Mapping[EdgeType, int] = field(default_factory=dict)
+    self_loops: Mapping[EdgeType, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "Types | None":
@@ -48,8 +55,19 @@ class Types:
             return None
         nodes = {str(name): int(kind["num_nodes"]) for name, kind in attributes["node_types"].items()}
         features = {str(name): int(kind["num_features"]) for name, kind in attributes["node_types"].items()}
-        edges = {EdgeType(*map(str, kind["type"])): int(kind["num_edges"]) for kind in attributes["edge_types"]}
-        found = cls(nodes, features, edges, str(attributes["labelled"]))
+        kinds = {EdgeType(*map(str, kind["type"])): kind for kind in attributes["edge_types"]}
+        edges = {one: int(kind["num_edges"]) for one, kind in kinds.items()}
+        found = cls(
+            nodes,
+            features,
+            edges,
+            str(attributes["labelled"]),
+            frozenset(one for one, kind in kinds.items() if kind.get("has_edge_weight", False)),
+            *(
+                {one: int(kind[name]) for one, kind in kinds.items() if name in kind}
+                for name in ("num_edge_features", "num_self_loops")
+            ),
+        )
         if found.labelled not in nodes or any({one.source, one.target} - set(nodes) for one in edges):
             raise ValueError("a type that is named is none of the store's")
         return found
@@ -60,7 +78,16 @@ class Types:
             "node_types": {
                 name: {"num_nodes": count, "num_features": self.features[name]} for name, count in self.nodes.items()
             },
-            "edge_types": [{"type": list(one), "num_edges": count} for one, count in self.edges.items()],
+            "edge_types": [
+                {
+                    "type": list(one),
+                    "num_edges": count,
+                    **({"has_edge_weight": True} if one in self.weighted else {}),
+                    **({"num_edge_features": self.edge_features[one]} if one in self.edge_features else {}),
+                    **({"num_self_loops": self.self_loops[one]} if one in self.self_loops else {}),
+                }
+                for one, count in self.edges.items()
+            ],
             "labelled": self.labelled,
         }
 
@@ -79,7 +106,16 @@ class Types:
             for direction, rows in (("in", kind.target), ("out", kind.source)):
                 group = f"{EDGES}/{kind.folder}/{direction}"
                 shapes |= {f"{group}/indptr": (self.nodes[rows] + 1,), f"{group}/indices": (count,)}
+                shapes |= {f"{group}/{name}": shape for name, shape in self.edge_data_shapes(kind).items()}
+            if self.self_loops.get(kind):
+                shapes[f"{EDGES}/{kind.folder}/in/self_loops"] = (self.nodes[kind.target],)
         return shapes
+
+    def edge_data_shapes(self, kind: EdgeType) -> dict[str, tuple[int, ...]]:
+        """The arrays of what edges of that type carry, in each direction, and their shapes."""
+        weights = {EDGE_WEIGHT: (self.edges[kind],)} if kind in self.weighted else {}
+        features = self.edge_features.get(kind)
+        return {**weights, **({EDGE_FEATURES: (self.edges[kind], features)} if features else {})}
 
 
 def features_name(node_type: str) -> str:

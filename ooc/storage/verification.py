@@ -164,7 +164,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
     data = store.edge_data(side)
     most = min(_EDGES, *(max(1, _BLOCK_BYTES // array.row_bytes) for array in data)) if data else _EDGES
     last: tuple[int, int] = (-1, -1)
-    counted = store.array("in/self_loops") if side == "in" and store.num_self_loops else None
+    known = None if of_features else store.self_loops(side)
+    counted = store.array(f"{side}/self_loops") if known and side.rpartition("/")[2] == "in" else None
     loops_total = done = 0
     graphs = store.array("graphs/indptr").read() if store.num_graphs and not of_features else None
     task = ("checking features", "entries") if of_features else (f"checking {side}-edges", "edges")
@@ -181,7 +182,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
                 if falls.any() or (last[0] == rows[0] and columns[0] < last[1] + of_features):
                     found.setdefault("sorted", f"{indices.name}: there are rows whose indices are not sorted")
                 last = (int(rows[-1]), int(columns[-1]))
-                loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
+                if known is not None:
+                    loops += np.bincount(rows[rows == columns] - start, minlength=len(loops))
                 carried = _carried(data, done, done + len(rows), found) if data else None
                 result.edges.add(rows, columns, carried)
                 result.reversed_edges.add(columns, rows, carried)
@@ -190,8 +192,8 @@ def _direction(store: Store, side: str, listener: Listener) -> _Direction:
             loops_total += int(loops.sum())
             if counted is not None and not np.array_equal(loops, counted.read(start, stop)):
                 found.setdefault("loops", f"{counted.name}: the numbers do not agree with the edges")
-    if loops_total != store.num_self_loops and not of_features and store.types is None:
-        found["total"] = f"{side}: {loops_total} self-loops found, {store.num_self_loops} are said to be"
+    if known is not None and loops_total != known:
+        found["total"] = f"{side}: {loops_total} self-loops found, {known} are said to be"
     result.problems = list(found.values())
     return result
 

@@ -517,7 +517,8 @@ def lower_model(
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
     ``results``: which of several are meant.
     """
-    if store.types is None and not store.num_features and not embedding_columns:
+    features = (store.num_features,) if store.types is None else store.types.features.values()
+    if not any(features) and not embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
 
     def active_rows(hops: int) -> ActiveRows:
@@ -562,6 +563,8 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
     if ignore not in IGNORABLE:
         raise OptionError(f"edge data to ignore, {ignore!r}, is not one of {', '.join(IGNORABLE)}")
     carried = {EdgeData.WEIGHT: store.has_edge_weight, EdgeData.FEATURES: store.num_edge_features > 0}
+    if store.types is not None:
+        carried[EdgeData.FEATURES] = bool(store.types.edge_features)
     return frozenset(data for data in EdgeData if carried[data] and ignore not in ("all", data.value))
 
 

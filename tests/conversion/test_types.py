@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
+from torch_geometric.transforms import ToUndirected
 
 import ooc
 from ooc.errors import OptionError, SourceError
@@ -37,6 +38,41 @@ def test_a_hetero_data_becomes_groups_by_type(tmp_path: Path) -> None:
             assert store.neighbours(f"{folder}/{side}") == data[target if side == "out" else source].num_nodes
     assert verify(store) == []
     assert ooc.open(tmp_path / "g.ooc").types == store.types
+
+
+def test_what_edges_carry_is_kept_by_type(tmp_path: Path) -> None:
+    """In the order of either direction, and self-loops are counted; of a store without, the version is an older one."""
+    data, cites = graph(), ("paper", "cites", "paper")
+    data[cites].edge_index[:, :4] = 7
+    data[cites].edge_weight, data["author", "writes", "paper"].edge_attr = torch.rand(300), torch.rand(200, 2)
+    store = ooc.convert(data, tmp_path / "g.ooc")
+    assert store.types is not None and store.types.weighted == {EdgeType(*cites)}
+    assert store.types.edge_features == {EdgeType("author", "writes", "paper"): 2}
+    sources, targets = data[cites].edge_index.numpy()
+    order = np.lexsort((targets, sources))
+    weights = store.edge_weight("edges/paper__cites__paper/out").read()
+    np.testing.assert_array_equal(weights, data[cites].edge_weight.numpy()[order])
+    sources, targets = data["author", "writes", "paper"].edge_index.numpy()
+    features = store.edge_features("edges/author__writes__paper/in").read()
+    np.testing.assert_array_equal(
+        features, data["author", "writes", "paper"].edge_attr.numpy()[np.lexsort((sources, targets))]
+    )
+    loops = store.array("edges/paper__cites__paper/in/self_loops").read()
+    assert loops[7] >= 4 and loops.sum() == store.self_loops("edges/paper__cites__paper/in")
+    assert verify(store) == [] and store.attributes["ooc_format"] == 7
+    both_ways = ooc.convert(data, tmp_path / "b.ooc", symmetrize=True, dtype="float64")
+    expected = ToUndirected()(data)
+    for folder, kind in (
+        ("paper__cites__paper", cites),
+        ("paper__rev_writes__author", ("paper", "rev_writes", "author")),
+    ):
+        sources, targets = expected[kind].edge_index.numpy()
+        carried = expected[kind].edge_weight if kind == cites else expected[kind].edge_attr
+        read = both_ways.edge_weight if kind == cites else both_ways.edge_features
+        np.testing.assert_allclose(read(f"edges/{folder}/in").read(), carried.numpy()[np.lexsort((sources, targets))])
+    assert verify(both_ways) == []
+    without = ooc.convert(data, tmp_path / "h.ooc", drop_edge_data=True)
+    assert without.attributes["ooc_format"] == 6 and not without.edge_data("edges/paper__cites__paper/in")
 
 
 def test_the_same_store_in_little_memory(tmp_path: Path) -> None:
@@ -76,9 +112,9 @@ REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     "no features": (_leave_out_features, "'topic' has neither features nor a number"),
     "labels twice": (lambda data: setattr(data["author"], "y", torch.zeros(61).long()), "with y: paper, author"),
     "no labels": (lambda data: data["paper"].__delattr__("y"), "with y: none"),
-    "weights": (
-        lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(300)),
-        "edges paper cites paper have edge_weight",
+    "too few weights": (
+        lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(299)),
+        "edges paper cites paper: the edges' weights have the shape",
     ),
     "an end that is not there": (
         lambda data: data["topic", "covers", "paper"].edge_index[0].add_(1000),

@@ -17,12 +17,12 @@ from torch_geometric.nn import (
     BatchNorm,
     GATConv,
     GATv2Conv,
+    GeneralConv,
     GINConv,
     GraphConv,
     HeteroConv,
     HeteroDictLinear,
     HGTConv,
-    LEConv,
     SAGEConv,
     TransformerConv,
     to_hetero,
@@ -341,8 +341,8 @@ class Transformed(nn.Module):
 
 REFUSED: dict[str, tuple[Make, str]] = {
     "another layer": (
-        lambda data: Relations(data, lambda: LEConv((HIDDEN, HIDDEN), HIDDEN)),
-        r"LEConv \(.*\): graphs with types take SAGEConv",
+        lambda data: Relations(data, lambda: GeneralConv((HIDDEN, HIDDEN), HIDDEN)),
+        r"GeneralConv \(.*\): graphs with types take layers that are computed by a formula",
     ),
     "another aggregation": (lambda data: Relations(data, hidden_sage("median")), r"SAGEConv \(.*\): graphs with types"),
     "rows of two types": (Mixed, "sum looks across rows"),

@@ -69,7 +69,7 @@ def test_unusable_stores_are_named(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"ooc_format": 7}, "newer"),
+        ({"ooc_format": 8}, "newer"),
         ({"ooc_format": "x"}, "damaged"),
         ({"complete": False}, "interrupted"),
         ({"num_nodes": 61}, "shape"),

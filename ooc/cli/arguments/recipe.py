@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
-from ooc.storage.types import Types
+from ooc.storage.types import EdgeType, Types
 from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.loss import training_classes
 from ooc.train.setup import edge_data_used
@@ -338,6 +338,11 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     return made
 
 
+def _by_tuple(features: Mapping[EdgeType, int]) -> dict[tuple[str, str, str], int]:
+    """Features of edges by what PyG calls their type."""
+    return {(one.source, one.relation, one.target): count for one, count in features.items()}
+
+
 def _own(
     make: Callable[..., Any],
     settings: TrainSettings,
@@ -359,7 +364,7 @@ def _own(
         "num_layers": settings.layers,
         "dropout": settings.dropout,
         "heads": settings.heads,
-        "edge_dim": sizes.edge_features or None,
+        "edge_dim": (sizes.edge_features if types is None else _by_tuple(types.edge_features)) or None,
         **({"pool": settings.pool, "paths": settings.paths} if sizes.graphs else {}),
     }
     parameters = inspect.signature(make).parameters

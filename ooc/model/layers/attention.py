@@ -196,7 +196,7 @@ def takes_features(conv: Any, call: Call) -> bool:
 
 def edge_term(call: Call, weights: Weights, parameters: tuple[nn.Parameter, ...], *, columns: int) -> EdgeTerm:
     """What a linear map of the edges' features adds, ``columns`` numbers a group."""
-    features = call.assembly.setting.num_edge_features
+    features = call.num_edge_features
     if parameters[0].shape[1] != features:
         raise call.refuse(f"it takes {parameters[0].shape[1]} features of edges, the store has {features}")
     return EdgeTerm(features, columns, weights, parameters)

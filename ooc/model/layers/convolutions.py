@@ -77,18 +77,16 @@ def lower_convolution(
 ) -> Any:
     """What ``conv`` gives for these arguments, rows or rows by type of nodes; ModelError for an option or an argument
     that is not supported."""
-    if type(conv) is gnn.GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules()):
+    lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
+    with_norm = type(conv) is gnn.GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules())
+    if with_norm and types is None:
         return _gen(conv, where, args, kwargs, assembly, trace)
-    lower = _LOWERINGS.get(type(conv))
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
-    if type(conv) in _OF_ALL_TYPES and (lower is None or assembly.setting.types is None):
+    if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
         raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
-    if assembly.setting.types is not None and (lower is None or not _takes_relations(conv)):
-        raise ModelError(
-            f"{where}: graphs with types take SAGEConv, GraphConv and GINConv of sums, means or maxima, GATConv, "
-            f"GATv2Conv, TransformerConv and {', '.join(kind.__name__ for kind in _OF_ALL_TYPES)}"
-        )
+    if types is not None and (lower is None or not _takes_relations(conv)):
+        raise ModelError(f"{where}: graphs with types take layers that are computed by a formula, with their own flow")
     if isinstance(conv, SparseLinear):
         raise ModelError(
             f"{where} has a row of weights for every node, which is an embedding: sum one over neighbours by "
@@ -103,18 +101,20 @@ def lower_convolution(
         return lower(conv, Call(where, arguments, assembly, trace))
     known = SUMS if arguments.get("edge_weight") is not None else ALL_KNOWN
     if _aggregates_in_another_way(conv, known):
+        if types is not None:
+            raise ModelError(f"{where}: aggr={conv.aggr!r} of edges with weights is not supported on graphs with types")
         return lower_opaque(conv, where, args, kwargs, assembly)
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
-    if assembly.setting.types is not None and graph.relation is None:
+    if types is not None and graph.relation is None:
         raise ModelError(f"{where} takes edges of one type; of a graph with edge_type it would take all alike")
     if arguments.get("size") is not None:
         raise ModelError(f"{where}: size is not supported")
     if conv.flow == "target_to_source":
         arguments["edge_index"] = replace(graph, flipped=not graph.flipped)
     call = Call(where, arguments, assembly, trace)
-    if assembly.setting.types is None:
+    if types is None:
         assembly.convolved.append(call.matrix("x"))
     return lower(conv, call)
 
@@ -127,11 +127,8 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
 
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
-    """Whether it can be run over the edges of one type, between nodes of two."""
-    formula = type(conv) in (*_OF_TWO_TYPES, *_OF_ALL_TYPES) or (
-        type(conv) in _OF_ANY_AGGREGATION and conv.aggr in ALL_KNOWN
-    )
-    return formula and conv.flow == "source_to_target"
+    """Whether it can be run over the edges of one type, or of all."""
+    return not _aggregates_in_another_way(conv, ALL_KNOWN) and conv.flow == "source_to_target"
 
 
 def looks_at_edges(module: nn.Module) -> bool:
@@ -259,22 +256,21 @@ def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:
 
 
 def _gine(conv: Any, call: Call) -> Value:
-    assembly = call.assembly
     check_sum(conv, call)
-    x = call.matrix("x")
+    source, x = call.ends("x")
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
     if conv.lin is not None:
         weight, bias = conv.lin.weight, conv.lin.bias
         term = edge_term(call, lambda: (weight, bias), (weight, bias), columns=1)
     else:
-        term = EdgeTerm(assembly.setting.num_edge_features, 1)
-    into = x.columns if conv.lin is None else conv.lin.weight.shape[0]
+        term = EdgeTerm(call.num_edge_features, 1)
+    into = source.columns if conv.lin is None else conv.lin.weight.shape[0]
     if term.weights is None and into != term.features:
         raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
-    if into != x.columns:
-        raise call.refuse(f"its edges add {into} columns to {x.columns}")
-    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), x, trains=term.trains), x)
+    if into != source.columns:
+        raise call.refuse(f"its edges add {into} columns to {source.columns}")
+    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), source, trains=term.trains), x)
 
 
 def _appnp(conv: Any, call: Call) -> Value:
@@ -353,7 +349,6 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
     gnn.TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
 }
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
-_OF_TWO_TYPES = (gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv)
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)

@@ -46,9 +46,11 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class EdgeInput:
-    """Stands for what the store's edges carry: good for nothing but being given to a convolution."""
+    """Stands for what the store's edges carry, or those of one type: good for nothing but being given to a
+    convolution."""
 
     data: EdgeData
+    relation: EdgeType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,18 @@ class Call:
         given = self.arguments.get(name)
         if given is None:
             return False
-        if given != EdgeInput(data):
+        if given != EdgeInput(data, self.relation):
             raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}")
         self.assembly.edge_data.add(data)
         return True
+
+    @property
+    def num_edge_features(self) -> int:
+        """Of the edges that the convolution is given."""
+        setting = self.assembly.setting
+        if setting.types is None or self.relation is None:
+            return setting.num_edge_features
+        return setting.types.edge_features.get(self.relation, 0)
 
     @property
     def flipped(self) -> bool:
@@ -109,22 +119,31 @@ class Call:
 
     def aggregate(self, rows: Value, scaling: Scaling) -> Value:
         """The scaled sum over neighbours, at the end of the edges that this call asks for."""
-        return self.assembly.aggregate(rows, self._oriented(scaling))
+        return self.assembly.aggregate(rows, self._oriented(rows, scaling))
 
     def aggregate_product(self, rows: Value, weight: nn.Parameter, scaling: Scaling, hops: int = 1) -> Value:
         """A^hops(rows) Wᵀ, in whichever order is cheaper."""
-        return self.assembly.aggregate_product(rows, weight, self._oriented(scaling), hops)
+        return self.assembly.aggregate_product(rows, weight, self._oriented(rows, scaling), hops)
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
         """The result of an aggregation that computes something for every edge (``Assembly.per_edge``)."""
         if self.flipped:
             raise self.refuse(_NOT_FLIPPED)
+        self._check_source(inputs[0])
         return self.assembly.per_edge(make, *inputs, trains=trains, relation=self.relation)
 
-    def _oriented(self, scaling: Scaling) -> AnyScaling:
+    def _check_source(self, rows: Value) -> None:
+        relation = self.relation
+        if relation is not None and rows.space != relation.source:
+            raise self.refuse(f"it is given rows of {rows.space!r} where the edges {relation} have {relation.source!r}")
+
+    def _oriented(self, rows: Value, scaling: Scaling) -> AnyScaling:
         if self.relation is not None:
-            if self.flipped or scaling not in (Scaling.SUM, Scaling.MEAN):
-                raise self.refuse("of a graph with types, edges are summed or averaged over as they are")
+            self._check_source(rows)
+            if self.flipped:
+                raise self.refuse("of a graph with types, edges are taken as they are")
+            if scaling.within_a_type and self.relation.source != self.relation.target:
+                raise self.refuse(f"edges between two types, {self.relation}, are summed or averaged over")
             return RelationScaling(scaling, self.relation)
         other = scaling.against_the_edges() if self.flipped else scaling
         if other is None:

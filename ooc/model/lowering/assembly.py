@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
-from ooc.model.graph import AnyScaling
+from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
@@ -139,6 +139,7 @@ class Assembly:
     def aggregate(self, source: Value, scaling: AnyScaling) -> Aggregate:
         """The scaled sum over neighbours; the same object for the same question."""
         check_matrix(source)
+        self._check_edges(isinstance(scaling, RelationScaling))
         found = self._aggregates.get((source, scaling))
         if found is None:
             once = self._sums_once(source, scaling)
@@ -229,11 +230,17 @@ class Assembly:
         """The result of ``make(index, *inputs, keep=…)``, an aggregation that computes something for every edge, or for
         those of one type; ``trains``: it has a gradient even where no input has."""
         check_matrix(inputs[0])
+        self._check_edges(relation is not None)
         keep = self.setting.training and (trains or any(value.trains for value in inputs))
         aggregate = make(self.next_index(), *inputs, keep=keep)
         if relation is not None:
             aggregate.over(relation)
         return Result(self.next_index(), aggregate) if keep else aggregate
+
+    def _check_edges(self, of_a_type: bool) -> None:
+        """ModelError where a graph with types is asked for edges of none."""
+        if self.setting.types is not None and not of_a_type:
+            raise ModelError("it is not supported on graphs with types of edges")
 
     def site(self, p: float) -> int:
         """The site of the next dropout, which keys its masks; 0 where nothing is dropped."""

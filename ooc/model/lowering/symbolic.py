@@ -191,9 +191,10 @@ def small_inputs(
 
 
 def small_inputs_of_types(
-    types: Types, columns: Mapping[str, int], *, dtype: torch.dtype, place: torch.device
+    types: Types, columns: Mapping[str, int], carried: Sequence[int] = (), *, dtype: torch.dtype, place: torch.device
 ) -> list[Tensor]:
-    """Rows of the types of nodes that have so many ``columns``, then edges of every type, of a small random graph."""
+    """Rows of the types of nodes that have so many ``columns``, edges of every type, then for each of ``carried`` so
+    many features of edges (0: their weights), of a small random graph."""
     generator = torch.Generator().manual_seed(1)
     counts = {name: _NODES + at for at, name in enumerate(types.nodes)}
     x = [torch.randn(counts[name], width, generator=generator, dtype=dtype) for name, width in columns.items()]
@@ -201,7 +202,13 @@ def small_inputs_of_types(
         torch.stack([torch.randint(counts[end], (_EDGES,), generator=generator) for end in (one.source, one.target)])
         for one in types.edges
     ]
-    return [one.to(place) for one in (*x, *edges)]
+    data = [
+        torch.randn(_EDGES, width, generator=generator, dtype=dtype)
+        if width
+        else 0.1 + torch.rand(_EDGES, generator=generator, dtype=dtype)
+        for width in carried
+    ]
+    return [one.to(place) for one in (*x, *edges, *data)]
 
 
 def small_inputs_of_relations(

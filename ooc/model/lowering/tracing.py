@@ -53,7 +53,7 @@ from ooc.model.lowering.symbolic import (
 )
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
-from ooc.storage.types import Types
+from ooc.storage.types import EdgeType, Types
 
 _COUNTED = (
     "it asks for the number of rows by len(), which is another one for every tile; what looks at all nodes at once has "
@@ -101,19 +101,20 @@ class Parts:
 
 
 class _Whole(nn.Module):
-    """A model called as every model here is: with features, edges, and what of ``edge_data`` it takes; with ``batch``,
-    if it must be told to which graph each row belongs. Where it gives several results, it is what ``results`` says."""
+    """A model called as every model here is: with features, edges, and what these carry, by the names of ``taken``;
+    with ``batch``, if it must be told to which graph each row belongs. Where it gives several results, it is what
+    ``results`` says."""
 
-    def __init__(self, model: nn.Module, edge_data: Collection[EdgeData], *, batch: bool, results: Results) -> None:
+    def __init__(self, model: nn.Module, taken: Mapping[EdgeData, str], *, batch: bool, results: Results) -> None:
         super().__init__()
         self.model = model
-        self.edge_data = edge_data
+        self.taken = taken
         self.batch = batch
         self.results = results
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
         carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
-        given = {ARGUMENTS[data]: carried[data] for data in self.edge_data}
+        given = {name: carried[data] for data, name in self.taken.items()}
         if self.batch:
             given["batch"] = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
         output = self.model(x, edge_index, **given)
@@ -133,31 +134,35 @@ def side_by_side(*results: Any) -> Any:
 
 
 class _WholeOfTypes(nn.Module):
-    """A model called as those for graphs with types are: with rows by type of ``nodes``, and edges by their type. Of
-    what it gives, the rows of the type that is scored. ``forward`` takes them one by one (``whole_of_types``)."""
+    """A model called as those for graphs with types are: with dictionaries by type of rows, of edges, and of what edges
+    carry. ``places``: argument and type of each of the tensors that ``forward`` takes one by one. Of what the model
+    gives, the rows of the type ``labelled``."""
 
-    def __init__(self, model: nn.Module, types: Types, nodes: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str) -> None:
         super().__init__()
         self.model = model
-        self.types = types
-        self.nodes = nodes
+        self.places = places
+        self.labelled = labelled
 
     def call(self, *given: Tensor) -> Tensor:
-        nodes, edges, labelled = self.nodes, list(self.types.edges), self.types.labelled
-        x_dict = dict(zip(nodes, given[: len(nodes)], strict=True))
-        edge_index_dict = {tuple(one): index for one, index in zip(edges, given[len(nodes) :], strict=True)}
-        output = self.model(x_dict, edge_index_dict)
+        arguments: dict[str, dict[Any, Tensor]] = {"x_dict": {}, "edge_index_dict": {}}
+        for (name, kind), one in zip(self.places, given, strict=True):
+            arguments.setdefault(name, {})[kind] = one
+        output, labelled = (
+            self.model(arguments.pop("x_dict"), arguments.pop("edge_index_dict"), **arguments),
+            self.labelled,
+        )
         if isinstance(output, dict) and labelled not in output:
             raise ModelError(f"the model gives nothing for {labelled!r}, the type that has labels")
         found: Tensor = output[labelled] if isinstance(output, dict) else output
         return found
 
 
-def _whole_of_types(model: nn.Module, types: Types, nodes: Sequence[str]) -> nn.Module:
+def _whole_of_types(model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str) -> nn.Module:
     """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
-    names = ", ".join(f"given{at}" for at in range(len(nodes) + len(types.edges)))
+    names = ", ".join(f"given{at}" for at in range(len(places)))
     forward = eval(f"lambda self, {names}: self.call({names})")
-    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, types, nodes)
+    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, labelled)
     return whole
 
 
@@ -176,18 +181,18 @@ class _WholeOfRelations(nn.Module):
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     kind, types = type(model).__name__, assembly.setting.types
-    taken = _edge_arguments(model, assembly.setting.edge_data)
-    names = [ARGUMENTS[data] for data in taken]
+    taken = _edge_arguments(model, assembly.setting.edge_data, by_type=types is not None)
     numbered = types is not None and len(types.nodes) == 1 and _EDGE_TYPE in _arguments_of(model)
     batch = types is None and _must_be_told_batch(model)
     try:
-        given = [_EDGE_TYPE] if numbered else [*names, *["batch"] * batch]
+        given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
         inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
     except TypeError as error:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
         if types is not None and len(types.nodes) == 1:
             arguments += ", or (x, edge_index, edge_type)"
-        more = "" if types else ", and edge_weight or edge_attr where the store has them"
+        more = ", and edge_weight or edge_attr where the store has them"
+        more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
     columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
     as_given = model.training
@@ -211,21 +216,30 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 tried = small_inputs_of_relations(types, columns, dtype=dtype, place=place)
                 whole = _WholeOfRelations(model)
             else:
-                tried = small_inputs_of_types(types, columns, dtype=dtype, place=place)
-                whole = _whole_of_types(model, types, [*columns])
+                carried = _carried_by_types(types, taken)
+                places = [("x_dict", name) for name in columns] + [
+                    ("edge_index_dict", tuple(one)) for one in types.edges
+                ]
+                places += [(taken[data], tuple(one)) for data, one, _ in carried]
+                widths = [width for _, _, width in carried]
+                tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
+                whole = _whole_of_types(model, places, types.labelled)
             calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
         assembly.inputs_cut_off = frozenset(name for at, name in enumerate(columns) if at in calls.inputs_cut_off)
         if types is not None:
-            edges = [Graph(), EdgeKinds()] if numbered else [Graph(relation=one) for one in types.edges]
+            edges: list[Any] = [Graph(), EdgeKinds()]
+            if not numbered:
+                edges = [Graph(relation=one) for one in types.edges]
+                edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, taken)]
             found = _Interpreter(whole, assembly).run(calls, [*map(assembly.features, columns), *edges])
             if found.space != types.labelled:
                 raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
             return found
-        carried = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
-        return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *carried])
+        inputs = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
+        return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *inputs])
     except ModelError as error:
         raise _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)]))) from error
     except Exception as error:
@@ -250,10 +264,22 @@ def _placed(error: ModelError, place: str) -> ModelError:
     return placed
 
 
-def _edge_arguments(model: nn.Module, offered: Collection[EdgeData]) -> list[EdgeData]:
-    """What of ``offered`` the model's forward has an argument for."""
-    names = _arguments_of(model)
-    return [data for data in EdgeData if data in offered and ARGUMENTS[data] in names]
+def _edge_arguments(model: nn.Module, offered: Collection[EdgeData], *, by_type: bool) -> dict[EdgeData, str]:
+    """What of ``offered`` the model's forward has an argument for, and which; ``by_type``: a dictionary."""
+    names, found = _arguments_of(model), dict[EdgeData, str]()
+    for data in EdgeData:
+        forms = (f"{ARGUMENTS[data]}_dict", ARGUMENTS[data]) if by_type else (ARGUMENTS[data],)
+        for name in forms:
+            if data in offered and name in names:
+                found.setdefault(data, name)
+    return found
+
+
+def _carried_by_types(types: Types, taken: Collection[EdgeData]) -> list[tuple[EdgeData, EdgeType, int]]:
+    """What of ``taken`` edges of which types carry, and how many features."""
+    weights = [(EdgeData.WEIGHT, one, 0) for one in types.edges if one in types.weighted]
+    features = [(EdgeData.FEATURES, one, types.edge_features[one]) for one in types.edges if one in types.edge_features]
+    return [carried for carried in (*weights, *features) if carried[0] in taken]
 
 
 def _arguments_of(model: nn.Module) -> set[str]:

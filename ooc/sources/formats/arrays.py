@@ -431,17 +431,21 @@ def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
     name = f"the PyG HeteroData's edges {kind}"
     if (tensor := getattr(data, "edge_index", None)) is None:
         raise SourceError(f"{name} have no edge_index")
-    carried = [part for part in EDGE_DATA_NAMES if getattr(data, part, None) is not None]
-    if carried and not request.drop_edge_data:
-        raise SourceError(f"{name} have {carried[0]}, which graphs with types do not keep; give drop_edge_data=True")
     columns, count = _edge_columns(_of_tensor(tensor, "edge_index"), name)
+    arrays: dict[str, AnyArray] = {}
+    for part in () if request.drop_edge_data else EDGE_DATA_NAMES:
+        if (given := getattr(data, part, None)) is not None:
+            arrays |= _of_tensor(given, part)
+    carried = _edge_data(arrays, count, name)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         for start, stop in ranges(count, size):
             sources, targets = (column[start:stop].astype(np.int64) for column in columns)
-            yield EdgeBlock(sources, targets)
+            parts = (None if array is None else np.array(array[start:stop]) for array in carried)
+            yield EdgeBlock(sources, targets, EdgeData(*parts))
 
-    return RelationSource(count, edges)
+    features = 0 if carried.features is None else carried.features.shape[1]
+    return RelationSource(count, edges, carried.weight is not None, features)
 
 
 def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:
