@@ -77,7 +77,8 @@ def assert_as_pyg(model: nn.Module, folder: Path) -> None:
     losses = trained(model, ooc.convert(data, folder / "g.ooc", dtype="float64"), folder)
     torch.testing.assert_close(losses, reference(expected, data), rtol=TOLERANCE, atol=TOLERANCE)
     for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        # equal_nan: RGATConv leaves what it has no use for as it comes out of memory
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         assert (found.grad is None) == (wanted.grad is None)
         if found.grad is not None:
             torch.testing.assert_close(found.grad, wanted.grad, rtol=TOLERANCE, atol=TOLERANCE)
