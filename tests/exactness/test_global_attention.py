@@ -43,16 +43,18 @@ class OfModel(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attentions as they are, of several heads."""
+    """Attentions as they are, of several heads, and a norm over all rows."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.conv, self.last = SAGEConv(features, 6), nn.Linear(8, classes)
+        self.before, self.conv, self.last = nn.Linear(features, 5), SAGEConv(5, 6), nn.Linear(8, classes)
+        self.norm = nn.BatchNorm1d(6)
         self.first = SGFormerAttention(6, heads=2, head_channels=8, qkv_bias=True)
         self.second = PolynormerAttention(8, heads=2, head_channels=4, qk_shared=False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.first(self.conv(x, edge_index).unsqueeze(0)).squeeze(0)
+        x = self.norm(self.conv(self.before(x), edge_index))
+        x = self.first(x.unsqueeze(0)).squeeze(0)
         out: Tensor = self.last(self.second(x.unsqueeze(0)).squeeze(0))
         return out
 

@@ -79,6 +79,16 @@ def test_layers(name: str, tmp_path: Path) -> None:
     assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store, **options)
 
 
+def test_nothing_is_dropped_in_evaluation(tmp_path: Path) -> None:
+    """Though training has been asked about the same layer before."""
+    data = random_data(GraphCase(**HUB))
+    with make_trainer(CASES["FAConv"][0], store_of(data, tmp_path), tmp_path) as trainer:
+        found = trainer.predict("logits")
+        expected = trainer.model.eval()(data.x, data.edge_index)
+    assert found is not None
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
 def test_weights_that_pyg_would_not_take_are_refused(tmp_path: Path) -> None:
     store = store_of(random_data(GraphCase(**HUB, weighted=True)), tmp_path)
     with pytest.raises(ModelError, match=r"FAConv \(first\): it takes edge_weight with normalize=False only"):

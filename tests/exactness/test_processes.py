@@ -22,7 +22,7 @@ from ooc.engine.executor import RowPassRun
 from ooc.model.stages import panels
 from ooc.storage.store import Store
 from ooc.train import trainer as trainer_module
-from tests.exactness import layers, models
+from tests.exactness import layers, models, test_global_attention
 from tests.exactness.comparison import make_trainer, tuned_trainer
 from tests.exactness.reference import ModelCase
 from tests.exactness.test_random_cases import models as any_model
@@ -34,7 +34,7 @@ _CASE = GraphCase(nodes=150, edges=900, features=9, self_loops=15, duplicates=20
 _EPOCHS = 2
 _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "GAT": lambda f, c: GAT(f, 8, 2, c, heads=2, dropout=0.3, jk="cat"),
-    "moments": models.MODELS["GIN with batch norms"],
+    "moments": test_global_attention.Attending,
     "maxima": models.MODELS["sums and maxima"],
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],

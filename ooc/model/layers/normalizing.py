@@ -37,6 +37,8 @@ def lower_normalizing(conv: Any, where: str, arguments: dict[str, Any], assembly
         raise ModelError(f"{where}: it takes edge_weight with normalize=False only")
     known = assembly.setting.traced
     layers = known.setdefault((conv, "normalizing", x.tail), (_Degrees(conv), _ByDegrees(conv, x.tail)))
+    for one in (*layers, layers[1].conv):  # their parts are the convolution's own
+        one.training = conv.training
     carried: dict[str, Any] = {
         name: arguments[name] for name in ("edge_index", "edge_weight", "edge_attr") if name in arguments
     }
