@@ -67,17 +67,17 @@ class Ranks:
         """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
         if self.count == 1:
             return make()
-        found: list[Any] = [None]
+        made = None
         if self.rank == 0:
             try:
-                found = [(make(),)]
+                made = (make(),)
             except BaseException:
-                self._send(found)
+                self.sent(None, 0)
                 raise
-        self._send(found)
-        if found[0] is None:
+        made = self.sent(made, 0)
+        if made is None:
             raise RankError("rank 0 has failed", is_told=True)
-        return cast(T, found[0][0])
+        return cast(T, made[0])
 
     def all_of(self, make: Callable[[], T]) -> T:
         """``make()``, once it has succeeded everywhere; of those where it fails the first raises what it raised, the
@@ -175,10 +175,6 @@ class Ranks:
         with self._naming():
             dist.broadcast(said, 0)
         return int(said)
-
-    def _send(self, found: list[Any]) -> None:
-        with self._naming():
-            dist.broadcast_object_list(found, 0)
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

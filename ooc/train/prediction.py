@@ -276,15 +276,13 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     wanted_bytes = _SEARCH_BYTES_PER_WANTED + 3 * (store.id_type.itemsize - 8)
     needed = _SEARCH_BYTES_PER_NODE * store.num_nodes + wanted_bytes * len(ids)
     needed += min(_SEARCH_BYTES, 32 * store.num_edges)
-    if limits.one_memory and needed > limits.memory_bytes:
+    most = limits.memory_bytes if limits.one_memory else limits.host_bytes
+    if needed > most:
+        of = "of memory; it may take" if limits.one_memory else "on the host, the host budget is"
+        option = "memory" if limits.one_memory else "host_budget"
         raise BudgetError(
-            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} of memory; it may take "
-            f"{format_size(limits.memory_bytes)}; give memory='{-(-needed // 1000)}K'"
-        )
-    if not limits.one_memory and needed > limits.host_bytes:
-        raise BudgetError(
-            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} on the host, the host budget is "
-            f"{format_size(limits.host_bytes)}; give host_budget='{-(-needed // 1000)}K'"
+            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} {of} {format_size(most)}; "
+            f"give {option}='{-(-needed // 1000)}K'"
         )
     ids = _as_stored(ids, store) if texts else ids.astype(np.int64)
     order = np.argsort(ids, kind="stable")

@@ -2,6 +2,7 @@
 """How far a training has come: epochs done, the best of them, and all that going on exactly from here needs."""
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +18,35 @@ from ooc.train.runs.run import RunFolder
 from ooc.train.schedule import Schedules
 
 
+@dataclass(eq=False)
 class TrainingState:
     """``epoch`` epochs are done; ``best`` has the best validation score's epoch and scores; ``stale`` counts the
     evaluations since. With a run folder, every epoch that is concluded is kept there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedules: Schedules,
-        averaging: Averaging,
-        metric: Metric,
-        run: RunFolder | None,
-        seed: int,
-        learnt: LearntRows | None = None,
-    ) -> None:
-        self.epoch = 0
-        self.best: dict[str, Any] | None = None
-        self.stale = 0
-        self._saved = 0
-        self._model = model
-        self._optimizer = optimizer
-        self._schedules = schedules
-        self._averaging = averaging
-        self._metric = metric
-        self._run = run
-        self._seed = seed
-        self._learnt = learnt
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedules: Schedules
+    averaging: Averaging
+    metric: Metric
+    run: RunFolder | None
+    seed: int
+    learnt: LearntRows | None = None
+    epoch: int = field(default=0, init=False)
+    best: dict[str, Any] | None = field(default=None, init=False)
+    stale: int = field(default=0, init=False)
+    _saved: int = field(default=0, init=False)
 
     def conclude(self, record: EpochRecord) -> None:
         """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics."""
         if record.valid_acc is not None:
-            self._schedules.step_scored(record.valid_acc)
+            self.schedules.step_scored(record.valid_acc)
             self._compare(record, record.valid_acc)
-        if self._run is not None:
-            self._run.save(self._state(record))
-            if self._learnt is not None:
-                self._learnt.saved()
-            self._run.append(record)
+        if self.run is not None:
+            self.run.save(self._state(record))
+            if self.learnt is not None:
+                self.learnt.saved()
+            self.run.append(record)
             self._saved = record.epoch
 
     def check_loss(self, loss: float) -> None:
@@ -68,17 +59,17 @@ class TrainingState:
 
         A device is asked once, for all of them together.
         """
-        trained = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+        trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         finite = [torch.isfinite(weights).all() for weights in trained.values()]
         if finite and not bool(torch.stack(finite).all()):
             name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
             raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
-        if self._learnt is not None and self._learnt.stepping.diverged:
+        if self.learnt is not None and self.learnt.stepping.diverged:
             raise self._diverged(f"the step of epoch {self.epoch + 1} made the embedding infinite or no number")
 
     def _diverged(self, what: str) -> TrainingError:
         kept = ""
-        if self._run is not None:
+        if self.run is not None:
             last = f"the checkpoint of epoch {self._saved} is kept" if self._saved else "there is no checkpoint"
             kept = f"; {last}"
         return TrainingError(f"{what}{kept}; a lower learning rate or clipped gradients may help")
@@ -86,53 +77,53 @@ class TrainingState:
     def _compare(self, record: EpochRecord, score: float) -> None:
         if self.best is not None:
             before = self.best["valid_acc"]
-            if not (score > before if self._metric.higher_is_better else score < before):
+            if not (score > before if self.metric.higher_is_better else score < before):
                 self.stale += 1
                 return
         self.best = {"epoch": record.epoch, "valid_acc": score, "test_acc": record.test_acc}
         self.stale = 0
-        if self._run is not None:
-            with self._averaging.in_place():
-                best = {**self.best, "model": self._model.state_dict(), "record": record.as_dict()}
-                self._run.save_best({**best, **self._embedding()})
-            if self._learnt is not None:
-                self._learnt.kept_as_best()
+        if self.run is not None:
+            with self.averaging.in_place():
+                best = {**self.best, "model": self.model.state_dict(), "record": record.as_dict()}
+                self.run.save_best({**best, **self._embedding()})
+            if self.learnt is not None:
+                self.learnt.kept_as_best()
 
     def _embedding(self) -> dict[str, Any]:
         """What states have of an embedding."""
-        return {} if self._learnt is None else {"embedding": self._learnt.state()}
+        return {} if self.learnt is None else {"embedding": self.learnt.state()}
 
     def _state(self, record: EpochRecord) -> dict[str, Any]:
         return {
             "epoch": record.epoch,
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedules": self._schedules.state(),
-            "average": self._averaging.state(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedules": self.schedules.state(),
+            "average": self.averaging.state(),
             "record": record.as_dict(),
             "best": self.best,
             "stale_epochs": self.stale,
-            "seed": self._seed,
+            "seed": self.seed,
             **self._embedding(),
         }
 
     def resume(self) -> None:
         """Take up the run's last checkpoint; of a run that was stopped before the first, nothing but its options is
         there to go on with. RunError where there is no run."""
-        if self._run is None:
+        if self.run is None:
             raise RunError("there is no run to go on with; give the trainer the run's folder (out)")
-        if not (self._run.resumed or self._run.has_checkpoint):
+        if not (self.run.resumed or self.run.has_checkpoint):
             raise RunError(f"there is no run at {self._path} to go on with")
-        state = self._run.load(self._check)
+        state = self.run.load(self._check)
         if state is None:
             return
-        if self._learnt is not None:
-            self._learnt.load(state.get("embedding"), (self._run.load_best() or {}).get("embedding"))
+        if self.learnt is not None:
+            self.learnt.load(state.get("embedding"), (self.run.load_best() or {}).get("embedding"))
         try:
-            self._model.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._averaging.load(state.get("average"))
-            self._schedules.load(state.get("schedules", []))
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.averaging.load(state.get("average"))
+            self.schedules.load(state.get("schedules", []))
             epoch, best, stale = state["epoch"], state["best"], state["stale_epochs"]
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
@@ -144,22 +135,22 @@ class TrainingState:
         saved = state.get("model")
         if not isinstance(saved, dict) or not {"optimizer", "record", "best", "stale_epochs"} <= state.keys():
             raise RunError(f"{self._path} holds no checkpoint that a training can go on from")
-        own = self._model.state_dict()
+        own = self.model.state_dict()
         for name in [*own, *saved]:
             if _shape(own.get(name)) != _shape(saved.get(name)):
                 there, here = (_shape(found.get(name)) or "missing" for found in (saved, own))
                 of = f"{name} is {there} there, {here} in this model"
                 raise RunError(f"the checkpoint of {self._path} is of another model: {of}")
-        if _is_of_another_kind(state["optimizer"], self._optimizer.state_dict()):
+        if _is_of_another_kind(state["optimizer"], self.optimizer.state_dict()):
             raise RunError(f"the checkpoint of {self._path} is of another optimizer")
-        if (state.get("embedding") is None) != (self._learnt is None):
+        if (state.get("embedding") is None) != (self.learnt is None):
             raise RunError("the run was begun with an embedding or this trainer has one, not both")
-        if (state.get("average") is None) == self._averaging.active:
+        if (state.get("average") is None) == self.averaging.active:
             raise RunError("the run was begun with weight averaging or this trainer has it, not both")
 
     @property
     def _path(self) -> Path | None:
-        return None if self._run is None else self._run.path
+        return None if self.run is None else self.run.path
 
 
 def _shape(value: object) -> str:
