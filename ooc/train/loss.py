@@ -24,8 +24,8 @@ from ooc.errors import ModelError, StoreError
 from ooc.model.task import label_columns
 from ooc.storage.store import Store, Task
 
-RowsLoss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [r, C], labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""
+RowsLoss = Callable[[Any, Tensor], Tensor]
+"""(outputs [r, C], or a tuple of several, labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""
 RowsGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """The same → the sum over these rows, a scalar, and its gradient [r, C] with respect to the outputs."""
 
@@ -111,7 +111,7 @@ def takes_results(loss: RowsLoss | None) -> bool:
 class LossOfResults:
     """``loss`` of a tuple of results, of these side by side, so many ``columns`` each."""
 
-    loss: Callable[[Any, Tensor], Tensor]
+    loss: RowsLoss
     columns: Sequence[int]
 
     @property

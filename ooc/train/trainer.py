@@ -382,19 +382,20 @@ class Trainer:
         frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
 
         ``loss`` is a torch loss or a callable on (outputs [r, C], labels) that gives one loss a row, [r], or a scalar
-        that is their mean; by default cross-entropy, for several labels a node BCE with logits, for values the mean
-        squared error. ``metric`` is what evaluation measures (see ``Metric``; default by the store's task).
-        ``scheduler`` is one of torch's, or several, stepped once an epoch; ``clip_norm`` bounds the norm of all
-        gradients; ``average``, an ``AveragedModel(model)``, takes the weights in from epoch ``average_from`` on and is
-        what is scored. ``embedding``, an ``Embedding`` or its columns, is trained along and is the model's
-        input, behind the features where the store has such; it ends with ``close`` unless ``out`` keeps it, and
-        ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout`` drops from the input, before the first
-        layer. ``threads`` compute tiles side by side (default: torch's number). ``device`` is a name, or a ``Device``
-        that the caller has made. Weights and features of the store's edges are given to the model as ``edge_weight``
-        and ``edge_attr``; one that takes none of them is refused, unless ``ignore_edge_data`` is ``"weight"``,
-        ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is to see it (default: as ``ooc
-        profile`` has measured it, if it has); it changes no result. What the model is made of and which of its
-        parameters are trained is settled here: changed later, it is refused, but for values of weights and buffers.
+        that is their mean; of a model that returns several results it gets a tuple, and the first is scored. By default
+        cross-entropy, for several labels a node BCE with logits, for values the mean squared error. ``metric`` is what
+        evaluation measures (see ``Metric``; default by the store's task). ``scheduler`` is one of torch's, or several,
+        stepped once an epoch; ``clip_norm`` bounds the norm of all gradients; ``average``, an ``AveragedModel(model)``,
+        takes the weights in from epoch ``average_from`` on and is what is scored. ``embedding``, an ``Embedding`` or
+        its columns, is trained along and is the model's input, behind the features where the store has such; it ends
+        with ``close`` unless ``out`` keeps it, and ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout``
+        drops from the input, before the first layer. ``threads`` compute tiles side by side (default: torch's number).
+        ``device`` is a name, or a ``Device`` that the caller has made. Weights and features of the store's edges are
+        given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
+        ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is
+        to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What the model is made
+        of and which of its parameters are trained is settled here: changed later, it is refused, but for values of
+        weights and buffers.
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """

@@ -246,8 +246,8 @@ def layer_of(
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
-    if (flow := getattr(module, "flow", "source_to_target")) != "source_to_target":
-        raise layer.refuse(f"flow={flow!r} is not supported")
+    if getattr(module, "flow", "") == "target_to_source":
+        raise layer.refuse("flow='target_to_source' is not supported")
     return layer, list(rows.values())
 
 
