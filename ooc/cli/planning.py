@@ -237,7 +237,9 @@ class Planning:
                 "ignore_edge_data": settings.edge_data_left_out,
                 "compute_dtype": settings.dtype,
                 "optimizer_options": [optimizer_options(settings)],
-                "learnt": None if embedding is None else LearntRows.of_store(embedding, store, torch.float32),
+                "learnt": None
+                if embedding is None
+                else LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip),
             }
             if settings.links is None:
                 metric = resolve_metric(settings.metric, store.task, store.num_classes)

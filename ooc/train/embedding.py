@@ -88,7 +88,7 @@ class LearntRows:
     ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
     program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
     current versions, from a checkpoint to the next one and from the best epoch to the next. Of a graph that is only
-    planned for, nothing is ever opened.
+    planned for, nothing is ever opened. ``clip_norm``: of all gradients together, the model's as well.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class LearntRows:
         *,
         seed: int = 0,
         folder: Path | None = None,
+        clip_norm: float | None = None,
     ) -> None:
         self.embedding, self.widths = embedding, widths
-        self.stepping = RowStep(optimizer=embedding.optimizer)
+        self.stepping = RowStep(optimizer=embedding.optimizer, clip_norm=clip_norm)
         self._seed, self._folder = seed, folder
         self._descriptors: list[int] = []
         self._open = self._closed = self._pending = False
@@ -117,13 +118,11 @@ class LearntRows:
                 self.arrays[name] = VersionedArray(name, [where / f"{name}.0.npy"], shape, kind)
 
     @classmethod
-    def of_store(
-        cls, embedding: Embedding, store: Store, dtype: torch.dtype, *, seed: int = 0, folder: Path | None = None
-    ) -> "LearntRows":
+    def of_store(cls, embedding: Embedding, store: Store, dtype: torch.dtype, **options: Any) -> "LearntRows":
         """Those of the nodes of a store; OptionError where the embedding does not go with it."""
         types = store.types
         nodes = {"": store.num_nodes} if types is None else types.nodes
-        return cls(embedding, nodes, embedding.widths(types), dtype, seed=seed, folder=folder)
+        return cls(embedding, nodes, embedding.widths(types), dtype, **options)
 
     @classmethod
     def of_run(cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":
@@ -231,8 +230,7 @@ class LearntRows:
 
     def begin(self, *, lr: float, number: int) -> None:
         """Step ``number``, from 1, is about to be computed and written."""
-        self.stepping.lr = lr if self.embedding.lr is None else self.embedding.lr
-        self.stepping.number, self.stepping.diverged = number, False
+        self.stepping.begin(lr=lr if self.embedding.lr is None else self.embedding.lr, number=number)
         for name, array in self.arrays.items():
             taken = {array.current, self._saved.get(name), self._best.get(name)}
             array.following = next(version for version in range(len(array.paths)) if version not in taken)

@@ -191,8 +191,12 @@ class Trainer:
         self._averaging.update(self.epoch + 1)
 
     def _update(self) -> None:
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._prepared.network.parameters, self._clip_norm)
+        parameters = self._prepared.network.parameters
+        if self._learnt is not None and self._learnt.stepping.factor is not None:
+            for gradient in (p.grad for p in parameters if p.grad is not None):
+                gradient.mul_(self._learnt.stepping.factor)
+        elif self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
         self.optimizer.step()
 
     @interruptible_by_ctrl_c()
@@ -482,12 +486,11 @@ class Trainer:
         self._session = Session(self._prepared, models, self.optimizer)
 
     def _learnt_rows(self, embedding: Embedding | Mapping[str, int] | int, seed: int, run: Path | None) -> LearntRows:
-        """Those of ``embedding``, whose gradient's norm nobody knows before its rows are stepped."""
-        if self._clip_norm is not None:
-            raise OptionError("an embedding is not trained with clipped gradients; leave out one of the two")
+        """Those of ``embedding``."""
         embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
         dtype, folder = dtype_of(self.model), None if run is None else run / EMBEDDING
-        return LearntRows.of_store(embedding, self.store, dtype, seed=seed, folder=folder)
+        options: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": self._clip_norm}
+        return LearntRows.of_store(embedding, self.store, dtype, **options)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)

@@ -71,7 +71,6 @@ def test_another_stores_rows_are_not_the_runs(run: RunCommand, bare: Path, here:
     [
         (("--embedding-lr", "0.1"), "--embedding-lr is of an embedding; give --embedding COLUMNS, too"),
         (("--embedding", "8", "--sampler", "neighbor"), "--embedding is of full-graph training"),
-        (("--embedding", "8", "--clip", "1"), "not trained with clipped gradients"),
         (("--embedding", "8", "--average", "ema"), "not trained with averaged weights"),
         (("--embedding", "8", "--spill-dtype", "bfloat16"), "not trained with a narrower spill_dtype"),
         (("--embedding", "8", "--embedding-option", "beta=1"), "Adam has no beta; did you mean betas?"),

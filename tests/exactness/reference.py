@@ -169,8 +169,8 @@ class Reference:
         self.optimizer = make_optimizer(self.model)
         self.epoch = FIRST_EPOCH
 
-    def train(self) -> Epoch:
-        """One optimizer step on the whole graph."""
+    def train(self, before_step: Callable[[], object] = lambda: None) -> Epoch:
+        """One optimizer step on the whole graph; ``before_step``: once there are gradients."""
         self.model.train()
         self.optimizer.zero_grad()
         with self.dropout.shared(self.epoch):
@@ -178,6 +178,7 @@ class Reference:
             out = self.model(x, self.data.edge_index, **carried_by_edges(self.data))
         loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
         loss.backward()
+        before_step()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         self.optimizer.step()
         self.epoch += 1

@@ -123,12 +123,12 @@ class Learning(Reference):
         plain = {} if self.sparse else {"foreach": False}
         self.steps = OPTIMIZERS[optimizer][0]([self.rows], lr=LR, **plain, **OPTIMIZERS[optimizer][1])
 
-    def train(self) -> Any:
+    def train(self, before_step: Callable[[], object] = lambda: None) -> Any:
         self.steps.zero_grad()
         every = torch.arange(len(self.rows))
         looked_up = F.embedding(every, self.rows, sparse=True) if self.sparse else self.rows
         self.data.x = with_embedding(self.features, looked_up)
-        found = super().train()
+        found = super().train(before_step)
         self.steps.step()
         self.data.x = with_embedding(self.features, self.rows).detach()
         return found
@@ -297,6 +297,26 @@ def test_the_learning_rate_may_be_the_models(tmp_path: Path) -> None:
         steps.step()
         schedule.step()
         assert abs(loss - expected.item()) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "order"), [("gat", "none"), ("sage", "hop"), ("layers of one's own", "none")])
+def test_gradients_are_clipped_together(name: str, order: str, tmp_path: Path) -> None:
+    """The rows' and the parameters', by the norm of all: in the first epoch they are, in a later one not."""
+    graph = GraphCase(nodes=200, edges=300, unlabelled=180, isolated=40)
+    store, data = graph_in(tmp_path, without_features(random_data(graph)), order=order)
+    for clip_norm in (0.05, 1e3):
+        with trainer_of(MODELS[name], store, tmp_path, seed=5, clip_norm=clip_norm) as trainer:
+            reference = Learning(MODELS[name], trainer, data, "adam", seed=5)
+
+            def clip(reference: Learning = reference, clip_norm: float = clip_norm) -> Tensor:
+                return nn.utils.clip_grad_norm_([*reference.model.parameters(), reference.rows], clip_norm)
+
+            for _ in range(2):
+                difference, whose = disagreement(
+                    train_epoch(trainer), reference.train(clip), floor=FLOOR[torch.float64]
+                )
+                assert difference <= TOLERANCE[torch.float64], whose
+            torch.testing.assert_close(rows_of(trainer), reference.rows.detach(), rtol=1e-9, atol=1e-9)
 
 
 class Light(nn.Module):

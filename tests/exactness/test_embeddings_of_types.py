@@ -108,14 +108,16 @@ def rows_of(trainer: ooc.Trainer, spaces: Sequence[str] = ()) -> dict[str, Tenso
     return found
 
 
-@pytest.mark.parametrize(("name", "beside"), [("means", False), ("rgcn", False), ("attention", True)])
-def test_rows_losses_and_gradients_are_pygs(name: str, beside: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "beside", "clip"), [("means", False, None), ("rgcn", False, 0.1), ("attention", True, None)]
+)
+def test_rows_losses_and_gradients_are_pygs(name: str, beside: bool, clip: float | None, tmp_path: Path) -> None:
     """Of the type from which no edge leads on there is none: it would not move. ``beside``: papers have one as well."""
     data, learnt = graph(), {**WIDTHS, "venue": 2} | ({"paper": 2} if beside else {})
     store, model = ooc.convert(data, tmp_path / "graph.ooc", dtype="float64"), made(name, data, learnt)
     expected = made(name, data, learnt)
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
-    with trainer_of(model, store, tmp_path, learnt) as trainer:
+    with trainer_of(model, store, tmp_path, learnt, clip_norm=clip) as trainer:
         rows = {space: nn.Parameter(first) for space, first in rows_of(trainer).items()}
         assert rows.keys() == learnt.keys() - {"venue"}
         losses = [record.loss for record in trainer.fit(epochs=EPOCHS, progress=False)]
@@ -134,6 +136,8 @@ def test_rows_losses_and_gradients_are_pygs(name: str, beside: bool, tmp_path: P
         mask = data["paper"].train_mask
         wanted = F.cross_entropy(expected(x_dict, data.edge_index_dict)[mask], data["paper"].y[mask])
         wanted.backward()
+        if clip is not None:
+            assert nn.utils.clip_grad_norm_([*expected.parameters(), *rows.values()], clip) > clip
         optimizer.step()
         steps.step()
         assert abs(loss - wanted.item()) < TOLERANCE
@@ -154,7 +158,8 @@ def test_the_same_bits_whatever_the_budgets(tmp_path: Path) -> None:
     store = ooc.convert(data, tmp_path / "graph.ooc")
 
     def found(**way: Any) -> Any:
-        return trainer_of(made("attention", data, learnt, torch.float32), store, tmp_path, learnt, **way)
+        model = made("attention", data, learnt, torch.float32)
+        return trainer_of(model, store, tmp_path, learnt, clip_norm=0.1, **way)
 
     expected = outcome(found())
     with pytest.raises(BudgetError) as too_small:

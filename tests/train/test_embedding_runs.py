@@ -221,7 +221,6 @@ def test_versions_are_arrays_of_numpy(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_norm": 1.0}, "not trained with clipped gradients"),
         ({"spill_dtype": "bfloat16"}, "not trained with a narrower spill_dtype"),
         ({"embedding": 7}, "the model takes 8 features, the embedding has 7"),
         ({"embedding": None}, "have no features; train an embedding of them, embedding=64"),

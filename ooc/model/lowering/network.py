@@ -20,7 +20,7 @@ from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.lowering.projection import Projection
+from ooc.model.lowering.projection import Made, Projection
 from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Multiplied, Value
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
@@ -145,17 +145,26 @@ class Network:
 
     @contextmanager
     def summing_gradients(self) -> Iterator[None]:
-        """Within it tiles add what they have for weights made of parameters, which these get at its end."""
-        trained = [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
+        """Within it tiles add what they have for weights made of parameters, which these get at its end, or when they
+        are all there (``finish_gradients``)."""
         try:
-            for made in trained:
+            for made in self._made:
                 made.begin()
             yield
-            for made in trained:
-                made.finish()
+            self.finish_gradients()
         finally:
-            for made in trained:
+            for made in self._made:
                 made.end()
+
+    def finish_gradients(self) -> None:
+        """Parameters get what all tiles have added so far."""
+        for made in self._made:
+            made.finish()
+            made.begin()
+
+    @property
+    def _made(self) -> list[Made]:
+        return [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
 
 
 def lower(

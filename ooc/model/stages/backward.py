@@ -22,7 +22,7 @@ from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
-from ooc.model.stages.names import ALL_GRADIENTS
+from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe
 from ooc.plan.workload import Pull
@@ -201,7 +201,11 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
             out[name] = padded(gradients.get(value), value.columns, height)
         if learnt is not None:
             found = padded(gradients.get(learnt), learnt.columns, height)
-            out |= {ALL_GRADIENTS: found} if stepped is None else stepped(tile, found)
+            if stepped is not None:
+                return out | stepped(tile, found)
+            out[embedding_gradient(learnt.space)] = found
+            if context.embedding is not None and context.embedding.clip_norm is not None:
+                tile.squares = float(found.double().square().sum())
         return out
 
     def padded(gradient: Tensor | None, columns: int, height: int) -> Tensor:

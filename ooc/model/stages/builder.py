@@ -85,8 +85,9 @@ class StageBuilder(StageContext):
             moments.statistics.add(part, rows=self.active.of(moments.space).nodes)
         for moments, *found in tile.moment_gradients:
             moments.statistics.add_gradients(*found)
-        if tile.diverged and self.embedding is not None:
-            self.embedding.diverged = True
+        if self.embedding is not None:
+            self.embedding.diverged |= tile.diverged
+            self.embedding.squares += tile.squares
         self.objective.reduce(tile.contribution)
 
     def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:

@@ -3,8 +3,10 @@
 tile of rows on its way through a stage.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,8 @@ from ooc.model.lowering.network import Network
 from ooc.model.lowering.values import Moments, Summed
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
 
+_NORM_EPS = 1e-6
+"""That torch adds to the norm by which it divides."""
 Tensors = dict[str, Tensor]
 Kernel = Callable[[TileEdges, Tensor, Tensor, range], Tensor | Scattered]
 """What a pull computes that is no plain sum: from the edges of some rows, a slab of the source, these rows of the
@@ -30,12 +34,33 @@ Sink = Callable[[int, Tensor], None]
 @dataclass(slots=True, kw_only=True)
 class RowStep:
     """The optimizer of an embedding, and what keys its next step: the learning rate, and its number from 1 on.
-    ``diverged``: whether it has made rows that are no finite numbers."""
+    ``diverged``: whether it has made rows that are no finite numbers. ``clip_norm`` bounds the norm of all gradients,
+    those of the rows having ``squares`` as the sum of theirs: by the ``factor`` that they are scaled by."""
 
     optimizer: RowOptimizer
+    clip_norm: float | None = None
     lr: float = 0.0
     number: int = 1
     diverged: bool = False
+    squares: float = 0.0
+    factor: float | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def begin(self, *, lr: float, number: int) -> None:
+        """Step ``number`` is about to be computed."""
+        self.lr, self.number, self.diverged, self.squares, self.factor = lr, number, False, 0.0, None
+
+    def clipped(self, gradient_RD: Tensor, network: Network) -> Tensor:
+        """The gradient of some rows as ``torch.nn.utils.clip_grad_norm_`` scales it, together with those of the
+        network's parameters; to be asked for when all of them are there, on any thread."""
+        if self.clip_norm is None:
+            return gradient_RD
+        with self._lock:
+            if self.factor is None:
+                network.finish_gradients()
+                squares = [float(p.grad.double().square().sum()) for p in network.parameters if p.grad is not None]
+                self.factor = min(1.0, self.clip_norm / (math.sqrt(sum(squares) + self.squares) + _NORM_EPS))
+        return gradient_RD * self.factor
 
 
 @dataclass(slots=True)
@@ -67,6 +92,7 @@ class Tile:
     """Each with the tensors of its gradient."""
     scattered: Scattered | None = None
     diverged: bool = False
+    squares: float = 0.0
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
         """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""

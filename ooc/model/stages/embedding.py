@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer's step of an embedding's rows: as its gradient is found, tile by tile, where all rows have one, and
-else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too.
+else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too; so also where
+gradients are clipped, whose norm is not known before.
 
 Rows are replaced where they lie in memory, by the last pass of a program that reads them.
 """
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.model.stages.context import Step, Tensors, Tile
-from ooc.model.stages.names import ALL_GRADIENTS
+from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.schedule import Recipe
 
 if TYPE_CHECKING:
@@ -38,17 +39,20 @@ def step_of_rows(program: "Program", stage: int) -> Callable[[Tile, Tensor], Ten
 
 
 def embedding_steps(program: "Program") -> list[Step]:
-    """The stage of its own, where one is needed."""
-    if 0 not in program.schedule.learnt or program.steps_in_backward(0):
-        return []
-    stepped = step_of_rows(program, 0)
+    """The stages of their own, where such are needed."""
+    return [_step(program, at) for at in program.schedule.learnt if not program.steps_in_backward(at)]
+
+
+def _step(program: "Program", stage: int) -> Step:
+    stepped, context, space = step_of_rows(program, stage), program.context, program.schedule.learnt[stage].space
+    stepping, gradients = context.embedding, embedding_gradient(space)
+    assert stepping is not None
 
     def compute(tile: Tile) -> Tensors:
-        gradient, height = tile.inputs[ALL_GRADIENTS], tile.stop - tile.start
-        return stepped(tile, F.pad(gradient, (0, 0, 0, height - len(gradient))))
+        found, height = stepping.clipped(tile.inputs[gradients], context.network), tile.stop - tile.start
+        return stepped(tile, F.pad(found, (0, 0, 0, height - len(found))))
 
-    matrices = program.learnt_matrices(0)
-    loads = (ALL_GRADIENTS, *matrices)
+    matrices = program.learnt_matrices(stage)
+    loads, title = (gradients, *matrices), f"step {space}".rstrip()
     nothing = Recipe((), (), pulled=False)
-    step = program.step(compute, "step", 0, program.context.active.nodes, nothing, loads=loads, stores=matrices)
-    return [step]
+    return program.step(compute, title, stage, program.active(stage).nodes, nothing, loads=loads, stores=matrices)

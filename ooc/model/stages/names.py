@@ -28,12 +28,15 @@ from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Momen
 from ooc.model.stages.schedule import Schedule, is_constant
 from ooc.storage.types import NODES, features_name
 
-ALL_GRADIENTS = "demb.all"
-
 
 def embedding_name(node_type: str) -> str:
     """The matrix of the embedding of a node type; "" is the one type of a graph without types."""
     return f"{NODES}/{node_type}/emb" if node_type else "emb"
+
+
+def embedding_gradient(node_type: str) -> str:
+    """That of its whole gradient, where it is not stepped as that is found."""
+    return f"d{embedding_name(node_type)}.all"
 
 
 class Names:

@@ -66,6 +66,7 @@ class PanelSums:
             self._is_own = True
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
         before.diverged |= tile.diverged
+        before.squares += tile.squares
         _add_gradients(before.gradients, tile.gradients)
         _add_contribution(before.contribution, tile.contribution)
         _add_moments(before, tile)

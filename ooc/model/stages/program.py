@@ -37,7 +37,7 @@ from ooc.model.lowering.values import (
     Value,
 )
 from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
-from ooc.model.stages.names import ALL_GRADIENTS, Names, embedding_name
+from ooc.model.stages.names import Names, embedding_gradient, embedding_name
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant
 from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
@@ -104,10 +104,12 @@ class Program:
         return dict.fromkeys((name, *(f"{name}.{state}" for state in stepping.optimizer.states)), learnt.columns)
 
     def steps_in_backward(self, stage: int) -> bool:
-        """Whether the backward of a first ``stage``, which finds the gradient of an embedding, has all rows: then it
-        steps them, too. Nobody leaves out rows of several types."""
-        active = self.active(stage)
-        return stage in self.schedule.learnt and active.training_rows(self.schedule.stage_hops[stage]) == active.nodes
+        """Whether the backward of a first ``stage``, which finds the gradient of an embedding, has all rows, and nobody
+        waits for the norm of all gradients: then it steps them, too."""
+        stepping, active = self.context.embedding, self.active(stage)
+        if stage not in self.schedule.learnt or stepping is None or stepping.clip_norm is not None:
+            return False
+        return active.training_rows(self.schedule.stage_hops[stage]) == active.nodes
 
     def active(self, stage: int) -> ActiveRows:
         """Which rows have to be computed, of the type of nodes that ``stage`` is over."""
@@ -307,8 +309,8 @@ class Program:
         if self.steps_in_backward(stage):
             loads += (learnt := self.learnt_matrices(stage))
             stores |= learnt
-        elif stage in self.schedule.learnt:
-            stores[ALL_GRADIENTS] = self.schedule.learnt[stage].columns
+        elif (rows := self.schedule.learnt.get(stage)) is not None:
+            stores[embedding_gradient(rows.space)] = rows.columns
         return tuple(dict.fromkeys(loads)), stores
 
     def _writers(self, value: Value) -> list[int]:
