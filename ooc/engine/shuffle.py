@@ -100,8 +100,8 @@ class ShuffleFile(Generic[P]):
 
 class _Writer(Generic[P]):
     """Chunks of memory that entries are put into, bucket by bucket; what the file held is forgotten. ``memory``:
-    ``writing_nbytes`` bytes, until the writer has finished. Pieces are small and many: NumPy cuts them in a tenth of the
-    time that torch takes."""
+    ``writing_nbytes`` bytes, until the writer has finished. Pieces are small and many: NumPy cuts them faster than
+    torch."""
 
     def __init__(self, file: ShuffleFile[P], memory: Tensor) -> None:
         plan = self._plan = file.plan

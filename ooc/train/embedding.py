@@ -151,25 +151,25 @@ class LearntRows:
 
     # ---- files -------------------------------------------------------------------------------------------------
 
-    def open(self, scratch: Path, *, shares_forward: bool) -> None:
+    def open(self, scratch: Path, *, steps_unsaved: bool) -> None:
         """Have the files, in ``scratch`` where they belong to no run, with first rows unless a checkpoint has been
-        loaded. ``shares_forward``: whether an epoch is saved when the next one has been computed already. SpillError
-        where there is no room."""
+        loaded. ``steps_unsaved``: whether steps are made after others that are not saved. SpillError where there is no
+        room."""
         if self._open:
             return
         if self._closed and self._folder is None:
             raise RunError("the embedding went when the trainer was closed; train with out=, which keeps it")
-        self._make_files(scratch, shares_forward)
+        self._make_files(scratch, steps_unsaved)
         if not self._saved:
             self._fill()
         self._open = True
 
-    def _make_files(self, scratch: Path, shares_forward: bool) -> None:
+    def _make_files(self, scratch: Path, steps_unsaved: bool) -> None:
         folder, in_run = self._folder or scratch, self._folder is not None
         try:
             list(make_folders(folder))
             for name, array in self.arrays.items():
-                count = 2 + (in_run and shares_forward) + (in_run and name in self._spaces)
+                count = 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces)
                 if in_run:
                     array.paths = [folder / f"{name}.{version}.npy" for version in range(count)]
                     list(make_folders(array.paths[0].parent))

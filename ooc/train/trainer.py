@@ -124,9 +124,7 @@ class Trainer:
             self._step()
             if not allow_nonfinite:
                 state.check_weights()
-            if self._learnt is not None:
-                self._session.await_learnt()
-                self._learnt.commit()
+            self._commit_rows()
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)
             if recorder is not None and self._run is not None:
@@ -167,9 +165,9 @@ class Trainer:
         """Forward, loss, backward over the whole graph. Returns the mean loss; ``scored``: scores come with it. Where
         an embedding is trained, its rows are stepped on the way, to be committed with the parameters' step."""
         self._drop_pending()
-        self._prepared.builder.epoch = self._masks
+        self._prepared.builder.epoch = self._steps_made
         if self._learnt is not None:
-            self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self.epoch + 1)
+            self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self._steps_made + 1)
         self._objective.begin()
         zero_gradients(self._prepared.network)
         with self._prepared.network.summing_gradients():
@@ -183,6 +181,12 @@ class Trainer:
         if self._learnt is not None and self._learnt.pending:
             self._session.forget()
             self._learnt.drop()
+
+    def _commit_rows(self) -> None:
+        """Rows of an embedding that an epoch has computed are those that are read from here on."""
+        if self._learnt is not None:
+            self._session.await_learnt()
+            self._learnt.commit()
 
     def _step(self) -> None:
         """One optimizer step, and what follows it."""
@@ -254,9 +258,14 @@ class Trainer:
         return self._state.epoch
 
     @property
-    def _masks(self) -> int:
-        """What tells the masks of dropout from those of other steps."""
+    def _steps_made(self) -> int:
+        """Steps done; they tell the masks of dropout from those of other steps."""
         return self.epoch
+
+    @property
+    def _steps_unsaved(self) -> bool:
+        """Whether steps are made after others that no checkpoint names yet."""
+        return "train_and_score" in self._prepared.steps
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -332,7 +341,7 @@ class Trainer:
                 if self._run.has_checkpoint and not self.epoch:
                     raise RunError(f"{self._run.path} holds a run already; give fit(resume=True) first")
                 self._run.start()
-            self._learnt.open(self.spill_dir, shares_forward="train_and_score" in self._prepared.steps)
+            self._learnt.open(self.spill_dir, steps_unsaved=self._steps_unsaved)
 
     # ---- setting up and closing ----------------------------------------------------------------------------
 

@@ -474,7 +474,6 @@ _NOT_OF_LINKS = {
     "loss": "the loss of links is binary cross-entropy",
     "label_smoothing": "it is of classes",
     "class_weights": "they are of classes",
-    "average": "links are scored with the weights as they are",
 }
 _ONCE_USUAL = 1024
 """Nodes of a batch by default in earlier versions, whose runs of the full graph have it in their configuration."""

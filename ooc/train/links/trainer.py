@@ -65,8 +65,6 @@ class LinkTrainer(Trainer):
             raise ModelError(f"links are trained with an ooc.LinkPredictor, not with {type(model).__name__}")
         if options.get("loss") is not None:
             raise OptionError("loss= is of nodes; the loss of links is the LinkPredictor's own")
-        if steps > 1 and options.get("embedding") is not None:
-            raise OptionError("an embedding is stepped once an epoch; train links with steps=1 beside it")
         if negatives < 1 or steps < 1:
             raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
@@ -109,6 +107,7 @@ class LinkTrainer(Trainer):
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
             if step < self._steps - 1:
                 self._update()
+                self._commit_rows()
         return total / self._training.total
 
     def _start(self) -> None:
@@ -116,8 +115,12 @@ class LinkTrainer(Trainer):
         self._scorer.attach(self._prepared)
 
     @property
-    def _masks(self) -> int:
+    def _steps_made(self) -> int:
         return self.epoch * self._steps + self._step_number
+
+    @property
+    def _steps_unsaved(self) -> bool:
+        return self._steps > 1
 
     def negatives(self, epoch: int, step: int = 0) -> tuple[Tensor, Tensor]:
         """What a step of an epoch (from 0) is made of: which of the training links [e], and the tails [e, K] that were
@@ -130,8 +133,9 @@ class LinkTrainer(Trainer):
 
     @interruptible_by_ctrl_c()
     def score(self, pairs: Any) -> Tensor:
-        """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is."""
+        """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is, or
+        averaged weights, where there are such."""
         self._session.close()  # its memory is needed
         asked = PairScores(self.model, self.store, self._resources, pairs, learnt=self._learnt)
-        with closing(asked) as found:
+        with self._averaging.in_place(), closing(asked) as found:
             return found.read()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from torch_geometric.transforms import RandomLinkSplit
@@ -110,12 +111,35 @@ def test_losses_weights_and_scores_are_those_of_pyg(
     assert [record.loss for record in records] == pytest.approx(losses, rel=1e-12)
     for own, expected in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
-    with torch.no_grad():
-        scores = other(graph.x, graph.edge_index, links.valid)[:, None]
-        pairs = torch.stack((links.valid[0].repeat_interleave(12), links.valid_negatives.reshape(-1)))
-        others = other(graph.x, graph.edge_index, pairs).reshape(-1, 12)
+    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(other, graph, links), rel=1e-12)
+
+
+@torch.no_grad()
+def _mean_reciprocal_rank(model: nn.Module, graph: Data, links: ooc.Links) -> float:
+    """Of the validation links, by a model as PyG runs it."""
+    scores = model(graph.x, graph.edge_index, links.valid)[:, None]
+    pairs = torch.stack((links.valid[0].repeat_interleave(12), links.valid_negatives.reshape(-1)))
+    others = model(graph.x, graph.edge_index, pairs).reshape(-1, 12)
     ranks = 1 + 0.5 * ((others > scores).sum(dim=1) + (others >= scores).sum(dim=1)).double()
-    assert records[-1].valid_acc == pytest.approx(float((1 / ranks).mean()), rel=1e-12)
+    return float((1 / ranks).mean())
+
+
+def test_averaged_weights_are_scored(graph: Data, store: Store, links: ooc.Links) -> None:
+    """Once an epoch they are averaged, and the model goes on with its own."""
+    model, plain = _model(decoder="distmult"), _model(decoder="distmult")
+    average = AveragedModel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    given = {"negatives": 2, "steps": 2, "memory": "24M", "seed": 3}
+    with ooc.LinkTrainer(model, store, links, optimizer=optimizer, average=average, **given) as trainer:
+        records = trainer.fit(_EPOCHS, progress=False)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                trainer.score(links.test), average.module(graph.x, graph.edge_index, links.test), rtol=1e-9, atol=1e-11
+            )
+    assert int(average.n_averaged) == _EPOCHS
+    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(average.module, graph, links), rel=1e-12)
+    _train(plain, store, links)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 def test_every_link_is_in_one_step_and_epochs_draw_anew(store: Store, links: ooc.Links) -> None:
@@ -256,9 +280,7 @@ def test_an_embedding_is_trained_along(tmp_path: Path, graph: Data, links: ooc.L
     model, other = _model(GCN), _model(GCN)
     learnt = LearntRows(ooc.Embedding(7), {"": _NODES}, {"": 7}, torch.float64, seed=3)
     drawn_rows = learnt.first_rows("", 0, (_NODES, 7))
-    with pytest.raises(ooc.OptionError, match="steps=1"):
-        _train(model, store, links, embedding=ooc.Embedding(7))
-    records, drawn = _train(model, store, links, embedding=ooc.Embedding(7), steps=1)
+    records, drawn = _train(model, store, links, embedding=ooc.Embedding(7))
     rows = nn.Parameter(torch.from_numpy(drawn_rows))
     parameters = [*other.parameters(), rows]
     losses = _train_by_pyg(other, Data(x=rows, edge_index=graph.edge_index), links, drawn, parameters)
@@ -301,7 +323,7 @@ def _saved(folder: Path, graph: Data, links: ooc.Links) -> tuple[str, str]:
 def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(tmp_path: Path, graph: Data, links: ooc.Links) -> None:
     store, file = _saved(tmp_path, graph, links)
     options = ["--links", file, "--hidden", "8", "--layers", "2", "--decoder", "mlp", "--link-steps", "2", "-q"]
-    options += ["--memory", "24M"]
+    options += ["--memory", "24M", "--embedding", "4"]
     whole, halves = str(tmp_path / "whole"), str(tmp_path / "halves")
     assert main(["train", store, *options, "--epochs", "4", "--out", whole]) == 0
     assert main(["train", store, *options, "--epochs", "2", "--out", halves]) == 0
