@@ -415,23 +415,18 @@ def test_interrupt_and_resume(run: RunCommand, graph: Path, here: Path, undistur
 
 def test_models_are_those_of_pyg(graph: Path) -> None:
     """Row-wise LayerNorm, mean aggregation, weights by the seed."""
-    settings = {name: None for name in TrainSettings.__dataclass_fields__} | {
-        "model": "sage",
-        "layers": 3,
-        "hidden": 8,
-        "dropout": 0.25,
-        "norm": "layer",
-        "seed": 3,
-        "optimizer": "adamw",
-        "optimizer_option": [],
-        "lr": 0.1,
-        "weight_decay": 0.01,
-        "heads": 1,
-        "residual": False,
-        "aggr": "auto",
-        "embedding": 0,
-    }
-    chosen: Any = TrainSettings(**settings)  # type: ignore[arg-type]
+    chosen = TrainSettings(
+        store=str(graph),
+        model="sage",
+        layers=3,
+        hidden=8,
+        dropout=0.25,
+        norm="layer",
+        seed=3,
+        optimizer="adamw",
+        lr=0.1,
+        weight_decay=0.01,
+    )
     model: Any = build_model(chosen, open_store(graph))
     assert [(conv.in_channels, conv.out_channels, conv.aggr) for conv in model.convs] == [
         (12, 8, "mean"),
