@@ -26,7 +26,7 @@ from ooc.storage.types import Types
 from ooc.storage.versioned_array import VersionedArray
 from ooc.train.runs import run as run_folder
 
-_PANEL_ROWS = 4096
+PANEL_ROWS = 4096
 """Rows that are drawn together, whatever is read or written together."""
 _PANELS_BETWEEN_FLUSHES = 16
 
@@ -193,8 +193,8 @@ class LearntRows:
             if space is None and not first:
                 continue
             with array.paths[0].open("r+b", buffering=0) as file:
-                for panel, start in enumerate(range(0, array.shape[0], _PANEL_ROWS)):
-                    shape = (min(_PANEL_ROWS, array.shape[0] - start), array.columns)
+                for panel, start in enumerate(range(0, array.shape[0], PANEL_ROWS)):
+                    shape = (min(PANEL_ROWS, array.shape[0] - start), array.columns)
                     given = np.full(shape, first, array.dtype) if space is None else None
                     block = self.first_rows(space or "", panel, shape) if given is None else given
                     place = array.extent(array.paths[0], start, shape[0])
@@ -206,7 +206,7 @@ class LearntRows:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def first_rows(self, space: str, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-        """Rows of a type of nodes as they are drawn, [R, D], the first of ``_PANEL_ROWS`` that are drawn together. By
+        """Rows of a type of nodes as they are drawn, [R, D], the first of ``PANEL_ROWS`` that are drawn together. By
         the seed, the name of the type and the row, whatever other types there are."""
         dtype = self.arrays[embedding_name(space)].dtype
         generator = np.random.Generator(np.random.Philox(key=[self._seed, crc32(space.encode()) << 32 | panel]))
