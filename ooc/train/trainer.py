@@ -123,7 +123,7 @@ class Trainer:
                     break
             self._step()
             if not allow_nonfinite:
-                state.check_weights()
+                state.check_weights(self._prepared.network.parameters)
             self._commit_rows()
             state.epoch += 1
             record = self._session.record(started, epoch=state.epoch, loss=loss)

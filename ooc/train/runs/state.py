@@ -2,6 +2,7 @@
 """How far a training has come: epochs done, the best of them, and all that going on exactly from here needs."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,16 @@ class TrainingState:
         if not math.isfinite(loss):
             raise self._diverged(f"the loss of epoch {self.epoch + 1} is {loss}")
 
-    def check_weights(self) -> None:
-        """TrainingError where the step of the epoch under way has left weights that are no finite numbers.
+    def check_weights(self, moved: Collection[nn.Parameter] | None = None) -> None:
+        """TrainingError where the step of the epoch under way has left weights that are no finite numbers. ``moved``:
+        those that have a gradient (None: any); others may be what they are, as RGATConv leaves some as they come out of
+        memory.
 
         A device is asked once, for all of them together.
         """
-        trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        asked = None if moved is None else set(map(id, moved))
+        parameters = [(name, p) for name, p in self.model.named_parameters() if asked is None or id(p) in asked]
+        trained = {name: p.detach() for name, p in parameters if p.requires_grad}
         finite = [torch.isfinite(weights).all() for weights in trained.values()]
         if finite and not bool(torch.stack(finite).all()):
             name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
