@@ -6,20 +6,27 @@ locks of its own; what it does to files, and how it ends, is what a process of i
 """
 
 import contextlib
+import ctypes
 import importlib
 import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 WATCHDOG_S = 120.0
+_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 6.0
+"""How long a process may take to find out that another one of its training has gone, and to end when it is told to:
+one that still waits to meet it does not."""
 HUNG = "hung"
 _CHANGING = ("created", "name")
 
@@ -73,24 +80,75 @@ def run(
     log: Path,
     *,
     prepare: Callable[[], None] = lambda: None,
+    prepare_second: Callable[[], None] = lambda: None,
     kill_after_s: float | None = None,
     watchdog_s: float = WATCHDOG_S,
 ) -> End:
     """``ooc`` with these arguments in a child, in which ``prepare`` is called first. What it prints is in ``log``.out
-    and ``log``.err."""
+    and ``log``.err.
+
+    With ``--nproc 2`` they are two children of that one, which does what ``torchrun`` does: where one fails, it ends
+    the other. It is killed itself where the first process is. In the second ``prepare_second`` is called.
+    """
     from ooc import cli
+
+    command = [str(argument) for argument in arguments]
+    several = "--nproc" in command
+    if several:
+        at = command.index("--nproc")
+        del command[at : at + 2]
 
     def work() -> int:
         prepare()
-        return cli.main([str(argument) for argument in arguments])
+        return cli.main(command)
 
-    return call(work, log, kill_after_s=kill_after_s, watchdog_s=watchdog_s)
+    def second() -> int:
+        prepare_second()
+        return cli.main(command)
+
+    begun = partial(_launched, (work, second)) if several else work
+    return call(begun, log, kill_after_s=kill_after_s, watchdog_s=watchdog_s)
+
+
+def _launched(processes: Sequence[Callable[[], int]]) -> int:
+    """All of them as processes of one training; what the first comes to."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    os.environ |= {name: str(len(processes)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    children: list[int] = []
+    for rank, process in enumerate(processes):
+        os.environ["RANK"] = str(rank)
+        children.append(os.fork())
+        if not children[-1]:
+            _end_with(process)
+    ends: dict[int, int] = {}
+    failed_s, ending = float("inf"), [signal.SIGTERM]
+    while len(ends) < len(children):
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child in children:
+            ends[child] = os.waitstatus_to_exitcode(status)
+            if ends[child]:
+                failed_s = min(failed_s, time.monotonic())
+        elif time.monotonic() > failed_s + _GRACE_S:
+            for other in set(children) - ends.keys():
+                os.kill(other, ending.pop(0) if ending else signal.SIGKILL)
+            failed_s = time.monotonic()
+        time.sleep(0.002)
+    if ends[children[0]] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ends[children[0]]
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def call(
     work: Callable[[], int], log: Path, *, kill_after_s: float | None = None, watchdog_s: float = WATCHDOG_S
 ) -> End:
-    """``work`` in a child, whose exit code it gives."""
+    """``work`` in a child, whose exit code it gives once processes that it has started have ended, too."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
     sys.stdout.flush()
     sys.stderr.flush()
     logs = [Path(f"{log}.{name}") for name in ("out", "err")]
@@ -113,14 +171,34 @@ def call(
             status = os.waitpid(child, 0)[1]
             break
         time.sleep(0.002)
+    hung |= not _others_end(child, watchdog_s)
     out, err = (path.read_text(errors="replace") for path in logs)
     return End(None if hung else os.waitstatus_to_exitcode(status), out, err, time.monotonic() - started)
 
 
+def _others_end(group: int, watchdog_s: float) -> bool:
+    """Whether what is left of a group of processes ends by itself; it is ended."""
+    deadline = time.monotonic() + watchdog_s
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if not os.waitpid(-group, os.WNOHANG)[0]:
+                time.sleep(0.01)
+        os.killpg(group, signal.SIGKILL)
+        while True:
+            os.waitpid(-group, 0)
+    return time.monotonic() < deadline
+
+
 def _become(work: Callable[[], int], log: Path) -> None:
+    os.setpgid(0, 0)
+    _end_with(work, log)
+
+
+def _end_with(work: Callable[[], int], log: Path | None = None) -> None:
+    """Be a process that does ``work`` and ends. ``log``: where what it prints goes; None: where it went before."""
     code = 99
     try:
-        for name, descriptor in ("out", 1), ("err", 2):
+        for name, descriptor in (("out", 1), ("err", 2)) if log is not None else ():
             opened = os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(opened, descriptor)
             os.close(opened)

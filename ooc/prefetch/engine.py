@@ -8,12 +8,13 @@ raises one SpillError that names matrix, file and offset. Engines are thread-saf
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from errno import EINVAL, EOPNOTSUPP
+from errno import EINVAL, EISDIR, EOPNOTSUPP
 from pathlib import Path
 
 from ooc.errors import SpillError
@@ -65,9 +66,7 @@ class Span:
 
 def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
     """Open ``path`` with and, where the filesystem takes it, without the page cache; by default for reading."""
-    if not path.is_file():
-        path.stat()  # says if it is missing
-        raise OSError(EINVAL, "it is no file")  # a pipe would be waited for
+    _refuse_others(path)
     buffered = os.open(path, flags)
     try:
         direct = open_direct(path, flags)
@@ -79,12 +78,19 @@ def open_file(path: Path, flags: int = READ_ONLY) -> OpenFile:
 
 def open_direct(path: Path, flags: int) -> int:
     """A descriptor of ``path`` with O_DIRECT; -1 where the filesystem refuses that."""
+    _refuse_others(path)
     try:
         return os.open(path, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (EINVAL, EOPNOTSUPP):
             raise
         return -1
+
+
+def _refuse_others(path: Path) -> None:
+    """OSError where ``path`` is no file: a pipe would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise IsADirectoryError(EISDIR, "it is no file")
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.cells import LOOKED_AT_ROWS, Block, Cells, ColumnKind, kind_of, of_texts
 from ooc.sources.files.lines import optional
+from ooc.sources.files.streams import size_of
 from ooc.storage.array import AnyArray
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -134,6 +135,7 @@ class ParquetTable:
     def _reading(self) -> Iterator[Any]:
         """The file, open for a while; what a damaged one raises meanwhile is one SourceError."""
         parquet, arrow = optional("pyarrow.parquet", self.path), optional("pyarrow", self.path)
+        size_of(self.path)
         try:
             with parquet.ParquetFile(
                 self.path, buffer_size=_PARQUET_BUFFER_BYTES, page_checksum_verification=True

@@ -161,9 +161,11 @@ def _check_pickle(data: bytes) -> None:
     Each says how many bytes come with it: a number of them past the end would be allocated, and where that fails for
     mutable ones (which no array or list needs) the interpreter prints an error besides raising it.
     """
-    for instruction, _, _ in pickletools.genops(data):
+    for instruction, argument, _ in pickletools.genops(data):
         if instruction.name == "BYTEARRAY8":
             raise pickle.UnpicklingError("it holds mutable bytes")
+        if "PUT" in instruction.name and int(argument or 0) > len(data):  # a list as long as that would be made
+            raise pickle.UnpicklingError("it counts more objects than it has bytes")
 
 
 def _load(path: Path) -> Any:

@@ -87,17 +87,22 @@ class Blob:
     @classmethod
     def of_file(cls, path: Path) -> "Blob":
         """All of the file at ``path``."""
-        with told(str(path)):
-            found = path.stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            raise SourceError(f"{path} is no file that can be read more than once, but a pipe or a device")
-        size = found.st_size
+        size = size_of(path)
         return cls(str(path), size, lambda: buffered(_Reopened(path, size)))
 
     def open(self) -> IO[bytes]:
         """Its bytes from the first on."""
         with told(self.name):
             return self.opening()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file that can be read more than once; SourceError of one that is missing, and of pipes and devices."""
+    with told(str(path)):
+        found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise SourceError(f"{path} is no file that can be read more than once, but a pipe or a device")
+    return found.st_size
 
 
 def gunzipped(blob: Blob) -> IO[bytes]:
