@@ -210,3 +210,18 @@ def test_an_array_whose_name_is_damaged_is_not_overlooked(tmp_path: Path) -> Non
     last_bytes = len(data) - 22 - data.rindex(b"PK\1\2")
     path.write_bytes(data[: before + 32] + last_bytes.to_bytes(2, "little") + data[before + 34 :])
     _assert_refused(path, tmp_path, r"is damaged or incomplete: its directory has \d files of \d")
+
+
+@pytest.mark.parametrize("name", ["g.txt", "g.mtx", "g.parquet", "g.npz", "g.csv"])
+def test_pipes_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match=r"a pipe or a device|not a file|is no file|no regular file|what it is"):
+        ooc.convert(tmp_path / name, tmp_path / "g.ooc")
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table([[0, 1], [1, 0], [1, 2]], names=["src", "dst", "dst"])
+    parquet.write_table(table, tmp_path / "edges.parquet")
+    with pytest.raises(SourceError, match="two of its columns have the same name"):
+        ooc.convert(tmp_path / "edges.parquet", tmp_path / "g.ooc")

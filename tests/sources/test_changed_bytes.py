@@ -121,6 +121,7 @@ def test_labels_of_planetoid_are_one_hot(tmp_path: Path, part: str) -> None:
     [
         (b"\x80\x05\x96" + 8 * b"K" + b"abc.", "it holds mutable bytes|but only 4 remain"),
         (b"\x80\x05\x96\x01" + 7 * b"\0" + b"a.", "it holds mutable bytes"),
+        (b"\x80\x02]r\xff\xff\xff\x1f.", "it counts more objects than it has bytes"),
         (b"\x80\x04\x8e" + 8 * b"K" + b"abc.", "but only 4 remain"),
     ],
 )

@@ -2,6 +2,7 @@
 """Verification finds what is wrong, even where the checksums agree with it."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+from torch_geometric.nn.models import GCN
 
 import ooc
 from ooc.events import Event, TaskFinished, TaskStarted
@@ -134,3 +136,23 @@ def test_what_edges_carry_is_the_same_in_both_directions(
     assert [problem.split(":")[0] for problem in verify(store)] == ["topology"]
     change(float("nan"))
     assert verify(store) == [f"{side}/{name}: edge 0 has nan"]
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "x/zarr.json", "x/checksums.bin", "x/c/0/0", "in/indices/c/0"])
+@pytest.mark.parametrize("device", [False, True], ids=["a pipe", "a device"])
+def test_what_is_no_file_is_neither_waited_for_nor_read_for_ever(tmp_path: Path, name: str, device: bool) -> None:
+    store = ooc.convert(random_arrays(nodes=3000, edges=9000), tmp_path / "g.ooc")
+    path = store.path / name
+    path.unlink()
+    path.symlink_to("/dev/zero") if device else os.mkfifo(path)
+    with pytest.raises(ooc.StoreError) as caught:
+        problems = verify(ooc.open(store.path))
+        raise ooc.StoreError(problems[0])
+    assert len(str(caught.value)) < 300
+    path.unlink()
+    os.mkfifo(path)
+    with (
+        pytest.raises(ooc.OocError),
+        ooc.Trainer(GCN(5, 4, 2, 3), ooc.open(store.path), memory="8M", spill_dir=tmp_path) as trainer,
+    ):
+        trainer.fit(1, progress=False)
