@@ -81,11 +81,14 @@ class ReversedLinks:
         )
         self._tails = LinkArray(folder, side, "tails", total, index)
         self._offsets.put(0, ends)
+        self._is_filled = False
         self.arrays = {array.name: array for array in (self._offsets, self._heads)}
         self.nbytes = 16 * len(self._nodes) + _BYTES_PER_LINK * min(total, _LINKS_AT_ONCE)
 
     def fill(self, offsets: npt.NDArray[np.signedinteger]) -> None:
-        """Write the heads; ``offsets`` [N + 1]: where links of every head begin."""
+        """Write the heads, once; ``offsets`` [N + 1]: where links of every head begin."""
+        if self._is_filled:
+            return
         total, at = self._by_heads.shape[0], list(self._starts)
         for first in range(0, total, _LINKS_AT_ONCE):
             last = min(total, first + _LINKS_AT_ONCE)
@@ -104,3 +107,4 @@ class ReversedLinks:
             if self._nodes[number + 1] - self._nodes[number] > 1:
                 order = np.argsort(self._tails.read(start, stop), kind="stable")
                 self._heads.put(start, self._heads.read(start, stop)[order])
+        self._is_filled = True
