@@ -44,8 +44,9 @@ def assert_same(store: ooc.Store, expected: ooc.Store, *, apart: Collection[str]
 
 
 def test_ogbn_mag(tmp_path: Path) -> None:
-    """The types without ``node-feat`` have no features; from the zip as well."""
+    """The types without ``node-feat`` have no features; from the zip as well. Features of edges are kept."""
     data = academic(OGBN_MAG)
+    data["author", "writes", "paper"].edge_attr = torch.rand(150, 2)
     expected = ooc.convert(data, tmp_path / "expected.ooc")
     folder = write_ogbn_mag(data, tmp_path)
     assert_same(ooc.convert(folder, tmp_path / "mag.ooc"), expected)
@@ -90,6 +91,7 @@ ROLES = {"author.name": "ignore", "field_of_study.level": "ignore"}
 def test_a_folder_of_tables(tmp_path: Path) -> None:
     """Ids of numbers, of texts and none; classes by name. Predictions and errors go by the ids."""
     data = academic(TABLES)
+    data["author", "writes", "paper"].edge_weight = torch.rand(150) + 0.1
     expected, folder = ooc.convert(data, tmp_path / "expected.ooc"), write_tables(data, tmp_path)
     store = ooc.convert(folder, tmp_path / "tables.ooc", columns=ROLES, host_budget="64M")
     assert store.ids is not None and store.ids.tolist() == (7 * np.arange(80)[::-1] + 3).tolist()

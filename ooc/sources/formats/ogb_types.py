@@ -27,7 +27,7 @@ from ooc.sources.formats.ogb_text import (
 )
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Request
-from ooc.sources.source import RelationSource, Source
+from ooc.sources.source import EdgeBlock, RelationSource, Source, with_data
 from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
@@ -100,10 +100,15 @@ def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
 
 
 def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSource:
-    """The edges of one type."""
+    """The edges of one type, with features where they have such."""
     where = f"raw/relations/{folder}"
-    if files.has(f"{where}/edge-feat.csv.gz") and not request.drop_edge_data:
-        what = f"{files.label(where)} has features of edges, which graphs with types do not keep"
-        raise SourceError(f"{what}; give drop_edge_data=True")
     count = single_number(files, f"{where}/num-edge-list.csv.gz")
-    return RelationSource(count, lambda size: edges_of(files, f"{where}/edge.csv.gz", count, size))
+    name = f"{where}/edge-feat.csv.gz"
+    columns = columns_of(files, name) if files.has(name) and not request.drop_edge_data else 0
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        blocks = edges_of(files, f"{where}/edge.csv.gz", count, size)
+        rows = features_of(files, name, columns, count, size) if columns else None
+        return with_data(blocks, features=rows, name=files.label(name))
+
+    return RelationSource(count, edges, num_edge_features=columns)

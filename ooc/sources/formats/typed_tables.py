@@ -17,18 +17,19 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.events import Listener
 from ooc.sources.column_roles import EDGES, LABEL, NODES, as_argument, check_all_found
+from ooc.sources.edge_options import EdgeColumns
 from ooc.sources.files.cells import Cells, NoWholeNumber
 from ooc.sources.files.lines import plain_suffix
 from ooc.sources.files.npy import NpyArray, edges_between
-from ooc.sources.files.tables import Table, is_table, open_table
+from ooc.sources.files.tables import Table, is_table, open_table, width
 from ooc.sources.files.text_file import TextFile, encoded
-from ooc.sources.formats.edges.edge_table import edge_columns
+from ooc.sources.formats.edges.edge_table import column_edges, edge_columns
 from ooc.sources.id_join import Keys, join, keys_of_numbers, keys_of_texts
 from ooc.sources.node_data import NodeFeatures, NodeLabels, node_features, node_labels
 from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import COLUMNS, SPLIT, Reader, Request
 from ooc.sources.sorted_runs import write_ids
-from ooc.sources.source import Ids, RelationSource, Source, fingerprint_of
+from ooc.sources.source import EdgeBlock, EdgeData, Ids, RelationSource, Source, fingerprint_of, with_data
 from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import flush, replace_file
 from ooc.storage.types import EdgeType
@@ -53,11 +54,12 @@ class _Nodes:
 
 @dataclass(frozen=True)
 class _Edges:
-    """The table of the edges of one type, and the columns of their ends."""
+    """The table of the edges of one type, and the columns of their ends and of what they carry."""
 
     kind: EdgeType
     table: Table
     ends: tuple[str, str]
+    carried: EdgeColumns
     note: str
 
 
@@ -102,7 +104,7 @@ class _Tables:
             replace_file(path, json.dumps(self._counted(folder, listener)).encode())
         counts = json.loads(path.read_text())
         edges = {
-            one.kind: _relation(folder / f"edges-{at}", counts["edges"][at])
+            one.kind: _relation(one, folder / f"edges-{at}", counts["edges"][at])
             for at, one in enumerate(self.edges.values())
         }
         source = self.source(dict(zip(self.nodes, counts["nodes"], strict=True)), edges, counts["class_names"])
@@ -240,9 +242,31 @@ def _alone(nodes: _Nodes, count: int) -> Source:
     return nodes_alone(str(nodes.table.path), count, columns, lambda size: blocks(count, size, 0))
 
 
-def _relation(path: Path, count: int) -> RelationSource:
+def _relation(one: _Edges, path: Path, count: int) -> RelationSource:
+    """The edges whose ends are at ``path``, with what their table has for them."""
     sources, targets = (NpyArray(path.with_name(f"{path.name}.{end}"), raw=((count,), _NODE)) for end in range(2))
-    return RelationSource(count, lambda size: edges_between(sources, targets, size))
+    carried = one.carried
+
+    def data(columns: EdgeColumns, size: int) -> Iterator[EdgeData]:
+        blocks = column_edges(one.table, *one.ends, size, carried=columns, ids=None)
+        return (block.data for block in blocks if block.data is not None)
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        weights, rows = data(EdgeColumns(carried.weight), size), data(EdgeColumns(None, carried.features), size)
+        return with_data(
+            edges_between(sources, targets, size),
+            weight=(part.weight for part in weights if part.weight is not None) if carried.weight else None,
+            features=(part.features for part in rows if part.features is not None) if carried.features else None,
+            name=str(one.table.path),
+        )
+
+    return replace(_about(one, count), edges=edges)
+
+
+def _about(one: _Edges, count: int) -> RelationSource:
+    """So many edges, and what they carry, not to be read."""
+    features = width(one.table, one.carried.features)
+    return RelationSource(count, lambda size: iter(()), one.carried.weight is not None, features)
 
 
 def _open(path: Path, request: Request) -> Source:
@@ -258,8 +282,8 @@ def _open(path: Path, request: Request) -> Source:
     for name, table in tables[EDGES].items():
         if len(parts := name.split("__")) != 3:
             raise SourceError(f"{table.path} is not called SOURCE__RELATION__TARGET")
-        source, target, note = edge_columns(table, of_types[name])
-        edges[EdgeType(*parts)] = _Edges(EdgeType(*parts), table, (source, target), note)
+        source, target, carried, note = edge_columns(table, of_types[name])
+        edges[EdgeType(*parts)] = _Edges(EdgeType(*parts), table, (source, target), carried, note)
     opened = {kind: NodeTables(of_types[kind], {table.path: table}) for kind, table in tables[NODES].items()}
     for kind, table in tables[NODES].items():
         opened[kind].open(table.path)
@@ -270,7 +294,7 @@ def _open(path: Path, request: Request) -> Source:
     }
     found = _Tables(path.resolve().name, nodes, edges, labelled, request.budget_bytes)
     counts = {kind: max(1, one.table.rows_about) for kind, one in nodes.items()}
-    about = {kind: RelationSource(one.table.rows_about, lambda size: iter(())) for kind, one in edges.items()}
+    about = {kind: _about(one, one.table.rows_about) for kind, one in edges.items()}
     total = 16 * sum(counts.values()) + 8 * sum(one.num_edges for one in about.values())
     return replace(found.source(counts, about, []), prepare=found.prepared, prepare_bytes=total)
 

@@ -80,18 +80,14 @@ def table_graph(
     )
 
 
-def edge_columns(table: Table, request: Request) -> tuple[str, str, str]:
-    """The columns of the ends of edges that carry nothing, and what is told of all columns. SourceError where they
-    carry something that is to be kept."""
+def edge_columns(table: Table, request: Request) -> tuple[str, str, EdgeColumns, str]:
+    """The columns of the ends of edges, of what they carry, and what is told of all columns."""
     asked = asked_roles(request, table, EDGES)
     source, target = _ends(table, asked)
     carried, meanings = _carried(table, request, asked, (source, target))
-    if carried.names:
-        what = f"{table.path} has edges with {', '.join(carried.names)}, which graphs with types do not keep"
-        raise SourceError(f"{what}; give {as_argument(carried.names[0], IGNORE)} or drop_edge_data=True")
     meanings |= {source: "src: where edges start", target: "dst: where they end"}
     meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
-    return source, target, column_note(table, meanings)
+    return source, target, carried, column_note(table, meanings)
 
 
 def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
