@@ -182,15 +182,17 @@ def test_a_run_goes_on_to_the_same_rows(tmp_path: Path) -> None:
         return trainer_of(model, store, tmp_path, {**learnt, "venue": 1}, out=tmp_path / folder)
 
     with run("whole") as trainer:
-        trainer.fit(epochs=3, progress=False)
+        trainer.fit(epochs=2, eval_every=0, progress=False)
         expected = rows_of(trainer, ["author"])
     with run("parts") as trainer:
-        trainer.fit(epochs=2, progress=False)
+        trainer.fit(epochs=1, eval_every=0, progress=False)
     with run("parts") as trainer:
-        trainer.fit(epochs=3, resume=True, progress=False)
-        found = rows_of(trainer, ["author", "topic"])
+        trainer.fit(epochs=2, resume=True, eval_every=0, progress=False)
+        found = rows_of(trainer, ["author"])
+        assert trainer._learnt is not None
+        one, other = (trainer._learnt.first_rows(space, 0, (20, 3)) for space in ("author", "topic"))
     assert torch.equal(found["author"], expected["author"])
-    assert not torch.equal(found["author"][:20, :3], found["topic"][:20])
+    assert (one != other).any()
     with (
         trainer_of(
             made("rgcn", data, {**learnt, "venue": 1, "author": 2}),
