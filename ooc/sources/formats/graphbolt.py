@@ -182,11 +182,12 @@ class _Metadata:
     def _file(self, entry: dict[str, Any]) -> Path:
         try:
             path = (self._folder / str(entry.get("path"))).resolve()
-        except (OSError, RuntimeError) as error:  # of links to one another
+            there = path.is_file()
+        except (OSError, RuntimeError) as error:  # of links to one another, and of names too long
             raise SourceError(f"{self.path} names {entry.get('path')}, which leads nowhere") from error
         if not path.is_relative_to(self._folder.resolve()):
             raise SourceError(f"{self.path} names {entry.get('path')}, which is outside of its folder")
-        if not path.is_file():
+        if not there:
             raise SourceError(f"{self.path} names {entry.get('path')}, which is not there")
         return path
 
