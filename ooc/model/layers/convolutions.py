@@ -140,6 +140,8 @@ def looks_at_edges(module: nn.Module) -> bool:
         )
     if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
         return False
+    if type(module).__module__.startswith("torch_geometric.utils"):  # cuts sampled batches, in each ready model
+        return False
     return "edge_index" in inspect.signature(module.forward).parameters
 
 

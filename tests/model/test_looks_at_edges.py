@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles are low where a layer is run as it is, edge by edge, and there alone."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import EdgeConv
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE, MetaLayer
+
+from ooc.model.lowering.network import opaque_columns
+
+
+class Own(nn.Module):
+    """Sums of neighbours by hand."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add_(0, edge_index[1], x[edge_index[0]])
+
+
+@pytest.mark.parametrize("model", [GCN, GraphSAGE, GIN, GAT])
+def test_ready_models_have_no_such_layer(model: type[nn.Module]) -> None:
+    assert opaque_columns(model(8, 16, 2, 3), 16) == 0
+
+
+@pytest.mark.parametrize("module", [EdgeConv(nn.Linear(16, 8)), MetaLayer(None, None, None), Own()])
+def test_others_have(module: nn.Module) -> None:
+    assert opaque_columns(nn.ModuleList([nn.Linear(8, 8), module]), 16) == 16
