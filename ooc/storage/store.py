@@ -380,7 +380,8 @@ def open_store(path: str | Path) -> Store:
         shapes = array_shapes(attributes)
         arrays = {name: open_array(path, array_path(attributes, name)) for name in shapes}
         store = Store(path, attributes, arrays, identity=identity)
-        _ = store.split_sizes
+        if any(not 0 <= size <= (store.num_graphs or store.num_nodes) for size in store.split_sizes.values()):
+            raise ValueError("a split is larger than what there is")
     except (KeyError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
     for name, shape in shapes.items():

@@ -75,6 +75,8 @@ def test_unusable_stores_are_named(store: Store, tmp_path: Path) -> None:
         ({"num_nodes": 61}, "shape"),
         ({"num_nodes": "many"}, "damaged"),
         ({"split_sizes": {}}, "damaged"),
+        ({"split_sizes": {"train": 10**30, "valid": 0, "test": 0}}, "damaged"),
+        ({"order": "hop", "hops": "abc", "train_hops": [1]}, "damaged"),
         ({"source": None}, "damaged"),
     ],
 )

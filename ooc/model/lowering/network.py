@@ -229,6 +229,8 @@ def lower(
             f"model {type(model).__name__} is not supported: the output does not depend on a norm that it calls, whose "
             "running statistics would not be kept"
         )
+    if not evaluation.columns:
+        raise ModelError("the model has no outputs")
     if evaluation.columns < num_classes:
         raise ModelError(f"the model has {evaluation.columns} outputs, the store has {num_classes} classes")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
