@@ -10,8 +10,9 @@ the module itself gives.
 import os
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -126,8 +127,10 @@ class Calls:
             expected = self._run(self._module, inputs, training=training)
         except Exception:
             return
+        calls = fx.Interpreter(self._module, graph=self._graph)  # torch keeps the code of GraphModules for ever
+        calls.extra_traceback = False
         try:
-            found = self._run(fx.GraphModule(self._module, self._graph), inputs, training=training)
+            found = self._run(calls.run, inputs, training=training)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
         if not _same(found[:1], expected[:1]):
@@ -148,7 +151,7 @@ class Calls:
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
 
-    def _run(self, module: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
+    def _run(self, module: Callable[..., Any], inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
         """What ``module`` gives for ``inputs``, in training with the gradients of the rows among them and of the
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
@@ -343,10 +346,16 @@ def _uncompiled() -> Iterator[None]:
     if "torch._dynamo.eval_frame" not in sys.modules:
         yield
         return
+    with _nested_traces(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@cache
+def _nested_traces() -> Any:
+    """Within it traces may meet what ``torch.compile`` has made. One for all: torch keeps something of each for ever."""
     import torch._dynamo.config as compiling
 
-    with compiling.patch(error_on_nested_fx_trace=False), torch.compiler.set_stance("force_eager"):
-        yield
+    return compiling.patch(error_on_nested_fx_trace=False)
 
 
 class _Before:
