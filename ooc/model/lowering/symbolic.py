@@ -352,7 +352,7 @@ def _uncompiled() -> Iterator[None]:
 
 @cache
 def _nested_traces() -> Any:
-    """Within it traces may meet what ``torch.compile`` has made. One for all: torch keeps something of each for ever."""
+    """Within it traces may meet what ``torch.compile`` has made. One for all, as torch keeps something of each."""
     import torch._dynamo.config as compiling
 
     return compiling.patch(error_on_nested_fx_trace=False)

@@ -109,7 +109,7 @@ def taller_pull(
     return item
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
     """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
     edges, stride = topology.tile_edges, height // tile_rows
