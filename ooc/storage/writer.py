@@ -67,7 +67,8 @@ class _Writer(ABC):
     def flush(self) -> None:
         """Have all rows so far on the disk, and the metadata once it is closed."""
         array = self.array
-        folders = {path.parent for path in self._unflushed}
+        inner = (folder for path in self._unflushed for folder in path.parents)
+        folders = {folder for folder in inner if folder.is_relative_to(array.path)}  # also that of all rows of chunks
         for path in (*self._unflushed, *folders, array.path, *list(array.path.parents)[:2]):
             if path.exists():
                 flush(path)

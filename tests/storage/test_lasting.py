@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.nn.models import GCN
@@ -13,6 +14,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.conversion.journal import Journal
 from ooc.storage.array import TEMPORARY_SUFFIX, open_alone, replace_file
+from ooc.storage.writer import ArrayWriter
 from ooc.train.runs.run import METRICS, RunFolder
 from tests.cli.test_run import record, state
 
@@ -90,6 +92,15 @@ def test_a_mark_that_lasts_has_the_names_of_what_it_speaks_of(tmp_path: Path, fl
     journal.finish("labels", {}, lambda: None, now=True)
     names = [path.name for path in flushed]
     assert {"store", "scratch"} < set(names) and names.index("journal.json.new") == 2
+
+
+@pytest.mark.parametrize("shape", [(3000,), (3000, 2)])
+def test_every_folder_of_an_array_is_flushed(tmp_path: Path, flushed: list[Path], shape: tuple[int, ...]) -> None:
+    with ArrayWriter(tmp_path / "g", "x", shape, "float32", chunk_bytes=4096) as writer:
+        writer.append(np.zeros(shape, np.float32))
+    writer.flush()
+    inside = [writer.array.path, *writer.array.path.rglob("*")]
+    assert {tmp_path / "g", *inside} <= set(flushed)
 
 
 def test_a_kept_aggregation_is_whole_before_it_has_its_name(tmp_path: Path, flushed: list[Path]) -> None:
