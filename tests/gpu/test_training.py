@@ -24,6 +24,7 @@ from ooc.model.layers import attention
 from ooc.plan.hardware import UNMEASURED_DEVICE
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
+from tests.damage import seal
 from tests.engine.fake_device import FakeDevice, lower_unwatched
 from tests.engine.test_device import GatsOfFeatures
 from tests.exactness.comparison import FLOOR, TOLERANCE, least_budgets, store_of, tuned_trainer
@@ -267,6 +268,7 @@ def test_damage_is_told_before_any_weight_is_stepped(
     with extent.path.open("r+b") as file:
         file.seek(extent.offset)
         file.write((10_000).to_bytes(extent.nbytes, "little"))
+    seal(damaged.topology("in")[1])
     with device(monkeypatch), on_device(replace(MODELS[name], dropout=0.0), damaged, tmp_path) as trainer:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         with pytest.raises(StoreError, match=r"in/indices of the store .* is damaged"):

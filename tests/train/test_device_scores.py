@@ -14,6 +14,7 @@ from ooc.storage.store import Store, Task
 from ooc.train.metrics import Metric
 from ooc.train.objective import SplitRows
 from ooc.train.trainer import Trainer
+from tests.damage import seal
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import builder, on_device, use
 from tests.exactness.comparison import in_turn, least_budgets, store_of
@@ -142,6 +143,7 @@ def overwrite(array: Array, row: int, value: int) -> None:
     with extent.path.open("r+b") as file:
         file.seek(extent.offset)
         file.write(value.to_bytes(array.itemsize, "little", signed=True))
+    seal(array)
 
 
 DAMAGED = {
