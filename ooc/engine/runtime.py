@@ -145,12 +145,12 @@ class Runtime:
         matrix = self.matrices[name]
         return matrix.targets(slab, number), matrix.grid.block_nbytes(slab, number)
 
-    def read(self, block: int, memory: Bytes) -> None:
+    def check_read(self, block: int, memory: Bytes) -> None:
         """A block has come from the SSD to ``memory``; SpillError or StoreError where it is another than was stored."""
         name, slab, number = self.plan.blocks.where(block)
         self.matrices[name].sums().read(slab, number, memory)
 
-    def write(self, block: int, memory: Bytes | None) -> None:
+    def note_write(self, block: int, memory: Bytes | None) -> None:
         """A block is about to be written, out of ``memory`` if that can be seen."""
         name, slab, number = self.plan.blocks.where(block)
         sums = self.matrices[name].sums(written=True)

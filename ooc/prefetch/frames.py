@@ -29,10 +29,10 @@ Nbytes = Callable[[int], int]
 class Checks(Protocol):
     """What looks at a block's bytes in host memory. Raises an OocError where they are others than were stored."""
 
-    def read(self, block: int, memory: Bytes) -> None:
+    def check_read(self, block: int, memory: Bytes) -> None:
         """They have come from the SSD."""
 
-    def write(self, block: int, memory: Bytes | None) -> None:
+    def note_write(self, block: int, memory: Bytes | None) -> None:
         """They are about to be written; None: from where they cannot be seen."""
 
 
@@ -239,7 +239,7 @@ class HostWorkspace(Workspace[Ticket]):
         comes = block in self._arriving
         super().await_read(block)
         if comes and self._checks is not None:
-            self._checks.read(block, self._view(block))
+            self._checks.check_read(block, self._view(block))
 
     def fill(self, block: int, memory: Tensor) -> Ticket:
         self.await_written(block)
@@ -247,13 +247,13 @@ class HostWorkspace(Workspace[Ticket]):
 
     def filled(self, block: int, memory: Tensor) -> None:
         if self._checks is not None:
-            self._checks.read(block, memory.numpy())
+            self._checks.check_read(block, memory.numpy())
 
     def write(self, block: int, step: int) -> None:
         self.await_written(block)  # two writes of one block never overtake one another
         memory = self._view(block)
         if self._checks is not None:
-            self._checks.write(block, memory)
+            self._checks.note_write(block, memory)
         ticket = self._engine.write(self._target(block)[0], memory)
         self._leaving[self._where[block]] = self._on_their_way[block] = ticket
 

@@ -181,7 +181,7 @@ class Transfers(FrameTable[Ticket]):
             event.wait()
         spans, _ = self._locate(block)
         if self._checks is not None and not to_device:
-            self._checks.write(block, None)
+            self._checks.note_write(block, None)
         ticket = (self._gpudirect.read if to_device else self._gpudirect.write)(spans, cast(Bytes, memory))
         if not to_device:
             self._written[block] = ticket
@@ -208,7 +208,7 @@ class Transfers(FrameTable[Ticket]):
         comes = block in self._arriving
         super().await_read(block)
         if comes and self._checks is not None:
-            self._checks.read(block, self._view(self._where[block], self._locate(block)[1]))
+            self._checks.check_read(block, self._view(self._where[block], self._locate(block)[1]))
 
     def _save_what_has_come(self) -> None:
         """Start writing to the SSD what has come to the host for its sake, in order."""
@@ -223,7 +223,7 @@ class Transfers(FrameTable[Ticket]):
             spans, nbytes = self._locate(block)
             memory = self._view(frame, nbytes)
             if self._checks is not None:
-                self._checks.write(block, memory)
+                self._checks.note_write(block, memory)
             self._written[block] = self._engine.write(spans, memory)
 
     def _view(self, frame: int, nbytes: int) -> Bytes:
