@@ -2,9 +2,9 @@
 """What one trainer holds while it runs: arenas, spill files, threads, and every matrix with its blocks.
 
 Where a block goes from the SSD to the kernel: the ``Workspace`` reads it into the frame that the program gives it,
-steps ahead, on a device with memory of its own by way of a frame of the host; ``Input.tile`` (ooc.engine.operands)
-views rows of that frame; the stage's function, or a pull, takes that view as its operand. ``ProgramRun`` says what
-happens between steps, ``PassRun`` what in them.
+steps ahead, on a device with memory of its own by way of a frame of the host; its bytes are compared with what was
+stored (``BlockSums``); ``Input.tile`` (ooc.engine.operands) views rows of that frame; the stage's function, or a pull,
+takes that view as its operand. ``ProgramRun`` says what happens between steps, ``PassRun`` what in them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
