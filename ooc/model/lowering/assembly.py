@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ooc.errors import ModelError
 from ooc.model.graph import AnyScaling, RelationScaling
@@ -93,7 +93,8 @@ class Assembly:
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
     ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
     zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
-    kept of, ``result_columns`` those of several results that lie side by side."""
+    kept of, ``result_columns`` those of several results that lie side by side, ``traced`` the model's calls, what each
+    stands for, and the tensors that its forward makes."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -106,6 +107,7 @@ class Assembly:
         self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
         self.result_columns: tuple[int, ...] = ()
+        self.traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}
         self._products_of_sparse: dict[tuple[Value, nn.Parameter], Value] = {}

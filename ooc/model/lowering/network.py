@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from ooc.errors import ModelError
 from ooc.model.graph import ActiveRows, AnyScaling, ends_of
@@ -57,6 +57,8 @@ class Network:
     """How rows and weights are multiplied."""
     result_columns: tuple[int, ...] = ()
     """Of a model that gives several results, side by side in training; the first is scored."""
+    traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
+    """Its calls in training, what each stands for, and the tensors that its forward makes."""
 
     @property
     def learnt(self) -> dict[str, Value]:
@@ -250,6 +252,7 @@ def lower(
         hops=longest,
         product=setting.product,
         result_columns=assembly.result_columns,
+        traced=assembly.traced,
     )
 
 

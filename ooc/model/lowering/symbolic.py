@@ -48,10 +48,11 @@ _NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file
 
 
 class Calls:
-    """The calls of ``module``, in order, as ``nodes``, inputs first. ``name``: of the module, for refusals.
-    ``training``: gradients will be wanted. ``inputs``: what it can be tried on, the first ``rows`` of them being rows.
-    ``cut_off``: parameters that are to be trained and were found to get no gradient, be it that ``detach`` lies between
-    them and the result; ``reached``: those that were found to get one; ``inputs_cut_off``: which of the rows get none.
+    """The calls of ``module``, in order, as the ``nodes`` of a ``graph``, inputs first; ``constants``: tensors that its
+    forward makes. ``name``: of the module, for refusals. ``training``: gradients will be wanted. ``inputs``: what it
+    can be tried on, the first ``rows`` of them being rows. ``cut_off``: parameters that are to be trained and were
+    found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
+    to get one; ``inputs_cut_off``: which of the rows get none.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Calls:
         tracer = _Tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
-            self._graph = tracer.trace(module)
-            self.nodes = list(self._graph.nodes)
+            self.graph = tracer.trace(module)
+            self.nodes = list(self.graph.nodes)
             constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
             if not _alike(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout")
@@ -75,6 +76,7 @@ class Calls:
                 raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
             self._check_again()
         vars(module).update(constants)  # tensors that forward makes, which the calls refer to
+        self.constants = constants
         if training:
             self._check_gradients(tracer.without_gradients)
         self._check_results(inputs, training=training)
@@ -127,7 +129,7 @@ class Calls:
             expected = self._run(self._module, inputs, training=training)
         except Exception:
             return
-        calls = fx.Interpreter(self._module, graph=self._graph)  # torch keeps the code of GraphModules for ever
+        calls = fx.Interpreter(self._module, graph=self.graph)  # torch keeps the code of GraphModules for ever
         calls.extra_traceback = False
         try:
             found = self._run(calls.run, inputs, training=training)

@@ -239,7 +239,10 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
             return found
         inputs = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
-        return _Interpreter(whole, assembly).run(calls, [assembly.features(), Graph(), *inputs])
+        calling = _Interpreter(whole, assembly)
+        found = calling.run(calls, [assembly.features(), Graph(), *inputs])
+        assembly.traced = calls.graph, calling.known, calls.constants
+        return found
     except ModelError as error:
         raise _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)]))) from error
     except Exception as error:
@@ -305,7 +308,7 @@ class _Interpreter:
         self._name = type(self._modules.get("model", whole)).__name__
         self._whole = whole
         self._assembly = assembly
-        self._known: dict[fx.Node, Any] = {}
+        self.known: dict[fx.Node, Any] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """By node, whose results may lie in the same memory as its own."""
 
@@ -323,7 +326,7 @@ class _Interpreter:
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
                 return result
-            self._known[node] = result
+            self.known[node] = result
             self._memory[node] = self._memory_of(node)
         raise AssertionError("a trace ends with its output")
 
@@ -607,16 +610,16 @@ class _Interpreter:
     def _look_up(self, leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
             return leaf
-        if leaf not in self._known:
+        if leaf not in self.known:
             raise ModelError(f"{leaf.name} is kept from an earlier forward pass, which is not supported")
-        return self._known[leaf]
+        return self.known[leaf]
 
     def _check_in_place(self, node: fx.Node, name: str, in_place: bool) -> None:
         """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
         if not in_place:
             return
         operand = node.args[0]
-        if not isinstance(operand, fx.Node) or not isinstance(self._known[operand], Value):
+        if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], Value):
             return
         memory = self._memory[operand]
         shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
@@ -630,7 +633,7 @@ class _Interpreter:
         written = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
         viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
         inputs = node.all_input_nodes
-        if not (written or viewed or any(self._known[one] is self._known[node] for one in inputs)):
+        if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):
             return frozenset([node])
         return frozenset(other for one in inputs for other in self._memory[one])
 

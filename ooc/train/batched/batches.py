@@ -67,6 +67,8 @@ class BatchTrainer(Trainer):
     _loss: Loss
     _batches_bytes: int
     """What the loader and the model take together."""
+    _runs_as: nn.Module
+    """The model, or what calls it for batches."""
 
     def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
         for name, values in _FULL_GRAPH.items():
@@ -76,6 +78,7 @@ class BatchTrainer(Trainer):
             raise OptionError(f"accumulate must be positive, not {accumulate}")
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
+        self._runs_as = model
         super().__init__(model, graph, **options)
 
     def _share_batches(
@@ -189,7 +192,7 @@ class BatchTrainer(Trainer):
         """Where not all that a batch's layers save fits: what becomes of it."""
         if self._saving is None:
             return nullcontext()
-        return Offload(self.model, self._saving, spill_dir=self._scratch, hardware=self._hardware)
+        return Offload(self._runs_as, self._saving, spill_dir=self._scratch, hardware=self._hardware)
 
     def evaluate(self) -> Scores:
         """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
@@ -222,7 +225,7 @@ class BatchTrainer(Trainer):
         """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
         what the layers save is kept if it fits, and planned for otherwise."""
         try:
-            runs = DryRuns(self.model, step, self._hardware, known=given, within=within)
+            runs = DryRuns(self._runs_as, step, self._hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
             # What autocast saves has other sizes than on the meta device: no plan can be made of it.
             if whole <= left or self._is_rounded:

@@ -22,6 +22,7 @@ from ooc.errors import ModelError
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.lowering.assembly import Results
+from ooc.model.lowering.trimming import Trimmed
 from ooc.model.task import Targets
 from ooc.plan.workload import EdgeData
 from ooc.sampling.loader import NeighborLoader
@@ -77,7 +78,13 @@ class SampledTrainer(BatchTrainer):
         self._loss = resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=network.dtype)
         self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
-        self._trims = _trims(model, sampling.fanouts, self._carried)
+        if not model.training:
+            model.train()
+        self._trims = False
+        if (trimmed := Trimmed.of(model, network)) is not None:
+            self._runs_as = trimmed
+        else:
+            self._trims = _trims(model, sampling.fanouts, self._carried)
         self.loader = self._batches = NeighborLoader(
             store,
             sampling.fanouts,
@@ -118,7 +125,7 @@ class SampledTrainer(BatchTrainer):
         size = batch.batch_size
         with self._normalized(self.model, batch):
             with self._autocast():
-                outputs_rC = self._outputs(self.model, batch)[:size].to(self._dtype)
+                outputs_rC = self._outputs(self._runs_as, batch)[:size].to(self._dtype)
             labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
             labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
             return self._backward(outputs_rC, labels, scale)
@@ -131,13 +138,17 @@ class SampledTrainer(BatchTrainer):
         return normalization.applied(batch.row_id, degrees, batch.edge_index)
 
     def _outputs(self, model: nn.Module, batch: "Data") -> Tensor:
-        """What the model gives for a batch's nodes; of those that lie further out, maybe less."""
+        """What the model gives for a batch's seeds, and maybe for nodes that lie further out."""
         x = F.dropout(batch.x.to(self._dtype), self._input_dropout, training=True)
         given: dict[str, Any] = {}
         if EdgeData.WEIGHT in self._carried:
             given["edge_weight"] = batch.edge_weight.to(self._dtype)
         if EdgeData.FEATURES in self._carried:
             given["edge_attr"] = batch.edge_attr.to(self._dtype)
+        if isinstance(model, Trimmed):
+            carried = given.get("edge_weight"), given.get("edge_attr")
+            trimmed: Tensor = model(x, batch.edge_index, *carried, batch.num_sampled_nodes, batch.num_sampled_edges)
+            return trimmed
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
@@ -194,6 +205,7 @@ class SampledTrainer(BatchTrainer):
 
 
 def _trims(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:
-    """Whether each layer may be left what later ones read, as PyG's ``trim_to_layer`` does for its own models."""
+    """Whether PyG's ``trim_to_layer`` leaves out what later layers do not read, of a model of its own; norms over nodes
+    then take their statistics of what is left."""
     plain = isinstance(model, BasicGNN) and getattr(model, "jk_mode", None) is None and len(carried) < len(EdgeData)
     return plain and len(fanouts) >= int(getattr(model, "num_layers", 0))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of which each call computes only the rows of a batch that later ones read.
+
+PyG's ``trim_to_layer`` leaves out in its own models what a layer need not compute. Here it is found out from the trace
+of any model, by the same distances that leave out rows of the full graph: a value that lies ``d`` hops before the
+outputs is wanted of the nodes that were found within ``d`` hops of the seeds, which are the first ones of a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
+
+from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.lowering.network import EVERYWHERE, Network, hops
+from ooc.model.lowering.symbolic import replaced_functions
+from ooc.model.lowering.tracing import OneBatch, OneGraph, RowCount
+from ooc.model.lowering.values import Value
+
+_TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)
+"""Convolutions that give the same where the rows that edges lead to are given beside all of them."""
+
+
+class Trimmed(nn.Module):
+    """``model``, whose trace and distances are a ``network``'s; ``of`` makes one.
+
+    Called with x [n, F], edge_index [2, e], what edges carry (or None), and how many nodes and edges each hop brought;
+    gives the model's outputs for the seeds. Parameters, modes and hooks are the model's own.
+    """
+
+    def __init__(self, model: nn.Module, plan: "_Plan") -> None:
+        super().__init__()
+        self.model = model
+        self.plan = plan
+        # Its layers as they are called, for who asks what a module consists of.
+        self.calls = nn.ModuleList(model.get_submodule(name.removeprefix("model.")) for name in plan.modules)
+        for name, constant in plan.constants.items():
+            self.register_buffer(name, constant, persistent=False)
+
+    @classmethod
+    def of(cls, model: nn.Module, network: Network) -> Self | None:
+        """None where nothing can be left out: some value needs all rows, as a norm over nodes does, or it is not known
+        which ones."""
+        plan = None if network.traced is None else _Plan.of(*network.traced)
+        return None if plan is None else cls(model, plan)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        edge_attr: Tensor | None,
+        nodes_by_hop: Sequence[int],
+        edges_by_hop: Sequence[int],
+    ) -> Tensor:
+        """The outputs for the seeds [``nodes_by_hop[0]``, C]."""
+        found: Tensor = _Run(self, nodes_by_hop, edges_by_hop).run(x, edge_index, edge_weight, edge_attr)
+        return found
+
+
+class _Plan:
+    """The calls of a model, and of each the distance to the outputs: of what it gives (``after``), and of what it
+    reads (``before``), more where it goes along edges. ``known``: what each stands for."""
+
+    def __init__(
+        self, graph: fx.Graph, known: Mapping[fx.Node, Any], after: Mapping[fx.Node, int], constants: dict[str, Tensor]
+    ) -> None:
+        self.graph, self.known, self.after, self.constants = graph, known, after, constants
+        self.before: dict[fx.Node, int] = {
+            node: max((after[one] for one in node.all_input_nodes if isinstance(known[one], Value)), default=0)
+            for node in graph.nodes
+            if node in after and _is_given_edges(node, known)
+        }
+        self.modules = list(dict.fromkeys(str(node.target) for node in after if node.op == "call_module"))
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # of the module's copy it says the same
+
+    @classmethod
+    def of(cls, graph: fx.Graph, known: Mapping[fx.Node, Any], constants: dict[str, Tensor]) -> Self | None:
+        """None where some call needs all rows, or it is not known which."""
+        after: dict[fx.Node, int] = {}
+        for node in reversed(graph.nodes):
+            value = known.get(node)
+            along = _is_given_edges(node, known)
+            if node.op == "output":
+                after |= dict.fromkeys(node.all_input_nodes, 0)
+                continue
+            if node not in after:
+                continue  # nobody reads it
+            if isinstance(value, OneBatch) or (along and not isinstance(value, Value)):
+                return None
+            below = hops(value) if isinstance(value, Value) else {}
+            for source in node.all_input_nodes:
+                is_rows = isinstance(known[source], Value)
+                further = below.get(known[source], EVERYWHERE if along else 0) if is_rows else 0
+                after[source] = max(after.get(source, 0), after[node] + further)
+                if after[source] >= EVERYWHERE:
+                    return None
+        return cls(graph, known, after, constants)
+
+
+class _Run(fx.Interpreter):
+    """One batch."""
+
+    def __init__(self, module: Trimmed, nodes_by_hop: Sequence[int], edges_by_hop: Sequence[int]) -> None:
+        super().__init__(module, graph=module.plan.graph)
+        self.extra_traceback = False
+        self._plan = module.plan
+        self._rows = torch.tensor(nodes_by_hop).cumsum(0).tolist()
+        self._edges = torch.tensor([0, *edges_by_hop]).cumsum(0).tolist()
+
+    def run_node(self, n: fx.Node) -> Any:
+        plan = self._plan
+        if n.op == "placeholder":
+            return super().run_node(n)
+        if n.op != "output" and n not in plan.after:
+            return None
+        found = super().run_node(n)
+        value = plan.known.get(n)
+        return found[: self._rows_at(plan.after[n])] if isinstance(value, Value) else found
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, of so many rows and edges as the call reads."""
+        plan = self._plan
+        along = n in plan.before
+        distance = plan.before[n] if along else plan.after.get(n, 0)
+        rows, edges = self._rows_at(distance), self._edges[min(distance, len(self._edges) - 1)]
+
+        def given(source: fx.Node) -> Any:
+            what, found = plan.known.get(source), self.env[source]
+            if isinstance(what, Value | OneGraph):
+                return found[:rows]
+            if isinstance(what, Graph):
+                return found[:, :edges]
+            if isinstance(what, EdgeInput):
+                return None if found is None else found[:edges]
+            return _counted(what, found, rows)
+
+        args, kwargs = map_arg((n.args, n.kwargs), given)
+        if along and self._takes_targets(n) and isinstance(args[0], Tensor):
+            args = ((args[0], args[0][: self._rows_at(plan.after[n])]), *args[1:])
+        return args, kwargs
+
+    def _rows_at(self, distance: int) -> int:
+        """That were found within so many hops."""
+        return int(self._rows[min(distance, len(self._rows) - 1)])
+
+    def _takes_targets(self, n: fx.Node) -> bool:
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        return module is not None and type(module) in _TAKES_TARGETS and not replaced_functions(module)
+
+
+def _is_given_edges(node: fx.Node, known: Mapping[fx.Node, Any]) -> bool:
+    return any(isinstance(known.get(source), Graph) for source in node.all_input_nodes)
+
+
+def _counted(what: Any, found: Any, rows: int) -> Any:
+    """``found``, with another number of rows where it is that, or a shape."""
+    if isinstance(what, RowCount):
+        return rows
+    if isinstance(what, tuple) and any(isinstance(one, RowCount) for one in what):
+        return type(found)(_counted(one, its, rows) for one, its in zip(what, found, strict=True))
+    return found
