@@ -21,6 +21,8 @@ from torch_geometric.utils import scatter
 NODES = 60
 """Of the graph on which results are compared; some models want to know."""
 EDGE_FEATURES = 3
+KINDS = 4
+"""Types of nodes, of layers that are told them; of edges there are as many as features."""
 DEGREES = torch.tensor([0, 6, 10, 14, 12, 8, 4, 2, 1])
 """A histogram of degrees, as PNA wants one; of some other graph."""
 
@@ -152,6 +154,20 @@ class OfRelations(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
         return self.second(self.first(x, edge_index, edge_type).tanh(), edge_index, edge_type)
+
+
+class Told(nn.Module):
+    """Two layers that are told the type of each node and edge: which of some columns is largest."""
+
+    def __init__(self, features: int, hidden: int, classes: int, make: Make, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = make(features, hidden), make(hidden, classes), norm
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        kinds = x[:, :KINDS].argmax(dim=1)
+        given = () if edge_attr is None else (kinds, edge_attr.argmax(dim=1), edge_attr)
+        x = self.first(x, edge_index, *given)
+        return self.second(x.tanh() if self.norm is None else self.norm(x, kinds).relu(), edge_index, *given)
 
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
@@ -349,6 +365,8 @@ def _convolution(name: str) -> Entry:
         return Entry(_OF_TYPES[name], {}, form="types")
     if name in ("RGCNConv", "FastRGCNConv", "RGATConv"):
         return Entry(partial(OfRelations, conv=kind), {}, form="relations")
+    if name == "HEATConv":
+        return Entry(partial(Told, make=lambda i, o: kind(i, o, KINDS, F, 4, F, 4)), {}, form="edge_attr")
     make = _CONVS.get(name, kind)
     carrying = {}
     if "edge_weight" in inspect.signature(kind.forward).parameters:
@@ -362,6 +380,8 @@ def _convolution(name: str) -> Entry:
 
 def _norm(name: str) -> Entry:
     make = _NORMS.get(name, getattr(pyg.norm, name))
+    if name.startswith("Hetero"):
+        return Entry(lambda f, h, c: Told(f, h, c, C.SAGEConv, make(h, KINDS)), {})
     if name == "MessageNorm":
         return Entry(lambda f, h, c: Twice(f, h, c, C.SAGEConv, framed(make, _itself_beside)(h, h)), {})
     return Entry(lambda f, h, c: Twice(f, h, c, C.SAGEConv, nn.Sequential(make(h), nn.ReLU())), {})
@@ -391,7 +411,6 @@ def catalogue() -> dict[str, dict[str, Entry]]:
     return found
 
 
-_TYPED = "not yet", "takes rows of all types of nodes in one matrix, and their types as an input"
 _LINKS = "otherwise", "its loss is of links: its encoder trains as any model, or by links (links.md)"
 _LINKS_OF_ITS_OWN = "not yet", "its loss is of links, of a form of its own; its encoder alone trains as any model"
 _BASE = "nothing to train", "a base class"
@@ -418,7 +437,6 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "SignedConv": _SIGNED,
     "SignedGCN": _SIGNED,
     "WLConv": ("nothing to train", "colours nodes by hashes, without parameters and gradients"),
-    **dict.fromkeys(("HEATConv", "HeteroBatchNorm", "HeteroLayerNorm"), _TYPED),
     "Node2Vec": _WALKS,
     "MetaPath2Vec": _WALKS,
     "DeepGraphInfomax": (

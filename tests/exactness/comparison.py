@@ -142,7 +142,7 @@ _probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
 def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
     """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
     differ in their budgets alone."""
-    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part
+    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, dict(layer.codes)
     question = module, *called, sorted(options.items())
     key, own = _digest(*question), list(module.parameters())
     if key is None:

@@ -149,6 +149,7 @@ class _Probe:
         self.module = copy.deepcopy(module).double()
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.columns, self.edge_features = columns, edge_features
+        self.whole = layer.whole_columns(edge_features)
         self.generator = torch.Generator().manual_seed(1)
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
@@ -358,7 +359,7 @@ class _Probe:
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
             near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
             near = replace(near, others_S=torch.arange(rows, nodes))
-            x_SC = torch.randn(nodes, self.columns, generator=generator, dtype=dtype)
+            x_SC = self._numbers(nodes, self.columns, self.whole[0], dtype, generator)
             gradient_RO = torch.randn(rows, outputs, generator=generator, dtype=dtype)
             carried = [v for v in (near.weight_E, near.features_EK) if v is not None]
             offsets, here = torch.tensor([0, edges]), sources.sort().values
@@ -437,13 +438,22 @@ class _Probe:
         near = self._edges(torch.stack((sources, targets))[:, order], _NODES, torch.float64, generator)
         counts = torch.bincount(targets, minlength=_NODES)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        return torch.randn(_NODES, self.columns, generator=generator, dtype=torch.float64), near, offsets
+        return self._numbers(_NODES, self.columns, self.whole[0], torch.float64, generator), near, offsets
+
+    @staticmethod
+    def _numbers(
+        rows: int, columns: int, whole: Sequence[int], dtype: torch.dtype, generator: torch.Generator
+    ) -> Tensor:
+        """Random ones; zeros and ones in the columns that have to be ``whole`` numbers."""
+        found = torch.randn(rows, columns, generator=generator, dtype=dtype)
+        found[:, list(whole)] = (found[:, list(whole)] > 0).to(dtype)
+        return found
 
     def _edges(self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator) -> Neighbourhood:
         """Edges into the first ``rows`` nodes, with what they carry."""
-        edges, carried = edge_index.shape[1], self.layer.carried
+        edges, carried = edge_index.shape[1], self.layer.edge_data
         weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
-        features = torch.randn(edges, self.edge_features, generator=generator, dtype=dtype)
+        features = self._numbers(edges, self.edge_features, self.whole[1], dtype, generator)
         return Neighbourhood(
             0,
             rows,

@@ -7,8 +7,9 @@ Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edge
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +48,37 @@ class Graph:
 @dataclass(frozen=True, slots=True)
 class EdgeInput:
     """Stands for what the store's edges carry, or those of one type: good for nothing but being given to a
-    convolution."""
+    convolution, as a whole or what tensors' methods make of it: ``steps``, each with its arguments."""
 
     data: EdgeData
     relation: EdgeType | None = None
+    steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def of(self, values: Tensor) -> Tensor:
+        """[E, …], of what the edges carry."""
+        for name, arguments in self.steps:
+            values = getattr(values, name)(*arguments)
+        return values
+
+    def whole_columns(self, columns: int) -> list[int]:
+        """Which of so many have to be whole numbers from 0 on."""
+        if ("long", ()) not in self.steps:
+            return []
+        before = self.steps[: self.steps.index(("long", ()))]
+        return [int(number) for number in replace(self, steps=before).of(torch.arange(columns)[None]).flatten()]
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Stands for whole numbers of every row, [R, …] of this ``tail``, by which something is looked up: the types of
+    nodes, for one. ``rows`` has them as they are computed with, one beside the other."""
+
+    rows: Value
+    tail: tuple[int, ...]
+
+    def of(self, rows_RC: Tensor) -> Tensor:
+        """[R, …], int64."""
+        return rows_RC.long().view(len(rows_RC), *self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +193,17 @@ class Call:
 class Layer:
     """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
     matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
-    what refusals call it; ``part``: which of several results is meant."""
+    what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole numbers, and of
+    what tail."""
 
     module: nn.Module
     where: str
     rows: Mapping[str, int]
     edges: str
-    carried: Mapping[EdgeData, str]
+    carried: Mapping[str, EdgeInput]
     plain: Mapping[str, Any]
     part: int | None = None
+    codes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
@@ -183,12 +213,25 @@ class Layer:
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
         parts = torch.split(x_SC, list(self.rows.values()), dim=1)
         arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: near.edge_index_2E}
-        for data, name in self.carried.items():
-            values = stored[data]
+        for name, tail in self.codes.items():
+            arguments[name] = arguments[name].long().view(len(x_SC), *tail)
+        for name, one in self.carried.items():
+            values = stored[one.data]
             assert values is not None
-            arguments[name] = values.to(x_SC.dtype)
+            arguments[name] = one.of(values.to(x_SC.dtype))
         result = module(**arguments)
         return result if self.part is None else result[self.part]
+
+    @property
+    def edge_data(self) -> tuple[EdgeData, ...]:
+        """What it takes of edges beside their ends."""
+        return tuple(dict.fromkeys(one.data for one in self.carried.values()))
+
+    def whole_columns(self, edge_features: int) -> tuple[list[int], list[int]]:
+        """Which columns of its rows, and which features of edges, have to be whole numbers from 0 on."""
+        starts = dict(zip(self.rows, accumulate(self.rows.values(), initial=0), strict=False))
+        of_rows = [starts[name] + column for name in self.codes for column in range(self.rows[name])]
+        return of_rows, [column for one in self.carried.values() for column in one.whole_columns(edge_features)]
 
     def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
         """Its rows → [R, O]."""
@@ -230,15 +273,19 @@ def layer_of(
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError as error:
         raise ModelError(f"{where} is called in a way that is not supported: {error}") from error
+    codes = {name: value for name, value in given.items() if isinstance(value, Codes)}
+    given |= {name: value.rows for name, value in codes.items()}
     rows = {name: value for name, value in given.items() if isinstance(value, Value)}
     edges = [name for name, value in given.items() if isinstance(value, Graph)]
-    carried = {value.data: name for name, value in given.items() if isinstance(value, EdgeInput)}
-    known = {*rows, *edges, *carried.values()}
+    carried = {name: value for name, value in given.items() if isinstance(value, EdgeInput)}
+    known = {*rows, *edges, *carried}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}
     for value in rows.values():
         check_matrix(value, where)
     columns = {name: value.columns for name, value in rows.items()}
-    layer = Layer(module, where, columns, edges[0] if edges else "", carried, plain, part)
+    layer = Layer(
+        module, where, columns, edges[0] if edges else "", carried, plain, part, {n: c.tail for n, c in codes.items()}
+    )
     if any(given[name].flipped for name in edges):
         raise layer.refuse(_NOT_FLIPPED)
     if not rows or len(edges) != 1:

@@ -92,12 +92,12 @@ class Opaque(EdgeAggregate):
     def computes(self) -> tuple[object, ...]:
         layer = self.layer
         mode = self._module.training if self.probed.tells_modes else None
-        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain, layer.part
+        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain, layer.part, layer.codes
         return self.tail, self.inputs, self.parameters, called
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
-        return tuple(self.layer.carried)
+        return self.layer.edge_data
 
     @property
     def brought(self) -> Value:
@@ -265,7 +265,7 @@ def lower_opaque(
     layer, (source, *others) = layer_of(conv, where, args, kwargs, part)
     if others:  # side by side, as a run gathers rows of one matrix
         source = assembly.rowwise(where, lambda *rows: torch.cat(rows, dim=1), [source, *others])
-    assembly.edge_data.update(layer.carried)
+    assembly.edge_data.update(layer.edge_data)
     setting = assembly.setting
     module = sharing(conv, where)
     record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
@@ -29,6 +30,7 @@ from ooc.model.lowering.values import (
     Rowwise,
     Sum,
     Totals,
+    Unlearnt,
     Value,
 )
 from ooc.plan.workload import EdgeData
@@ -281,8 +283,17 @@ class Assembly:
         heavy: bool = False,
     ) -> Value:
         """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
-        tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype)
+        tail = self._tried(name, function, inputs)
         return Rowwise(self.next_index(), inputs, tail, function, parameters, heavy=heavy)
+
+    def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
+        """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""
+        tail = self._tried(name, function, inputs)
+        return Unlearnt(self.next_index(), inputs, tail, function, whole=whole)
+
+    def _tried(self, name: str, function: RowFunction, inputs: Sequence[Value]) -> tuple[int, ...]:
+        whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
+        return probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole)
 
     def normalized(
         self,
@@ -336,10 +347,14 @@ def _without_zeros(value: Value) -> Value:
 
 
 @torch.no_grad()
-def probe(name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[int, ...]:
-    """The shape of a row of what ``function`` gives. ModelError unless every row depends on its own inputs alone."""
+def probe(
+    name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtype: torch.dtype, whole: Sequence[bool] = ()
+) -> tuple[int, ...]:
+    """The shape of a row of what ``function`` gives. ModelError unless every row depends on its own inputs alone, of
+    which some are ``whole`` numbers from 0 on."""
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(_PROBE_ROWS, *tail, generator=generator, dtype=dtype) for tail in tails]
+    inputs = [(one > 0).to(dtype) if is_whole else one for one, is_whole in zip_longest(inputs, whole)]
     try:
         together = function(*(tensor.clone() for tensor in inputs))
         apart = [function(*(tensor[i : i + 1].clone() for tensor in inputs)) for i in range(_PROBE_ROWS)]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 
 from ooc.errors import ModelError
+from ooc.model.layers.layer import Codes
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
@@ -111,6 +112,50 @@ def _graph_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
     return assembly.normalized(source, function, tuple(norm.parameters()))
 
 
+def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, assembly: Assembly) -> Value:
+    """PyG's of each type's rows by itself: from the moments of a column for each type and each column of rows, which is
+    zero in rows of other types. Gradients do not go back through its statistics."""
+    types, tiny = norm.num_types, torch.finfo(assembly.setting.dtype).tiny
+
+    def normalised(x: Tensor, kind: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        out = (x - mean[kind]) / variance.clamp(norm.eps).sqrt()[kind]
+        return out * norm.weight[kind] + norm.bias[kind] if norm.affine else out
+
+    def of_types(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Their shares of rows [T], means [T, C] and biased variances, of moments of the matrix with columns apart."""
+        share, first = mean[:types], mean[types:].view(types, -1)
+        second, part = variance[types:].view(types, -1) + first.square(), share[:, None].clamp(min=tiny)
+        return share, first / part, second / part - (first / part).square()
+
+    def columns_apart(x: Tensor, rows: Tensor) -> Tensor:
+        """[R, T + T C]."""
+        is_of_type = F.one_hot(codes.of(rows), types).to(x.dtype)
+        return torch.cat((is_of_type, (is_of_type[:, :, None] * x[:, None]).flatten(1)), dim=1)
+
+    def update(mean: Tensor, variance: Tensor, count: int) -> None:
+        share, *found = of_types(mean, variance)
+        if norm.momentum is None:
+            norm.num_batches_tracked.add_(1)
+        part = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        for running, now in zip((norm.running_mean, norm.running_var), found, strict=True):
+            running[share > 0] += part * (now.to(running.dtype) - running)[share > 0]
+
+    inputs, parameters = [source, codes.rows], tuple(norm.parameters())
+    if norm.track_running_stats and not norm.training:
+        return assembly.rowwise(
+            where,
+            lambda x, rows: normalised(x, codes.of(rows), norm.running_mean, norm.running_var),
+            inputs,
+            parameters,
+        )
+    apart = assembly.unlearnt(where, columns_apart, inputs)
+    moments = assembly.moments(apart, update if norm.track_running_stats else None)
+    assembly.observed += [moments] if norm.track_running_stats else []
+    return assembly.with_moments(
+        inputs, [moments], lambda x, rows, *both: normalised(x, codes.of(rows), *of_types(*both)[1:]), parameters
+    )
+
+
 def _pair_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         centred = x - mean
@@ -137,5 +182,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     gnn.MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
     gnn.GraphSizeNorm: lambda norm, where, x, assembly: assembly.sum([(assembly.num_rows(x) ** -0.5, x)]),
 }
-NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.MessageNorm)
+OF_TYPES = (gnn.HeteroBatchNorm, gnn.HeteroLayerNorm)
+"""Those that are told each row's type."""
+NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.MessageNorm, *OF_TYPES)
 """Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""

@@ -42,6 +42,8 @@ HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )
 """Those that are dense products, by function or method name."""
+WHOLE: frozenset[object] = frozenset(["long", "argmax", torch.argmax])
+"""What makes whole numbers of rows, by which something may be looked up."""
 IN_PLACE: dict[object, Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,

@@ -7,6 +7,7 @@ a tensor. So each of these is looked for, and refused by name; and the calls, ma
 the module itself gives.
 """
 
+import operator
 import os
 import random
 import sys
@@ -22,7 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch_geometric.nn import HANConv, HGTConv, MessagePassing
+from torch_geometric.nn import HANConv, HeteroLinear, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -31,6 +32,7 @@ from ooc.errors import ModelError
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
+from ooc.model.lowering.rowwise import WHOLE
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -125,6 +127,8 @@ class Calls:
     def _check_results(self, inputs: Sequence[Tensor], *, training: bool) -> None:
         """Refuse a module that gives something else than its calls do, or in training has other gradients. What cannot
         be run on ``inputs`` at all is not compared."""
+        if any(node.target in WHOLE for node in self.nodes):
+            inputs = [(one > 0).to(one.dtype) if one.is_floating_point() else one for one in inputs]
         try:
             expected = self._run(self._module, inputs, training=training)
         except Exception:
@@ -246,7 +250,10 @@ class _Tracer(fx.Tracer):
         self.without_gradients: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, (MessagePassing, JumpingKnowledge, *NORMS, *GLOBAL_ATTENTIONS)) or type(m) in LINEAR:
+        if (
+            isinstance(m, (MessagePassing, JumpingKnowledge, HeteroLinear, *NORMS, *GLOBAL_ATTENTIONS))
+            or type(m) in LINEAR
+        ):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
@@ -326,10 +333,19 @@ def _nodes_in(arguments: Any) -> list[fx.Node]:
 
 
 def is_of_edges(node: fx.Node) -> bool:
-    """Whether it is the model's edges, or what these carry, or the edges the other way round."""
-    if node.target in ("flip", torch.flip) and node.all_input_nodes:
-        return is_of_edges(node.all_input_nodes[0])
-    return node.op == "placeholder" and str(node.target).startswith("edge_")
+    """Whether it is the model's edges, or the edges the other way round, or columns of what these carry."""
+    return bool(_edges_of(node))
+
+
+def _edges_of(node: fx.Node) -> str:
+    """What of the model's input ``node`` is, in this sense; empty where it is none."""
+    if node.op == "placeholder":
+        return str(node.target) if str(node.target).startswith("edge_") else ""
+    of_first = _edges_of(node.all_input_nodes[0]) if node.all_input_nodes else ""
+    if node.target in ("flip", torch.flip):
+        return of_first
+    takes_columns = node.op != "call_module" and (node.target is operator.getitem or node.target in WHOLE)
+    return of_first if takes_columns and of_first != "edge_index" else ""
 
 
 def _looks_at_edges(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from traceback import walk_tb
 from typing import Any
 
@@ -18,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
-from torch_geometric.nn import MessageNorm, MessagePassing
+from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, MessageNorm, MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.global_attention import lower_global_attention
-from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
+from ooc.model.layers.layer import ARGUMENTS, Codes, EdgeInput, EdgeKinds, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.assembly import Assembly, Results, first_line
-from ooc.model.lowering.norms import NORMS, lower_norm
+from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
@@ -37,6 +38,7 @@ from ooc.model.lowering.rowwise import (
     ROWWISE_METHODS,
     ROWWISE_MODULES,
     VIEWS,
+    WHOLE,
 )
 from ooc.model.lowering.symbolic import (
     LINEAR,
@@ -51,7 +53,7 @@ from ooc.model.lowering.symbolic import (
     small_inputs_of_types,
     small_rows,
 )
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Dense, Features, Rowwise, Sum, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -375,6 +377,8 @@ class _Interpreter:
             return self._jump(module, where, args[0])
         if kind is MessageNorm and len(args) == 2 and all(isinstance(arg, Value) for arg in args) and not kwargs:
             return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
+        if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
+            return self._by_codes(module, where, args, kwargs)
         source = args[0] if args else None
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
             return OneBatch(lower_global_attention(module, where, source.rows, assembly))
@@ -414,6 +418,23 @@ class _Interpreter:
             return lower_opaque(module, where, args, kwargs, self._assembly)
         return {key: lower_opaque(module, where, args, kwargs, self._assembly, part=key) for key in keys}
 
+    def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        """What a module gives that looks something up by whole numbers of rows."""
+        given, parameters = [*args, *kwargs.values()], tuple(module.parameters())
+        codes = given[-1]
+        if isinstance(codes, Codes) and not any(isinstance(one, Codes) for one in given[:-1]):
+            if type(module) is nn.Embedding and len(given) == 1 and _is_plain_table(module):
+                return self._assembly.rowwise(where, lambda rows: module(codes.of(rows)), [codes.rows], parameters)
+            if len(given) == 2 and isinstance(given[0], Value):
+                inputs, is_linear = [given[0], codes.rows], type(module) is HeteroLinear
+                if type(module) is HeteroBatchNorm:
+                    return lower_hetero_batch_norm(module, where, given[0], codes, self._assembly)
+                if type(module) is HeteroLayerNorm or (is_linear and not module.is_sorted):
+                    return self._assembly.rowwise(
+                        where, lambda x, rows: module(x, codes.of(rows)), inputs, parameters, heavy=is_linear
+                    )
+        raise ModelError(f"{where} is not supported with whole numbers of rows as they are given")
+
     def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
             raise ModelError(f"{where} is not given a list of matrices")
@@ -439,6 +460,8 @@ class _Interpreter:
             return replace(args[0], flipped=not args[0].flipped)
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
+        if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
+            return replace(args[0], steps=(*args[0].steps, step))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in _leaves((args, kwargs))):
             raise ModelError(
                 f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
@@ -462,6 +485,10 @@ class _Interpreter:
             return self._beside(args)
         if target is operator.getitem:
             self._check_all_rows(name, *args)
+        if target in WHOLE and isinstance(args[0], Value):
+            return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
+        if target is operator.getitem and isinstance(args[0], Codes):
+            return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
         if target in ("unsqueeze", torch.unsqueeze) and isinstance(args[0], Value) and args[1:] == [0]:
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
@@ -477,6 +504,17 @@ class _Interpreter:
             if values or node.op == "call_method":
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
         return self._apply(name, target, node.op == "call_method", args, kwargs)
+
+    def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
+        """Whole numbers that a function makes of features as they are in the store."""
+        if not _is_of_features(source):
+            raise ModelError(f"{name}: whole numbers are taken of the store's features, as they are, alone")
+
+        def side_by_side(rows: Tensor) -> Tensor:
+            return function(rows).to(rows.dtype).reshape(len(rows), -1)
+
+        tail = function(torch.zeros(1, *source.tail)).shape[1:]
+        return Codes(self._assembly.unlearnt(name, side_by_side, [source], whole=True), tuple(tail))
 
     def _joined(self, found: Sequence[Value], aggr: str) -> Value:
         """What rows get over several types of edges, put together."""
@@ -552,7 +590,8 @@ class _Interpreter:
         leaves = _leaves((args, kwargs))
         if any(isinstance(leaf, Parts) for leaf in leaves):
             raise ModelError(f"{name} of several results at once is not supported")
-        values = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Value)))
+        rows = [leaf.rows if isinstance(leaf, Codes) else leaf for leaf in leaves]
+        values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
         free = [leaf for leaf in leaves if isinstance(leaf, Free)]
         parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
 
@@ -562,6 +601,8 @@ class _Interpreter:
             def replaced(leaf: Any) -> Any:
                 if isinstance(leaf, Value):
                     return given[leaf]
+                if isinstance(leaf, Codes):
+                    return leaf.of(given[leaf.rows])
                 if isinstance(leaf, Free):
                     return leaf.evaluate()
                 return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
@@ -636,6 +677,33 @@ class _Interpreter:
         if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):
             return frozenset([node])
         return frozenset(other for one in inputs for other in self._memory[one])
+
+
+def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
+    """A method by its name, or a function, of ``rows``."""
+    return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
+
+
+def _is_of_features(value: Value) -> bool:
+    """Whether it comes of the store's features, of no parameter and of nothing that is drawn."""
+    of_others = isinstance(value, (Rowwise, Sum, Dense)) and not value.parameters
+    return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
+
+
+def _is_plain_table(module: nn.Embedding) -> bool:
+    """Whether rows of it are looked up, and that is all."""
+    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
+
+
+def _step_of_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
+    """A step of an ``EdgeInput``: some columns, whole numbers of these, or which of the columns is largest."""
+    if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
+        rows, columns = args[0]
+        return ("__getitem__", ((rows, columns),)) if rows == slice(None) and type(columns) in (int, slice) else None
+    if target == "long" and not args and not kwargs:
+        return "long", ()
+    dim = kwargs.get("dim", args[0] if args else None)
+    return ("argmax", (dim,)) if target in ("argmax", torch.argmax) and dim in (1, -1) and len(args) < 2 else None
 
 
 def _remedy(result: Any) -> str:

@@ -537,6 +537,20 @@ class Rowwise(Differentiated):
         return Gradients(*self._gradients(gradient, rows))
 
 
+class Unlearnt(Rowwise):
+    """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers, to look up by."""
+
+    def __init__(
+        self, index: int, inputs: Sequence[Value], tail: Sequence[int], function: RowFunction, *, whole: bool
+    ) -> None:
+        super().__init__(index, inputs, tail, function, ())
+        self.whole = whole
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+
 class Normalized(Differentiated):
     """``function(*rows, mean, variance, …)``, row by row: a matrix like ``values``, or of rows of another ``tail``,
     with the moments of these or of other matrices, or the total in place of both."""
