@@ -302,6 +302,7 @@ def reverse_of(store: Store, direction: EdgesKey) -> Direction | None:
     known = _swept(store) if store.types is None else ()
     found = {
         Direction.IN: directions(store)[-1],
+        Direction.OUT: Direction.IN,
         Direction.LINKS: Direction.LINKS_REVERSED,
         Direction.SCORED_LINKS: Direction.SCORED_LINKS_REVERSED,
     }
@@ -416,8 +417,9 @@ def most_joined(store: Store) -> int:
 
 
 def most_edges(store: Store) -> int:
-    """The most in-edges or links of any row, before offsets are loaded."""
-    sides = (side for side in _swept(store) if side in (Direction.IN, Direction.LINKS, Direction.SCORED_LINKS))
+    """The most edges or links of any row, before offsets are loaded."""
+    known = Direction.IN, Direction.OUT, Direction.LINKS, Direction.SCORED_LINKS
+    sides = (side for side in _swept(store) if side in known)
     return max(_most_edges(store.topology(side.value)[0].read, store.num_nodes) for side in sides)
 
 

@@ -419,7 +419,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: Own(lambda s, x, e: x, aggr=SetTransformerAggregation(F_IN)),
         ("Own", "most edges of any row"),
     ),
-    "against the edges": (lambda: Own(lambda s, x, e: x, flow="target_to_source"), ("Own", "target_to_source")),
     "hooks of messages": (Listening, ("Listening", "message_forward_hooks")),
     "several hops": (lambda: Twice(F_IN, C), ("Twice", "several hops")),
     "normalised by both ends": (lambda: Twice(F_IN, C, hops=1, norm=True), ("Twice", "in-neighbours")),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.nn.models import GCN, GraphSAGE
 
 import ooc
 from ooc.errors import ModelError, OocError
@@ -26,7 +26,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "too few outputs": (lambda: GCN(F, 8, 2, C - 1), "classes"),
     "lazy sizes": (lambda: GCN(-1, 8, 2, C), "lazily"),
     "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
-    "reversed flow": (lambda: GAT(F, 8, 2, C, flow="target_to_source"), "edges the other way round"),
 }
 
 

@@ -107,6 +107,9 @@ def lower_convolution(
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
+    against = graph.flipped != (conv.flow == "target_to_source")
+    if against and types is None and (type(conv) in _OF_EACH_EDGE or conv.aggr == "max"):
+        return lower_opaque(conv, where, args, kwargs, assembly)
     if types is not None and graph.relation is None:
         raise ModelError(f"{where} takes edges of one type; of a graph with edge_type it would take all alike")
     if arguments.get("size") is not None:
@@ -353,6 +356,8 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
+_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv)
+"""Those whose formula is one for edges as they are."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,

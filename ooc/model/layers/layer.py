@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 _QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
 _PLAIN = (bool, int, float, str, torch.dtype)
-_NOT_FLIPPED = "edges the other way round are supported for sums, means and GCN's sums only, without weights"
+_NOT_FLIPPED = (
+    "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
+    "run as they are"
+)
 
 ARGUMENTS = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 """What PyG's models call what edges carry."""
@@ -212,7 +215,8 @@ class Layer:
         """What ``module``, the layer or a copy of it, gives for all nodes of ``near``."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
         parts = torch.split(x_SC, list(self.rows.values()), dim=1)
-        arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: near.edge_index_2E}
+        edge_index = near.edge_index_2E.flip(0) if self.sums_at_sources else near.edge_index_2E
+        arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: edge_index}
         for name, tail in self.codes.items():
             arguments[name] = arguments[name].long().view(len(x_SC), *tail)
         for name, one in self.carried.items():
@@ -221,6 +225,11 @@ class Layer:
             arguments[name] = one.of(values.to(x_SC.dtype))
         result = module(**arguments)
         return result if self.part is None else result[self.part]
+
+    @property
+    def sums_at_sources(self) -> bool:
+        """Whether it has messages go from an edge's second end to its first."""
+        return getattr(self.module, "flow", "") == "target_to_source"
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
@@ -286,15 +295,11 @@ def layer_of(
     layer = Layer(
         module, where, columns, edges[0] if edges else "", carried, plain, part, {n: c.tail for n, c in codes.items()}
     )
-    if any(given[name].flipped for name in edges):
-        raise layer.refuse(_NOT_FLIPPED)
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
-    if getattr(module, "flow", "") == "target_to_source":
-        raise layer.refuse("flow='target_to_source' is not supported")
     return layer, list(rows.values())
 
 

@@ -31,6 +31,8 @@ def lower_normalizing(conv: Any, where: str, arguments: dict[str, Any], assembly
     x = arguments["x"]
     if not isinstance(x, Value):
         raise ModelError(f"{where}: x must be one matrix of rows")
+    if conv.flow != "source_to_target":
+        raise ModelError(f"{where}: flow={conv.flow!r} is not supported")
     if arguments.get("return_attention_weights") is not None:
         raise ModelError(f"{where}: return_attention_weights is not supported: nothing is kept for an edge")
     if isinstance(conv, gnn.FAConv) and conv.normalize and arguments["edge_weight"] is not None:

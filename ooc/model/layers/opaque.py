@@ -37,8 +37,9 @@ from ooc.kernels.neighbourhood import (
     present,
     runs,
 )
+from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, probe_layer
-from ooc.model.layers.layer import Layer, layer_of, sharing
+from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly
@@ -65,7 +66,7 @@ added: tiles have half as many edges on average."""
 
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
-    masks of its first dropout, the next one those of its second."""
+    masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours."""
 
     pulls_targets = True
 
@@ -79,8 +80,10 @@ class Opaque(EdgeAggregate):
         *,
         site: int,
         keep: bool,
+        against: bool,
     ) -> None:
         super().__init__(index, source, None, groups=1, result=probed.columns, kept=0, keep=keep)
+        self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
         self.parameters = probed.parameters
         self.layer = layer
         self.probed = probed
@@ -92,7 +95,17 @@ class Opaque(EdgeAggregate):
     def computes(self) -> tuple[object, ...]:
         layer = self.layer
         mode = self._module.training if self.probed.tells_modes else None
-        called = layer.module, mode, layer.rows, layer.edges, layer.carried, layer.plain, layer.part, layer.codes
+        called = (
+            self.scaling,
+            layer.module,
+            mode,
+            layer.rows,
+            layer.edges,
+            layer.carried,
+            layer.plain,
+            layer.part,
+            layer.codes,
+        )
         return self.tail, self.inputs, self.parameters, called
 
     @property
@@ -286,4 +299,6 @@ def lower_opaque(
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
     assembly.convolved.append(source)
-    return kind(assembly.next_index(), source, layer, module, probed, site=site, keep=keep)
+    flipped = any(isinstance(one, Graph) and one.flipped for one in (*args, *kwargs.values()))
+    against = flipped != layer.sums_at_sources
+    return kind(assembly.next_index(), source, layer, module, probed, site=site, keep=keep, against=against)

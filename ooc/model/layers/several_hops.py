@@ -7,7 +7,8 @@
     ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then what that gave, T times
     GatedGraphConv  K times: a GRU cell's state X, which is given A X W
     EGConv          weights of each row, X Wᵀ + c, times A of its bases, head by head
-    HypergraphConv  B (A X Wᵀ) + b, A the mean over in-neighbours and B that over out-neighbours
+    HypergraphConv  B (A X Wᵀ) + b, A the mean over in-neighbours and B that over out-neighbours; with attention both of
+                    messages times a softmax over either
 
 A is GCN's normalised sum, in ChebConv the Laplacian's without self-loops. HypergraphConv takes each edge for a node's
 part in a hyperedge, of which there are as many as nodes.
@@ -19,9 +20,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.utils import scatter
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call, Graph
+from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.sums import (
     ALL_KNOWN,
     SUMS,
@@ -177,21 +180,86 @@ def lower_eg(conv: Any, call: Call) -> Value:
 
 def lower_hypergraph(conv: Any, call: Call) -> Value:
     check_sum(conv, call)
-    if conv.use_attention:
-        raise call.refuse(
-            "use_attention=True takes features of hyperedges, which are nodes of another type: use GATConv to these "
-            "and back on a graph with types"
-        )
-    if call.arguments.get("hyperedge_weight") is not None or call.arguments.get("hyperedge_attr") is not None:
-        raise call.refuse("weights and features of hyperedges are not supported")
+    if call.arguments.get("hyperedge_weight") is not None:
+        raise call.refuse("weights of hyperedges are not supported")
     if conv.flow != "source_to_target":
         raise call.refuse(f"flow={conv.flow!r} is not supported")
+    if conv.use_attention:
+        return _attending_hypergraph(conv, call)
     x, back = call.matrix("x"), replace(call, arguments={"edge_index": Graph(flipped=not call.flipped)})
     if is_linear(conv.lin) and conv.lin.bias is None:
         of_hyperedges = call.aggregate_product(x, conv.lin.weight, Scaling.MEAN)
     else:
         of_hyperedges = call.aggregate(sum_of_maps(call, [conv.lin], [x]), Scaling.MEAN)
     return call.assembly.sum([(1.0, back.aggregate(of_hyperedges, Scaling.MEAN))], bias_of(conv))
+
+
+def _attending_hypergraph(conv: Any, call: Call) -> Value:
+    """α_e = exp(s_e - l), s_e of a node and a hyperedge, l the logarithm of the sum over the nodes of a hyperedge or
+    the hyperedges of a node: found once, and given to both sums. These run as they are, the second against the edges.
+    """
+    assembly, edges, back = call.assembly, Graph(flipped=call.flipped), Graph(flipped=not call.flipped)
+    heads, channels, attention, of_hyperedges = conv.heads, conv.out_channels, conv.att, call.matrix("hyperedge_attr")
+    if conv.training and conv.dropout:
+        raise call.refuse(f"dropout={conv.dropout} drops alike from two sums in opposite directions; set it to 0")
+
+    def scores(rows: Tensor, of_nodes: bool) -> Tensor:
+        part = slice(channels) if of_nodes else slice(channels, None)
+        found: Tensor = (rows.view(len(rows), heads, channels) * attention[..., part]).sum(dim=-1)
+        return found
+
+    x = sum_of_maps(call, [conv.lin], [call.matrix("x")])
+    node = assembly.rowwise(call.where, lambda rows: scores(rows, True), [x], (attention,))
+    edge = sum_of_maps(call, [conv.lin], [of_hyperedges])
+    edge = assembly.rowwise(call.where, lambda rows: scores(rows, False), [edge], (attention,))
+    known = assembly.setting.traced
+    softmax, mean = known.setdefault(
+        (conv, "hypergraph"), (_Normaliser(conv.negative_slope), _AttendingMean(conv.negative_slope))
+    )
+    by_hyperedge = conv.attention_mode == "node"
+    given = len(assembly.convolved)
+    own, other = (edge, node) if by_hyperedge else (node, edge)
+    lse = lower_opaque(softmax, call.where, [own, other, edges if by_hyperedge else back], {}, assembly)
+    found = x
+    for own, other, graph, is_own in ((edge, node, edges, by_hyperedge), (node, edge, back, not by_hyperedge)):
+        found = lower_opaque(mean, call.where, [found, own, other, lse, graph, is_own], {}, assembly)
+    del assembly.convolved[given:]
+    if not conv.concat:
+        found = assembly.rowwise(call.where, lambda rows: rows.view(len(rows), heads, channels).mean(dim=1), [found])
+    return assembly.sum([(1.0, found)], bias_of(conv))
+
+
+class _Normaliser(nn.Module):
+    """log Σ exp(s) over the edges into each row, head by head, of scores of both ends [S, H]."""
+
+    def __init__(self, negative_slope: float) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def scores(self, own: Tensor, other: Tensor, edge_index: Tensor) -> Tensor:
+        return F.leaky_relu(own[edge_index[1]] + other[edge_index[0]], self.negative_slope)
+
+    def forward(self, own: Tensor, other: Tensor, edge_index: Tensor) -> Tensor:
+        scores_EH, into = self.scores(own, other, edge_index), edge_index[1]
+        highest = scatter(scores_EH.detach(), into, dim_size=len(own), reduce="max")
+        total = scatter((scores_EH - highest[into]).exp(), into, dim_size=len(own), reduce="sum")
+        lse_SH: Tensor = highest + total.clamp(min=1e-16).log()
+        return lse_SH
+
+
+class _AttendingMean(_Normaliser):
+    """Σ exp(s - l) v over the edges into each row, divided by their number; ``lse`` of the row's own or its
+    neighbour's."""
+
+    def forward(  # type: ignore[override]
+        self, values: Tensor, own: Tensor, other: Tensor, lse: Tensor, edge_index: Tensor, lse_is_own: bool
+    ) -> Tensor:
+        source, into = edge_index
+        alpha_EH = (self.scores(own, other, edge_index) - lse[into if lse_is_own else source]).exp()
+        values_EHC = values.view(len(values), alpha_EH.shape[1], -1)[source]
+        messages = (alpha_EH[:, :, None] * values_EHC).flatten(1)
+        mean_SO: Tensor = scatter(messages, into, dim_size=len(values), reduce="mean")
+        return mean_SO
 
 
 def has_eg_formula(conv: Any) -> bool:

@@ -131,7 +131,8 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     trained = brought is not None and brought.trains
     per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
     scattered = names.of("dm", aggregate) if opaque and trained else None
-    pull = Pull(names.of("m", aggregate), pulled, aggregate.direction, per_edge, aggregate.edge_data, scattered)
+    along = program.context.along(aggregate)
+    pull = Pull(names.of("m", aggregate), pulled, along, per_edge, aggregate.edge_data, scattered)
 
     def compute(tile: Tile) -> Tensors:
         gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])

@@ -15,7 +15,7 @@ from torch import Tensor
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, Scaling
-from ooc.model.layers.per_edge import Scattered
+from ooc.model.layers.per_edge import EdgeAggregate, Scattered
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.values import Moments, Summed
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
@@ -158,6 +158,10 @@ class StageContext:
         if isinstance(scaling, RelationScaling):
             return RelationEdges(scaling.relation.folder, Direction.OUT if backward else Direction.IN)
         return Direction.IN if scaling.reversed == backward else self.backward_direction
+
+    def along(self, aggregate: EdgeAggregate) -> EdgesKey:
+        """The edges that targets pull along."""
+        return self.direction(aggregate.scaling) if aggregate.scaling.reversed else aggregate.direction
 
     def scaled_before(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """s · rows."""

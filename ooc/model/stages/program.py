@@ -137,7 +137,8 @@ class Program:
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own = None if pulled.target is None else names.value(pulled.target)
         per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
-        return Pull(message, sums, pulled.direction, per_edge, pulled.edge_data), partial(pulled.forward, self.context)
+        pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
+        return pull, partial(pulled.forward, self.context)
 
     def per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()) -> PerEdge:
         """How the planner is to think of one of its pulls: an opaque layer may take a row's edges together."""
@@ -147,7 +148,7 @@ class Program:
             found = replace(found, copied_columns=apart)
         if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
             return found
-        return replace(found, row_edges=self._most_edges(aggregate.direction))
+        return replace(found, row_edges=self._most_edges(self.context.along(aggregate)))
 
     @cache  # noqa: B019  # as long as the program is there
     def _most_edges(self, direction: EdgesKey) -> int:

@@ -22,7 +22,9 @@ from ooc.errors import ModelError
 from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.lowering.assembly import Results
+from ooc.model.lowering.network import values_of
 from ooc.model.lowering.trimming import Trimmed
+from ooc.model.lowering.values import Aggregate
 from ooc.model.task import Targets
 from ooc.plan.workload import EdgeData
 from ooc.sampling.loader import NeighborLoader
@@ -71,7 +73,7 @@ class SampledTrainer(BatchTrainer):
         self._carried = edge_data_used(store, left_out)
         options = {"ignore_edge_data": left_out, "results": Results.ONE}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
-        if any(scaling.reversed for scaling in network.scalings):
+        if any(isinstance(value, Aggregate) and value.scaling.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype
         self._normalization = GcnNormalization(model, {})  # refuses what it cannot do before anything is read
