@@ -154,7 +154,7 @@ def prepare(
         compute_dtype=compute_dtype,
         embedding_columns={} if learnt is None else learnt.widths,
         of_classes=objective is None,
-        results=Results.ONE if objective is not None else Results.ALL if takes_results(loss) else Results.FIRST,
+        results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
     )
     if learnt is not None:
         learnt.keep(network.learnt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout of rows, with masks that do not depend on how the rows are cut into tiles.
+"""Dropout and noise of rows, with numbers that do not depend on how the rows are cut into tiles.
 
 The generator is NumPy's Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a pure function
 of a key, (seed, epoch, layer), and a counter. Every row has its own range of counters, so any rows can be drawn
@@ -73,3 +73,12 @@ def keep_scale(seed: int, epoch: int, layer: int, row_start: int, like: Tensor, 
     ``like``."""
     keep = BY_DEVICE[like.device.type](Draw(seed, epoch, layer, row_start, p), like)
     return keep.to(like.dtype).mul_(1.0 / (1.0 - p))
+
+
+def noise(seed: int, epoch: int, layer: int, row_start: int, like: Tensor) -> Tensor:
+    """Normal numbers of mean 0 and variance 1 for rows ``row_start``…, two uniform ones for each (Box and Muller, "A
+    note on the generation of random normal deviates", 1958). Shape, dtype and place of ``like``; drawn on the host."""
+    rows, columns = like.shape
+    uniform = (Draw(seed, epoch, layer, row_start, 0.0)._numbers(rows, 2 * columns) + 0.5) / 2.0**32
+    found = np.sqrt(-2.0 * np.log(uniform[:, :columns])) * np.cos(2.0 * np.pi * uniform[:, columns:])
+    return torch.from_numpy(found).to(device=like.device, dtype=like.dtype)

@@ -93,6 +93,9 @@ class LinkPredictor(nn.Module):
     ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C] and gives scores
     [E], each of its pair alone. ``channels`` is C, which all but ``"dot"`` need.
 
+    An encoder may give ``(embeddings [N, C], penalty [N, 1])``: the mean of these numbers over all nodes is added to
+    the loss of every step.
+
     ``loss`` gives each link's loss [E] for scores and labels [E], by default binary cross-entropy with logits; that of
     a step is their mean.
     """
@@ -117,4 +120,5 @@ class LinkPredictor(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:
         """Scores [E] of the pairs ``links_2E``, heads above tails; in memory, as any PyG model."""
         z_NC = self.encoder(x, edge_index, **edge_data)
+        z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
         return cast(Tensor, self.decoder(z_NC[links_2E[0]], z_NC[links_2E[1]]))

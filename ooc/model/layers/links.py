@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
+from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
 from ooc.model.layers.decoders import LinkLoss, LinkPredictor
@@ -73,15 +74,29 @@ class OfScoredLinks(Opaque):
 
 def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> Value:
     """In training the losses of links by their heads, in evaluation their scores; ModelError for a decoder that looks
-    further than a pair."""
-    of_edges = set(assembly.edge_data)
+    further than a pair.
+
+    An encoder may give a number a row beside embeddings: in training it is beside the losses."""
+    of_edges, beside = set(assembly.edge_data), assembly.result_columns
+    penalty: list[Value] = []
+    if beside:
+        if beside[1:] != (1,):
+            given = ", ".join(map(str, beside))
+            raise ModelError(
+                f"the encoder gives matrices of {given} columns: embeddings may have one column beside them"
+            )
+        penalty = [assembly.rowwise("the encoder's results", lambda rows: rows[:, -1:], [embeddings])]
+        embeddings = assembly.rowwise("the encoder's results", lambda rows: rows[:, :-1], [embeddings])
     arguments: list[Any] = [embeddings, Graph(), EdgeInput(EdgeData.WEIGHT)]
     kind = OfLinks if assembly.setting.training else OfScoredLinks
     module = LinkLosses(model.decoder, model.loss)
     modes = [(part, part.training) for part in model.decoder.modules()]
     module.train(model.training and assembly.setting.training)
     try:
-        return lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
+        losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
+        if penalty:
+            losses = assembly.rowwise("losses", lambda *rows: torch.cat(rows, dim=1), [losses, *penalty])
+        return losses
     finally:
         assembly.edge_data = of_edges  # links have labels whatever edges carry
         for part, training in modes:

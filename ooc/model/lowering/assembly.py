@@ -25,6 +25,7 @@ from ooc.model.lowering.values import (
     Learnt,
     Linear,
     Moments,
+    Noise,
     Normalized,
     RowFunction,
     Rowwise,
@@ -267,6 +268,11 @@ class Assembly:
         if site and self.setting.sparse_products:
             return self._dense(Dropout(self.next_index(), _without_zeros(source), p, site))
         return Dropout(self.next_index(), source, p, site) if site else source
+
+    def noise(self, source: Value) -> Value:
+        """Normal numbers in the shape of ``source``, of the next site."""
+        self.sites += 1
+        return Noise(self.next_index(), source, self.sites)
 
     def rectified(self, source: Value, slope: float | None = None) -> Value:
         """ReLU of ``source``, or with ``slope`` LeakyReLU."""

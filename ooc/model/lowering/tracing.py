@@ -472,6 +472,10 @@ class _Interpreter:
             kwargs["inplace"] = False
         if node.op == "call_function" and target in (F.dropout, torch.dropout):
             return self._dropout(*args, **kwargs)
+        if target is torch.randn_like and isinstance(args[0], Value):
+            if not self._assembly.setting.training:
+                raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
+            return self._assembly.noise(args[0])
         if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
             weight, bias = (lambda input, weight, bias=None: map(_parameter, (weight, bias)))(*args, **kwargs)
             if isinstance(weight, nn.Parameter):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.rows import keep_scale
+from ooc.kernels.dropout.rows import keep_scale, noise
 from ooc.kernels.tensors import first_rows, gradients_of, shaped
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
@@ -484,6 +484,22 @@ class Dropout(Value):
     def _scale(self, like: Tensor, rows: Rows) -> Tensor:
         flat = shaped(like, (self.columns,))
         return keep_scale(rows.seed, rows.epoch, self.site, rows.start, flat, self.p).reshape(like.shape)
+
+
+class Noise(Value):
+    """Normal numbers, as many as ``source`` has; ``site`` keys them as it does masks."""
+
+    def __init__(self, index: int, source: Value, site: int) -> None:
+        super().__init__(index, (source,), source.tail)
+        self.site = site
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        flat = shaped(inputs[0], (self.columns,))
+        return noise(rows.seed, rows.epoch, self.site, rows.start, flat).reshape(inputs[0].shape)
 
 
 class Differentiated(Value):

@@ -30,6 +30,7 @@ from ooc.model.lowering.values import (
     Dropout,
     Linear,
     Moments,
+    Noise,
     Normalized,
     Rows,
     Rowwise,
@@ -332,6 +333,8 @@ def _copies(value: Value, differentiated: bool) -> int:
         return 5 * max(1, ceil(value.source.columns / value.columns))
     if isinstance(value, Rowwise):
         return 3 if differentiated else 2
+    if isinstance(value, Noise):  # two numbers of 64 bits for each, and what is made of them
+        return 10
     return 2 if isinstance(value, Dropout) else 1
 
 
@@ -369,7 +372,7 @@ def _forward_work(value: Value) -> Work:
         case Sum():
             operators = len(value.inputs) + len(value.parameters) - 1 + (value.factors[0] != 1)
             return Work(0, 3 * operators * value.columns, operators)
-        case Dropout():
+        case Dropout() | Noise():
             return Work(0, (3 + _DRAWN_VALUES) * value.columns, 5)
         case Normalized():
             return Work(2 * value.total_numbers, _NORM_VALUES * max(value.columns, value.source.columns), 6)

@@ -28,9 +28,9 @@ class LinkObjective(Objective):
     score_operators = 0
     gradient_operators = 3
 
-    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer) -> None:
-        """``training`` None: nothing is trained."""
-        self.divisor = 1.0
+    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, nodes: int = 1) -> None:
+        """``training`` None: nothing is trained. ``nodes``: of the graph."""
+        self.divisor, self.nodes = 1.0, nodes
         self.training, self.scorer = training, scorer
         self._sum: Tensor | float = 0.0
 
@@ -61,7 +61,8 @@ class LinkObjective(Objective):
         reversible = resources.ranks.count == 1  # several processes have embeddings in memory
         training = TrainingLinks(folder, store, train_2E, negatives, seed, reversible=reversible)
         name = str(dtype).removeprefix("torch.")
-        return cls(training, LinkScorer(metric, scored, store, folder, name, reversible=reversible))
+        scorer = LinkScorer(metric, scored, store, folder, name, reversible=reversible)
+        return cls(training, scorer, store.num_nodes)
 
     def prepared(
         self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
@@ -80,8 +81,12 @@ class LinkObjective(Objective):
         self._sum = 0.0
 
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
-        tile.contribution.loss = outputs_RC.double().sum()
-        return torch.full_like(outputs_RC, 1 / self.divisor)
+        rows, columns = outputs_RC.shape
+        shares = [1 / self.divisor, 1 / self.nodes][:columns]
+        tile.contribution.loss = outputs_RC[:, :1].double().sum()
+        if columns > 1:  # what the encoder adds to the loss for every row
+            tile.contribution.loss += outputs_RC[:, 1].double().sum() * (self.divisor / self.nodes)
+        return outputs_RC.new_tensor(shares).repeat(rows, 1)
 
     def score(self, tile: Tile, outputs_RC: Tensor) -> None:
         """They are in place already."""

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
-from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.models import GAT, GCN, VGAE, ARLinkPredictor, GraphSAGE
 from torch_geometric.transforms import RandomLinkSplit
 
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
+from ooc.kernels.dropout.rows import noise
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric
@@ -122,6 +124,89 @@ def _mean_reciprocal_rank(model: nn.Module, graph: Data, links: ooc.Links) -> fl
     others = model(graph.x, graph.edge_index, pairs).reshape(-1, 12)
     ranks = 1 + 0.5 * ((others > scores).sum(dim=1) + (others >= scores).sum(dim=1)).double()
     return float((1 / ranks).mean())
+
+
+class MeanAndSpread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.mean, self.spread = GCNConv(7, 8), GCNConv(8, 6), GCNConv(8, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.both(x, edge_index).relu()
+        return self.mean(x, edge_index), self.spread(x, edge_index)
+
+
+class Variational(nn.Module):
+    """PyG's VGAE as an encoder of links, with each row's divergence beside its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vgae = VGAE(MeanAndSpread())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.vgae.encode(x, edge_index)
+        mu, logstd = self.vgae.__mu__, self.vgae.__logstd__
+        return z, -0.5 * (1 + 2 * logstd - mu**2 - logstd.exp() ** 2).sum(dim=1, keepdim=True) / _NODES
+
+
+def reconstruction(scores: Tensor, labels: Tensor) -> Tensor:
+    """PyG's recon_loss of a link, of which there are as many as of negatives: twice its mean over both is PyG's."""
+    return -2 * (torch.where(labels > 0, scores.sigmoid(), 1 - scores.sigmoid()) + 1e-15).log()
+
+
+def test_a_variational_autoencoder(graph: Data, store: Store, links: ooc.Links) -> None:
+    """Noise is drawn anew in every epoch, as dropout is; scores are of the means."""
+    torch.manual_seed(1)
+    models = [ooc.LinkPredictor(Variational(), loss=reconstruction).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    records, drawn = _train(models[0], store, links, negatives=1, steps=1)
+    vgae: Any = models[1].encoder.vgae
+    optimizer, losses = torch.optim.Adam(models[1].parameters(), lr=0.01), []
+    for epoch, [(chosen, tails_E1)] in enumerate(drawn):
+        optimizer.zero_grad()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randn_like", lambda x, epoch=epoch: noise(3, epoch, 1, 0, x))
+            z = vgae.encode(graph.x, graph.edge_index)
+        positive = links.train[:, chosen]
+        loss = vgae.recon_loss(z, positive, torch.stack((positive[0], tails_E1[:, 0]))) + vgae.kl_loss() / _NODES
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-9)
+    for own, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
+    models[1].eval()
+    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(models[1], graph, links), rel=1e-12)
+
+
+class Halves(nn.Module):
+    """ARLinkPredictor's embeddings, side by side, and its score of a pair of them."""
+
+    def __init__(self, model: ARLinkPredictor, *, encodes: bool) -> None:
+        super().__init__()
+        self.model, self.encodes = model, encodes
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        if self.encodes:
+            return torch.cat(self.model.encode(one), dim=1)
+        attracts = one.shape[1] // 2
+        product = one * other
+        return product[:, :attracts].sum(dim=1) - product[:, attracts:].sum(dim=1)
+
+
+def test_attracting_and_repelling(graph: Data, store: Store, links: ooc.Links) -> None:
+    """PyG's ARLinkPredictor, whose encoder does not look at edges."""
+    torch.manual_seed(1)
+    models = [ARLinkPredictor(7, 8, 6).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    predictor = ooc.LinkPredictor(Halves(models[0], encodes=True), Halves(models[0], encodes=False))
+    records, drawn = _train(predictor, store, links)
+
+    def scores(x: Tensor, edge_index: Tensor, pairs: Tensor) -> Tensor:
+        return models[1].decode(*models[1].encode(x), pairs)
+
+    losses = _train_by_pyg(scores, graph, links, drawn, [*models[1].parameters()])
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-9)
 
 
 def test_averaged_weights_are_scored(graph: Data, store: Store, links: ooc.Links) -> None:
