@@ -130,7 +130,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         if call.dry_run:
             return
         note_start(run, report, trainer.spill_dir, trainer.metric)
-        if reporter.is_live and report is not None:
+        if reporter.is_live:
             view = TrainingView(
                 title=f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}",
                 first=done + 1,
@@ -138,7 +138,8 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
                 last=settings.epochs,
                 metric=trainer.metric.value,
                 rising=trainer.metric.higher_is_better,
-                promise=report.promise,
+                promise=None if report is None else report.promise,
+                tiers=trainer.tiers if isinstance(trainer, BatchTrainer) else (),
             )
             reporter.show(view)
         trainer.fit(

@@ -66,6 +66,7 @@ class Promise:
 @dataclass(slots=True)
 class TrainingView:
     """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
+    Of a training by batches there is no ``promise`` of an epoch, but of its ``tiers``.
 
     ``records`` are of the epochs before it, where a run is gone on with, and of those that ``epoch_finished`` tells of;
     ``task_started`` and its like say what runs. ``rising``: whether a higher score is better.
@@ -77,11 +78,13 @@ class TrainingView:
     metric: str
     rising: bool
     promise: Promise | None = None
+    tiers: tuple[Tier, ...] = ()
     clock: Callable[[], float] = time.monotonic
     records: list["EpochRecord"] = field(default_factory=list)
     _task: str = ""
     _done: int = 0
     _total: int = 0
+    _unit: str = "pass"
     _since_s: float = 0.0
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
 
@@ -90,8 +93,9 @@ class TrainingView:
 
     # ---- what it is told -----------------------------------------------------------------------------------
 
-    def task_started(self, task: str, total: int) -> None:
+    def task_started(self, task: str, total: int, unit: str = "passes") -> None:
         self._task, self._done, self._total = task, 0, total
+        self._unit = "batch" if unit == "batches" else "pass"
 
     def task_advanced(self, done: int) -> None:
         self._done = done
@@ -143,7 +147,7 @@ class TrainingView:
         share = (done + begun) / max(1, self.last)
         number = min(self.last, done + 1)
         doing = [self._task] if self._task and not self._of_an_epoch else []
-        doing += [f"pass {self._done + 1} of {self._total}"] if self._done < self._total else []
+        doing += [f"{self._unit} {self._done + 1} of {self._total}"] if self._done < self._total else []
         columns = max(10, min(40, width - _BESIDE_THE_BAR))
         full = round(columns * min(1.0, share))
         left = self.left_s
@@ -171,7 +175,7 @@ class TrainingView:
             yield "", "", "", "forecast"
         last = self.records[-1] if self.records else None
         yield from self._seconds(last, width)
-        for tier in self.promise.tiers if self.promise else ():
+        for tier in self.promise.tiers if self.promise else self.tiers:
             peak = max((tier.peak_bytes(record) for record in self.records), default=0)
             of = f"of {format_size(tier.limit_bytes)}"
             filled = bar(peak / tier.limit_bytes if tier.limit_bytes else 0.0, max(4, width - len(of) - 1))
@@ -193,7 +197,8 @@ class TrainingView:
         promised = taken
         if last is not None:
             waited = sum(item.wait_s for item in last.passes) if last.passes else last.io_wait_s
-            taken = (last.time_s, max(0.0, last.time_s - waited), last.io_busy_s, waited, last.eval_s or None)
+            busy = last.io_busy_s if last.passes or self.promise is not None else None  # batches do not measure it
+            taken = (last.time_s, max(0.0, last.time_s - waited), busy, waited, last.eval_s or None)
         if self.promise is not None:
             one = self.promise
             promised = (one.epoch_s, one.compute_s, one.ssd_busy_s, one.wait_s, one.score_s)

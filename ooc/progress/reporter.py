@@ -114,7 +114,7 @@ class Reporter:
                 case TaskStarted(task, total, unit) if informing:
                     self._tasks[task] = _Task(task, total, unit, self._clock())
                     if self._view is not None:
-                        self._view.task_started(task, total)
+                        self._view.task_started(task, total, unit)
                 case TaskAdvanced(task, done) if task in self._tasks:
                     self._advance(self._tasks[task], done)
                 case TaskFinished(task) if task in self._tasks:

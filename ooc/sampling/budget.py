@@ -29,7 +29,7 @@ BATCHES_ALIVE = 3
 """One that is made, one that waits, and one in use."""
 _SUPERBATCHES = 3
 """One whose rows are read, one that is known to come next, and one that is sampled meanwhile."""
-WORK_BYTES = 1 << 20
+WORK_BYTES = 1 << 18
 """Of the pages that rows are picked from at a time: they stay in the cache of a core meanwhile."""
 _MOST_LOOKAHEAD = 64
 """Batches ahead: beyond, what more is known of hardly saves a read."""

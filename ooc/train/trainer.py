@@ -295,17 +295,21 @@ class Trainer:
         """What shows the training up to epoch ``last`` to whoever has called from Python."""
 
         def view() -> TrainingView:
-            parts = self.workload, self.plan, self.hardware, self.limits
             return TrainingView(
                 title=f"{type(self.model).__name__} on {self.store.path.name}",
                 first=self.epoch + 1,
                 last=last,
                 metric=self.metric.value,
                 rising=self.metric.higher_is_better,
-                promise=PlanReport.of_run(*parts, eval_every=eval_every).promise,
+                **self._promised(eval_every),
             )
 
         return displayed(self._relay, view, last)
+
+    def _promised(self, eval_every: int) -> dict[str, Any]:
+        """What a view says of an epoch before it is over."""
+        parts = self.workload, self.plan, self.hardware, self.limits
+        return {"promise": PlanReport.of_run(*parts, eval_every=eval_every).promise}
 
     def _last_epoch(self, epochs: int, *, resume: bool) -> int:
         """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""

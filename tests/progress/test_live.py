@@ -66,6 +66,14 @@ def test_a_run_that_is_gone_on_with_shows_all_of_it() -> None:
     assert "█▁" in lines[2]
 
 
+def test_of_batches_is_said_how_many_are_done() -> None:
+    view = view_of(Clock(), promise=None, tiers=TIERS)
+    view.task_started("epoch 1", 8, "batches")
+    view.task_advanced(4)
+    text = "\n".join(shown(view, 120))
+    assert "batch 5 of 8" in text and "of 100 B" in text and "forecast" not in text
+
+
 def test_the_best_is_that_of_the_metric() -> None:
     view = view_of(Clock(), rising=False, metric="mae")
     for epoch, score in ((1, 3.0), (2, 1.0), (3, 2.0)):

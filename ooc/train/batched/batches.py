@@ -23,6 +23,7 @@ from ooc.offloading.measure import DryRuns, SavingPlan, Step
 from ooc.offloading.offload import Offload
 from ooc.plan import Hardware
 from ooc.plan.workload import Fate
+from ooc.progress.live import Tier
 from ooc.ranks import RunningStatistics, StepSum
 from ooc.sizes import format_size
 from ooc.train.loss import Loss
@@ -67,8 +68,10 @@ class BatchTrainer(Trainer):
     _loss: Loss
     _batches_bytes: int
     """What the loader and the model take together."""
-    _runs_as: nn.Module
+    batch_model: nn.Module
     """The model, or what calls it for batches."""
+    memory_bytes: int
+    """Of this process."""
 
     def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
         for name, values in _FULL_GRAPH.items():
@@ -78,7 +81,7 @@ class BatchTrainer(Trainer):
             raise OptionError(f"accumulate must be positive, not {accumulate}")
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
-        self._runs_as = model
+        self.batch_model = model
         super().__init__(model, graph, **options)
 
     def _share_batches(
@@ -192,7 +195,7 @@ class BatchTrainer(Trainer):
         """Where not all that a batch's layers save fits: what becomes of it."""
         if self._saving is None:
             return nullcontext()
-        return Offload(self._runs_as, self._saving, spill_dir=self._scratch, hardware=self._hardware)
+        return Offload(self.batch_model, self._saving, spill_dir=self._scratch, hardware=self._hardware)
 
     def evaluate(self) -> Scores:
         """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
@@ -225,7 +228,7 @@ class BatchTrainer(Trainer):
         """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
         what the layers save is kept if it fits, and planned for otherwise."""
         try:
-            runs = DryRuns(self._runs_as, step, self._hardware, known=given, within=within)
+            runs = DryRuns(self.batch_model, step, self._hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
             # What autocast saves has other sizes than on the meta device: no plan can be made of it.
             if whole <= left or self._is_rounded:
@@ -246,8 +249,17 @@ class BatchTrainer(Trainer):
         self._batches.close()
         super().close()
 
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The memory that batches and the model take, of that which they may."""
+        count = self.ranks.local_count
+        return (Tier("memory", count * self.memory_bytes, count * self._batches_bytes, ("host_peak_bytes",)),)
+
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
-        return nullcontext()  # what is shown goes by a forecast
+        return nullcontext() if self.ranks.rank else super()._shown(last, eval_every)
+
+    def _promised(self, eval_every: int) -> dict[str, Any]:
+        return {"tiers": self.tiers}
 
 
 def _said(plan: SavingPlan) -> str:

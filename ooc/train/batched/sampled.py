@@ -84,7 +84,7 @@ class SampledTrainer(BatchTrainer):
             model.train()
         self._trims = False
         if (trimmed := Trimmed.of(model, network)) is not None:
-            self._runs_as = trimmed
+            self.batch_model = trimmed
         else:
             self._trims = _trims(model, sampling.fanouts, self._carried)
         self.loader = self._batches = NeighborLoader(
@@ -127,7 +127,7 @@ class SampledTrainer(BatchTrainer):
         size = batch.batch_size
         with self._normalized(self.model, batch):
             with self._autocast():
-                outputs_rC = self._outputs(self._runs_as, batch)[:size].to(self._dtype)
+                outputs_rC = self._outputs(self.batch_model, batch)[:size].to(self._dtype)
             labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
             labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
             return self._backward(outputs_rC, labels, scale)

@@ -2,6 +2,7 @@
 """Training by sampled batches: with all neighbours drawn, the full graph's losses; resumed, an undisturbed run's."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.batched.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
+from tests.progress.test_reporter import Terminal
 
 _CASE = GraphCase(nodes=400, edges=2500, features=9, self_loops=15, duplicates=20, isolated=5, weighted=True)
 _ALL = Sampling(fanouts=[-1, -1], batch_size=10_000)
@@ -126,6 +128,17 @@ def test_batches_of_a_step_make_one_large_batch(store: Store) -> None:
     several = Sampling(fanouts=[-1, -1], batch_size=20, accumulate=4)
     other = _train(_model(GraphSAGE), store, several, ignore_edge_data="weight")
     assert [record.loss for record in other] == pytest.approx([record.loss for record in one], rel=1e-12)
+
+
+def test_on_a_terminal_training_is_shown_by_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    _train(_model(GraphSAGE), store, _FEW, epochs=1, ignore_edge_data="weight")
+    last = stream.getvalue().split("\x1b[2K")[-1]
+    for part in ("GraphSAGE on g.ooc", "epoch 1/1", "lowest", "valid accuracy", "of 100 MB", "waiting", "SSD read"):
+        assert part in last
+    assert "forecast" not in last and "SSD busy" not in last
 
 
 def test_what_takes_degrees_of_its_edges_is_refused(store: Store) -> None:
