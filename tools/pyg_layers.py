@@ -412,7 +412,12 @@ def catalogue() -> dict[str, dict[str, Entry]]:
 
 
 _LINKS = "otherwise", "its loss is of links: its encoder trains as any model, or by links (links.md)"
-_LINKS_OF_ITS_OWN = "not yet", "its loss is of links, of a form of its own; its encoder alone trains as any model"
+_VARIATIONAL = "otherwise", "its loss is of links, and a number a row: an encoder that gives both (links.md)"
+_AR = "otherwise", "its loss is of links: what it encodes to side by side, with a decoder of one's own (links.md)"
+_ADVERSARIAL = (
+    "principle",
+    "has no one loss: an encoder and a discriminator are trained against each other; its encoder trains as any model",
+)
 _BASE = "nothing to train", "a base class"
 _TOOL = "nothing to train", "no parameters"
 _NEAREST = "principle", "builds a graph anew, of the nearest neighbours among features that change"
@@ -444,10 +449,11 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
         "is trained on rows that are dealt out anew in each epoch; its encoder alone trains as any model",
     ),
     **dict.fromkeys(("InnerProductDecoder", "GAE"), _LINKS),
-    **dict.fromkeys(("VGAE", "ARGA", "ARGVA"), _LINKS_OF_ITS_OWN),
+    "VGAE": _VARIATIONAL,
+    **dict.fromkeys(("ARGA", "ARGVA"), _ADVERSARIAL),
     "LightGCN": ("otherwise", "an embedding with LGConv (embeddings.md), and its loss is of links (links.md)"),
-    "ARLinkPredictor": _LINKS_OF_ITS_OWN,
-    "LPFormer": ("not yet", "gives a row for each pair of nodes that it is asked for"),
+    "ARLinkPredictor": _AR,
+    "LPFormer": ("principle", "takes the personalised PageRank of all pairs of nodes, N² numbers"),
     "RENet": _EVENTS,
     "TGNMemory": _EVENTS,
     "GraphUNet": ("principle", "builds graphs anew, of the nodes that score highest"),
