@@ -4,6 +4,8 @@
 import copy
 import os
 import signal
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import nn
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
-from ooc.ranks import Ranks, RunningStatistics
+from ooc.ranks import Ranks, RunningStatistics, group, heartbeat
 from ooc.storage.store import Store
 from ooc.train.batched.sampled import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
@@ -63,7 +65,49 @@ def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path
         assert [begun[0]["loss"] + one["loss"] for one in gone_on] == [alone["loss"]] * 4
 
 
-def test_a_process_that_goes_is_named(tmp_path: Path) -> None:
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not answer is found out within a second."""
+    for module in (heartbeat, group):
+        monkeypatch.setattr(module, "BEAT_S", 0.1)
+    monkeypatch.setattr(heartbeat, "SILENT_BEATS", 8)
+
+
+def test_a_process_that_is_slow_is_waited_for_and_one_that_is_stopped_is_named(tmp_path: Path, _soon: None) -> None:
+    def work(rank: int) -> tuple[str, bool]:
+        ranks = Ranks.of_environment()
+        (tmp_path / str(rank)).write_text(str(os.getpid()))
+        until = time.monotonic() + 1.2
+        while rank == 1 and time.monotonic() < until:  # and holds the interpreter
+            pass
+        ranks.gathered(torch.zeros(3))
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(ooc.RankError) as raised:
+            ranks.gathered(torch.zeros(3))
+        if rank == 0:
+            os.kill(int((tmp_path / "2").read_text()), signal.SIGKILL)
+        return str(raised.value), raised.value.is_told
+
+    first, second, gone = together(3, tmp_path, work)
+    assert gone is None
+    assert first[0] == second[0] and "rank 2 has not answered" in first[0]
+    assert sorted([first[1], second[1]]) == [False, True]
+
+
+def test_a_process_that_never_starts_is_named(tmp_path: Path) -> None:
+    def work(rank: int) -> tuple[str, bool]:
+        if rank == 1:
+            os._exit(0)
+        with pytest.raises(ooc.RankError) as raised:
+            Ranks.of_environment(timedelta(seconds=0.5))
+        return str(raised.value), raised.value.is_told
+
+    first, _, third = together(3, tmp_path, work)
+    assert first == ("rank 1 has not started within 0.5 s", False) and third[1]
+
+
+def test_a_process_that_goes_is_named(tmp_path: Path, _soon: None) -> None:
     def work(rank: int) -> str:
         ranks = Ranks.of_environment()
         assert ranks.told(lambda: "as the first says") == "as the first says"
@@ -75,7 +119,7 @@ def test_a_process_that_goes_is_named(tmp_path: Path) -> None:
 
     first, gone, third = together(3, tmp_path, work)
     assert gone is None
-    assert "has gone" in first and "has gone" in third
+    assert first == third == "rank 1 has gone or does not answer"
 
 
 def test_processes_that_are_started_anew_meet_by_the_same_store(
@@ -104,14 +148,13 @@ def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
             if rank == 1:
                 raise ooc.BudgetError("too little")
 
-        def wait() -> None:
-            if rank:
-                ranks.wait()
-            else:
-                with ranks.waited_for():
-                    raise ooc.StoreError("damaged")
+        def fail_later() -> None:
+            if rank == 0:
+                ranks.failed()
+                raise ooc.StoreError("damaged")
+            ranks.gathered(torch.zeros(3))
 
-        for failing in (lambda: ranks.all_of(fail), wait):
+        for failing in (lambda: ranks.all_of(fail), fail_later):
             with pytest.raises(ooc.OocError) as raised:
                 failing()
             found.append((type(raised.value).__name__, getattr(raised.value, "is_told", False)))

@@ -7,24 +7,29 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
-from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED
-from ooc.errors import RankError, TrainingError
+from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED, describe_os_error
+from ooc.errors import OocError, RankError, TrainingError
 
 if TYPE_CHECKING:
     from ooc.ranks import Ranks
+
+_STARTING = timedelta(minutes=2)
+"""How long all processes may take to start."""
 
 
 def ranks_of_environment() -> "Ranks | None":
     """The processes that this one belongs to; None where it is alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
     from ooc.ranks import Ranks
 
-    return Ranks.of_environment()
+    return Ranks.of_environment(_STARTING)
 
 
 def is_first(ranks: "Ranks | None") -> bool:
@@ -35,7 +40,7 @@ def is_first(ranks: "Ranks | None") -> bool:
 @contextmanager
 def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
     """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
-    where all find the same, as a loss that is no number."""
+    where all find the same, as a loss that is no number. Others than the first say who they are."""
     try:
         yield
     except (RankError, TrainingError) as error:
@@ -43,6 +48,13 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
         if not is_told:
             raise
         context.exit(EXIT_ERROR)
+    except BaseException as error:
+        if ranks is not None:
+            ranks.failed()
+            if ranks.rank and isinstance(error, OocError | OSError):
+                why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+                raise OocError(f"rank {ranks.rank}: {why}") from error
+        raise
 
 
 def is_restarted() -> bool:
@@ -53,7 +65,6 @@ def is_restarted() -> bool:
 def start_processes(count: int, arguments: Sequence[str]) -> int:
     """Run ``ooc`` with these arguments by ``count`` processes; the exit code that theirs come to."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -87,7 +87,8 @@ def command(
         from ooc.report.console import check_drawing
 
         check_drawing(report, *PAGE_SUFFIXES)
-    ranks = ranks_of_environment()
+    with silent_where_told(context, None):
+        ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
     resume = resume or (is_restarted() and out is not None and Path(out).exists())

@@ -25,6 +25,8 @@ _WORTH_SORTING_OUT = 0.8
 """Of all rows: where more of them are wanted, all are sent, right from where they lie to where they go."""
 _AT_ONCE_BYTES = 4 << 20
 """Of rows that are sent by lists, and as much of those that are received."""
+_NUMBERS_BYTES = 2 * torch.int64.itemsize
+"""Of a row in lists, while it is sent."""
 
 
 def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, parts: Sequence[float]) -> list[range]:
@@ -57,14 +59,30 @@ def wanted_rows(
     return [torch.from_numpy((start + found).astype(kind)) for start, found in inside]
 
 
-def halo_nbytes(counts_PP: Tensor, shares: Sequence[range], rows: int) -> int | None:
-    """Bytes that one process at most holds to be sent some rows alone, [i, j] of those of process j being wanted by i;
-    None where these are so many that all are sent."""
+@dataclass(frozen=True, slots=True)
+class HaloMemory:
+    """What one process at most holds to be sent some rows alone: bytes of lists for every direction, and room for rows
+    of up to ``row_bytes`` on their way, of which ``most`` go between any two of ``count`` processes."""
+
+    lists: int = 0
+    most: int = 0
+
+    def __add__(self, other: "HaloMemory") -> "HaloMemory":
+        """Of two directions, which are not sent at once."""
+        return HaloMemory(self.lists + other.lists, max(self.most, other.most))
+
+    def nbytes(self, row_bytes: int, count: int) -> int:
+        """All of it."""
+        sent = (count - 1) * (row_bytes + _NUMBERS_BYTES)
+        return self.lists + 2 * min(self.most * sent, max(_AT_ONCE_BYTES, sent))
+
+
+def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMemory | None:
+    """[i, j]: how many rows of process j are wanted by i; None where these are so many that all are sent."""
     if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
         return None
     given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
-    of_lists = int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8)
-    return of_lists + 2 * _AT_ONCE_BYTES
+    return HaloMemory(int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8), int(counts_PP.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +103,21 @@ class Exchange:
         self._halos: dict[EdgesKey, Halo] = {}
         self.received_bytes = 0
 
-    def find_halo(self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> int:
+    def find_halo(self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> HaloMemory:
         """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
         rows, a few at a time, of a graph of so many ``rows``: the halo where that is much less than all rows. Returns
-        the bytes that it takes. Holds a byte a row meanwhile."""
+        what that takes. Holds a byte a row meanwhile."""
         ranks = self._ranks
         wanted = wanted_rows(sources, self._shares, self.own, rows)
         counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
-        nbytes = halo_nbytes(counts_PP, self._shares, rows)
-        if nbytes is None:
-            return 0
+        memory = halo_memory(counts_PP, self._shares, rows)
+        if memory is None:
+            return HaloMemory()
         given_P = counts_PP[:, ranks.rank].tolist()
         given = torch.empty(sum(given_P), dtype=wanted[0].dtype)
         ranks.all_to_all(given, torch.cat(wanted), given_P, [len(one) for one in wanted])
-        self._halos[direction] = Halo(wanted, [*torch.split(given, given_P)], int(counts_PP.max()))
-        return nbytes
+        self._halos[direction] = Halo(wanted, [*torch.split(given, given_P)], memory.most)
+        return memory
 
     def halo_rows(self, direction: EdgesKey) -> Any:
         """The rows of other processes that pulls of ``direction`` are sent, ascending; None: all."""
@@ -138,7 +156,7 @@ class Exchange:
 
     def _some_rows(self, matrix_NC: Tensor, halo: Halo) -> None:
         """By lists, so many rows of each process at a time that they take ``_AT_ONCE_BYTES``."""
-        rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + 2 * torch.int64.itemsize  # with its numbers in lists
+        rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + _NUMBERS_BYTES
         at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
         for first in range(0, halo.most, at_once):
             given, wanted = ([part[first : first + at_once] for part in lists] for lists in (halo.given, halo.wanted))
@@ -148,6 +166,15 @@ class Exchange:
             self._ranks.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
             matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
             self.received_bytes += received.nbytes
+
+    def check(self) -> None:
+        """RankError where another process is known to have failed, gone or stopped."""
+        if self._ranks.heartbeat is not None:
+            self._ranks.heartbeat.check()
+
+    def abandon(self) -> None:
+        """This process does not go on."""
+        self._ranks.failed()
 
     def of_all(self, own: float) -> list[float]:
         """What every process has."""
@@ -168,15 +195,15 @@ class Exchange:
     def in_turn(self, sums_NC: Tensor) -> Callable[[], None]:
         """Wait until all processes before this one have added to a matrix, and have what they came to. Returns what
         hands it on, then waits for what it comes to in the end."""
-        ranks = self._ranks
-        if ranks.rank:
-            ranks.receive(sums_NC, ranks.rank - 1)
-            self.received_bytes += sums_NC.nbytes
+        ranks, last = self._ranks, self._ranks.count - 1
+        hands = sums_NC.view(torch.uint8)
+        for rank in range(ranks.rank):
+            ranks.hand_on(hands, rank)
 
         def hand_on() -> None:
-            if ranks.rank + 1 < ranks.count:
-                ranks.send(sums_NC, ranks.rank + 1)
-                self.received_bytes += sums_NC.nbytes
-            ranks.broadcast(sums_NC.view(torch.uint8), ranks.count - 1)
+            for rank in range(ranks.rank, last):
+                ranks.hand_on(hands, rank)
+            ranks.broadcast(hands, last)
 
+        self.received_bytes += sums_NC.nbytes * ((ranks.rank > 0) + (ranks.rank < last))
         return hand_on

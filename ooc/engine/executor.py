@@ -74,6 +74,8 @@ def run_program(
             recorder.finish(passes)
         runtime.refuse_faults()
     except BaseException as error:
+        if runtime.exchange is not None:
+            runtime.exchange.abandon()
         if slabs is not None:
             slabs.settle()
         runtime.settle()

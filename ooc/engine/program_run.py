@@ -76,6 +76,8 @@ class ProgramRun:
         """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills. Nothing is
         half done here: Ctrl-C ends it first."""
         stop_if_asked()
+        if self.runtime.exchange is not None:
+            self.runtime.exchange.check()
         workspace = self.workspace
         workspace.vacate(step - 2)
         for block, frame, load in self.program.acquire[step]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ooc.engine.exchange import Exchange, divide_rows, halo_nbytes, wanted_rows
+from ooc.engine.exchange import Exchange, HaloMemory, divide_rows, halo_memory, wanted_rows
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
@@ -337,23 +337,29 @@ class Job:
 
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""
+        memory = HaloMemory()
         for direction in self._halo_directions():
             sources = self._sources(direction, exchange.own)
-            self._exchange_bytes += exchange.find_halo(direction, sources, self._store.num_nodes)
-        self._candidates.clear()
+            memory += exchange.find_halo(direction, sources, self._store.num_nodes)
+        self._admit_halos(memory)
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
-        nodes, found = self._store.num_nodes, [dict[EdgesKey, Any]() for _ in self._shares]
+        nodes, found, memory = self._store.num_nodes, [dict[EdgesKey, Any]() for _ in self._shares], HaloMemory()
         for direction in self._halo_directions() if self._store.path.exists() else ():
             wanted = [wanted_rows(self._sources(direction, one), self._shares, one, nodes) for one in self._shares]
-            nbytes = halo_nbytes(torch.tensor([[*map(len, one)] for one in wanted]), self._shares, nodes)
-            if nbytes is not None:
-                self._exchange_bytes += nbytes
+            of_halo = halo_memory(torch.tensor([[*map(len, one)] for one in wanted]), self._shares, nodes)
+            if of_halo is not None:
+                memory += of_halo
                 for rank, one in enumerate(wanted):
                     found[rank][direction] = torch.cat(one).numpy()
-        self._candidates.clear()
+        self._admit_halos(memory)
         return found
+
+    def _admit_halos(self, memory: HaloMemory) -> None:
+        widest = max((matrix.columns for matrix in self.workload.matrices.values()), default=0)
+        self._exchange_bytes = memory.nbytes(widest * self._network.dtype.itemsize, self.resources.ranks.count)
+        self._candidates.clear()
 
     def _halo_directions(self) -> list[EdgesKey]:
         """Those that are pulled in, if there is the memory to know halos: a byte a row to find them, and up to four for

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,10 +14,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch_geometric.nn.models import GAT, GCN
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import ooc
-from ooc.engine import exchange
+from ooc.engine import exchange, runtime
 from ooc.engine.executor import RowPassRun
 from ooc.model.stages import panels
 from ooc.storage.store import Store
@@ -28,6 +28,7 @@ from tests.exactness.reference import ModelCase
 from tests.exactness.test_random_cases import models as any_model
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
+from tests.prefetch.faults import Faults, faulty_engine
 from tests.processes import together
 
 _CASE = GraphCase(nodes=150, edges=900, features=9, self_loops=15, duplicates=20, isolated=5, unlabelled=40)
@@ -192,3 +193,28 @@ def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pyt
     first, slow = together(2, tmp_path, work)
     assert alone["losses"] == first["losses"] == slow["losses"]
     assert slow["rows"] < first["rows"] and slow["rows"] + first["rows"] == store.num_nodes
+
+
+def test_where_the_disk_of_one_is_full_all_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so itself; the others know who it was within two seconds, whatever they wait for."""
+    store = ooc.convert(random_data(GraphCase(nodes=600, edges=2400, features=30)), tmp_path / "g.ooc")
+    choose = runtime.choose_engine
+
+    def work(rank: int) -> tuple[str, str, float]:
+        if rank == 1:
+            disk = faulty_engine(Faults(full=1.0), depth=4, bulk_depth=2, piece_bytes=64 << 10)
+            monkeypatch.setattr(runtime, "choose_engine", lambda *folders: (disk, ""))
+        else:
+            monkeypatch.setattr(runtime, "choose_engine", lambda *folders: (sleep(0.5), choose(*folders))[1])
+        model = GraphSAGE(store.num_features, 24, 3, store.num_classes)
+        options: dict[str, Any] = {"gpu_budget": "380K", "host_budget": "170K", "threads": 1, "tile_rows": 16}
+        started = monotonic()
+        with tuned_trainer(model, store, spill_dir=tmp_path, **options) as trainer:
+            assert trainer.plan.spilled
+            with pytest.raises(ooc.OocError) as raised:
+                trainer.fit(1, eval_every=0, progress=False)
+        return type(raised.value).__name__, str(raised.value), monotonic() - started
+
+    first, second = together(2, tmp_path, work)
+    assert first[:2] == ("RankError", "rank 1 has failed") and second[0] == "SpillError"
+    assert max(first[2], second[2]) < 20

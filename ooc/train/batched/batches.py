@@ -200,13 +200,7 @@ class BatchTrainer(Trainer):
     def evaluate(self) -> Scores:
         """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
         does, and all have to ask."""
-        scores: Scores = {}
-        if self.ranks.rank:
-            self.ranks.wait()
-        else:
-            with self.ranks.waited_for() as tell, self._relay.joined(tell):
-                scores = self._evaluate()
-        return self.ranks.told(lambda: scores)
+        return self.ranks.told(self._evaluate)
 
     @abstractmethod
     def _evaluate(self) -> Scores: ...

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of one training, as ``torchrun`` starts them: which of them this one is, and what they tell each other
+by ``torch.distributed`` with gloo.
+
+Sums over processes are taken in the order of what is summed, the same for any number of them; ``all_reduce`` would add
+in an order that depends on it.
+"""
+
+import atexit
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.rendezvous import rendezvous
+
+from ooc.errors import OptionError, RankError
+from ooc.interruption import stop_if_asked
+from ooc.ranks.heartbeat import BEAT_S, Heartbeat, meet
+
+T = TypeVar("T")
+
+MEETING = timedelta(minutes=10)
+"""How long a process waits for all others to start: some may have to read or convert what they train on first."""
+_UNLIMITED = timedelta(days=365)
+"""How long it waits for what they send: they are known to be alive."""
+_EXIT_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process is number ``rank`` of ``count``, ``local_count`` of them on this machine.
+
+    What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile. Whoever
+    waits raises RankError once another process is known to have failed, gone or stopped.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local_count: int = 1
+    heartbeat: Heartbeat | None = None
+    group: Any = None
+    beside: Any = None
+
+    @classmethod
+    def of_environment(cls, within: timedelta = MEETING) -> Self:
+        """As ``torchrun`` says, or a group that the program around us has made; alone where there is neither.
+        ``within``: in which time all have to be there. OptionError for a group that cannot send what lies in RAM."""
+        if not dist.is_available() or not (dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+            return cls()
+        if _met and dist.is_initialized() and _met[0] is dist.group.WORLD:
+            return cast(Self, _met[1])
+        try:
+            made = cls._meet(within)
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"the processes cannot meet: {' '.join(str(error).split())}") from error
+        if not _met:
+            atexit.register(_end)
+        _met[:] = dist.group.WORLD, made
+        return made
+
+    @classmethod
+    def _meet(cls, within: timedelta) -> Self:
+        if not dist.is_initialized():
+            met, rank, count = next(rendezvous("env://", timeout=within))
+            # torchrun keeps its store when it starts processes anew; where those of before listened is not asked.
+            store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", met)
+            meet(store, rank, count, within)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=within)
+        else:
+            if dist.get_backend() not in ("gloo", "mpi"):
+                raise OptionError(f"batches are trained on the CPU, and the process group is of {dist.get_backend()}")
+            rank, count, store = dist.get_rank(), dist.get_world_size(), PrefixStore("ooc", _get_default_store())
+            meet(store, rank, count, within)
+        groups = [dist.new_group(backend="gloo", timeout=within) for _ in range(2)]
+        for group in groups:
+            group._get_backend(torch.device("cpu"))._set_default_timeout(_UNLIMITED)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+        return cls(rank, count, local, Heartbeat(store, rank, count) if count > 1 else None, *groups)
+
+    def told(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
+        if self.count == 1:
+            return make()
+        made = None
+        if self.rank == 0:
+            try:
+                made = (make(),)
+            except BaseException:
+                self.sent(None, 0)
+                raise
+        made = self.sent(made, 0)
+        if made is None:
+            raise RankError("rank 0 has failed", is_told=True)
+        return cast(T, made[0])
+
+    def all_of(self, make: Callable[[], T]) -> T:
+        """``make()``, once it has succeeded everywhere; of those where it fails the first raises what it raised, the
+        others RankError."""
+        if self.count == 1:
+            return make()
+        made: T | None = None
+        failure: BaseException | None = None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        failed = self.gathered(torch.tensor([failure is not None]))
+        first = next((rank for rank, has_failed in enumerate(failed) if has_failed), None)
+        if first is None:
+            return cast(T, made)
+        if failure is not None and first == self.rank:
+            raise failure
+        raise RankError(f"rank {first} has failed", is_told=True)
+
+    def gathered(self, own: Tensor) -> Sequence[Tensor]:
+        """``own`` [n] of every process, in their order."""
+        if self.count == 1:
+            return (own,)
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        self._wait(dist.all_gather(found, own, self.group, async_op=True))
+        return found
+
+    def share(self, model: nn.Module) -> None:
+        """Give every process the first one's parameters and buffers."""
+        if self.count > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                self.broadcast(tensor.data, 0)
+
+    def broadcast(self, values: Tensor, rank: int) -> None:
+        """Give every process those of one of them, in the memory of ``values``."""
+        self._wait(dist.broadcast(values, rank, self.group, async_op=True))
+
+    def all_to_all(
+        self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
+    ) -> None:
+        """Send rows of ``values``, so many to each process, one behind the other; have theirs in ``received``."""
+        counts = [*received_rows], [*sent_rows]
+        self._wait(dist.all_to_all_single(received, values, *counts, self.group, async_op=True))
+
+    def hand_on(self, values: Tensor, rank: int) -> None:
+        """From one of them to the next one, into the memory of its ``values``; all have to take part."""
+        rows, nothing = [0] * self.count, [0] * self.count
+        rows[rank + 1 if self.rank == rank else rank] = len(values)
+        sent, received = values if self.rank == rank else values[:0], values if self.rank == rank + 1 else values[:0]
+        self.all_to_all(received, sent, rows if len(received) else nothing, rows if len(sent) else nothing)
+
+    def sent(self, value: Any, rank: int) -> Any:
+        """What ``value`` is for one of them, any object, for all."""
+        packed = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        size = torch.tensor([len(packed)])
+        self.broadcast(size, rank)
+        if rank != self.rank:
+            packed = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast(packed, rank)
+        return value if rank == self.rank else pickle.loads(packed.numpy().tobytes())
+
+    def failed(self) -> None:
+        """Have the others know that this process does not go on."""
+        if self.heartbeat is not None:
+            self.heartbeat.fail()
+
+    def _wait(self, work: Any) -> None:
+        """Return when it is done. RankError in the place of gloo's, with who has gone."""
+        assert self.heartbeat is not None
+        _started.add(work)
+        while not work.is_completed():
+            try:
+                work.wait(timedelta(seconds=BEAT_S))
+            except RuntimeError:
+                if not work.is_completed():  # it has waited for a beat
+                    stop_if_asked()
+                    self.heartbeat.check_waiting()
+        _started.discard(work)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.heartbeat.find_gone()
+            raise RankError(f"another process has gone: {' '.join(str(error).split())[:120]}") from error
+
+
+_met: list[Any] = []
+"""The process group of all, and what this process is in it."""
+_started: set[Any] = set()
+"""What is being sent."""
+
+
+def _end() -> None:
+    """At the end of the process. What another one has left undone gloo would wait for."""
+    _met[1].heartbeat.end()
+    if not all(work.is_completed() for work in _started):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(_EXIT_ERROR)
+
+
+ALONE = Ranks()
+"""One process."""
