@@ -75,11 +75,12 @@ class BlockedMatrix:
 
     def sums(self, *, written: bool = False) -> BlockSums:
         """Checksums of the blocks of what is read, or of what is ``written``."""
-        path = None
+        path, learnt = None, isinstance(self.array, VersionedArray)
         if isinstance(self.array, VersionedArray):
             path = self.array.next_path if written else self.array.current_path
         if path not in self.checksums:
-            self.checksums[path] = BlockSums(self.name, self.grid, self.array)
+            stored = None if learnt and written else self.array
+            self.checksums[path] = BlockSums(self.name, self.grid, stored, keeps_crcs=learnt)
         return self.checksums[path]
 
     def rows(self, workspace: Workspace[Any], slab: int, block: int) -> Tensor:

@@ -22,11 +22,12 @@ from ooc.memory import return_freed_memory
 from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
-from ooc.plan.workload import Direction, Kind
+from ooc.plan.workload import Direction
 from ooc.prefetch.device import Device
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
+from ooc.storage.versioned_array import VersionedArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +183,13 @@ class Session:
             self._runtime.settle()
 
     def await_learnt(self) -> None:
-        """Return when the SSD has what the last program has learnt."""
+        """Return when the SSD has what the last program has learnt; its checksums are known from then on."""
         runtime = self._running()
-        for name, planned in runtime.plan.matrices.items():
-            if planned.matrix.kind is Kind.LEARNT:
-                for block in range(planned.grid.blocks):
-                    runtime.workspace.await_written(runtime.matrices[name].number(0, block))
+        for matrix in runtime.matrices.values():
+            if isinstance(matrix.array, VersionedArray):
+                for block in range(matrix.grid.blocks):
+                    runtime.workspace.await_written(matrix.number(0, block))
+                matrix.array.note(matrix.sums(written=True).written())
 
     def record(self, started: Taken, *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""

@@ -18,18 +18,19 @@ import numpy.typing as npt
 import torch
 
 from ooc.errors import BudgetError, OptionError
+from ooc.events import Listener, ignore
 from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged
 from ooc.plan.program.capacity import budget_of
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.budget import BATCHES_ALIVE, work_pages
 from ooc.sampling.loader import BatchLoader, ahead, order_of, rows_of
-from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, frame_bytes, paged_bytes, pages_of
+from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, Sums, frame_bytes, paged_bytes, pages_of
 from ooc.sampling.pages import resident_bytes as held_bytes
 from ooc.sampling.paths import check_paths, count_paths, find_paths, making_bytes, most_walks
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import AnyArray, Array
-from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task, open_store
+from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch
@@ -209,11 +210,12 @@ class GraphLoader(BatchLoader):
         _beside: Callable[[Size, int], int] = lambda most, left: 0,
         _is_own: Callable[[int], bool] = lambda number: True,
         _processes: int = 1,
+        _listener: Listener = ignore,
     ) -> None:
         """``_others``: graphs that batches are to be had of as well, by ``read``. ``_beside``: what else is to be had
         within the memory, by the largest batch, and what is left for it. ``_is_own``: whether this process makes the
         batch of that number; ``_processes`` have such a memory each."""
-        self.store = store if isinstance(store, Store) else open_store(store)
+        super().__init__(store, _listener)
         self.sizes = sizes = GraphSizes(self.store, paths)
         self.graphs = rows_of(self.store, input_graphs, "input_graphs")
         every = self.graphs if _others is None else np.union1d(self.graphs, np.asarray(_others))
@@ -249,18 +251,18 @@ class GraphLoader(BatchLoader):
         return self._begun(lambda held: ahead(_batches(self, held, batches), name="ooc-graphs"))
 
     def _new_held(self) -> "_Held":
-        return _Held(self.store, self.plan)
+        return _Held(self.store, self.plan, self._sums, self._listener)
 
 
 class _Held:
     """What is kept from epoch to epoch: the engine, and rows in memory or pages of them, by array."""
 
-    def __init__(self, store: Store, plan: GraphPlan) -> None:
+    def __init__(self, store: Store, plan: GraphPlan, sums: Sums, listener: Listener) -> None:
         self.engine, _ = choose_engine(store.path)
         self.close = weakref.finalize(self, self.engine.close)
         self.rows: dict[str, ResidentRows | PagedRows] = {}
         for array in _arrays(store):
-            pages = Pages(array, self.engine)
+            pages = Pages(array, self.engine, sums, listener)
             if array.name in plan.resident:
                 self.rows[array.name] = ResidentRows(pages)
             else:

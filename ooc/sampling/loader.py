@@ -18,14 +18,25 @@ import numpy.typing as npt
 import torch
 
 from ooc.errors import OptionError, StoreError
+from ooc.events import Listener, ignore
 from ooc.kernels.dropout.edges import key_of
 from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged, load_offsets
 from ooc.plan.workload import Direction
-from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
-from ooc.sampling.pages import Foresight, PagedRows, Pages, ResidentRows, Rows, SparseRows, Uses
+from ooc.sampling.pages import (
+    SUM_BYTES,
+    Foresight,
+    PagedRows,
+    Pages,
+    ResidentRows,
+    Rows,
+    SparseRows,
+    Sums,
+    Uses,
+    pages_of,
+)
 from ooc.sampling.sampler import Ints, SampledBatch, Sampler, most_by_hop
 from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
@@ -50,6 +61,11 @@ class BatchLoader:
     store: Store
     _held: Any = None
     _running: Any = None
+
+    def __init__(self, store: Store | str | Path, listener: Listener) -> None:
+        """``listener``: who is told of reading all that is to be compared later."""
+        self.store = store if isinstance(store, Store) else open_store(store)
+        self._listener, self._sums = listener, Sums()
 
     def _begun(self, batches: Callable[[Any], Generator["Data"]]) -> Generator["Data"]:
         """Batches by what is held, which an iteration before this one uses no more."""
@@ -117,11 +133,12 @@ class NeighborLoader(BatchLoader):
         _beside: Callable[[list[tuple[int, int]], int], int] = lambda most, left: 0,
         _is_own: Callable[[int], bool] = lambda number: True,
         _processes: int = 1,
+        _listener: Listener = ignore,
     ) -> None:
         """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have, and
         what is left for it. ``_is_own``: whether this process makes the batch of that number; ``_processes`` have such
         a memory each."""
-        self.store = store if isinstance(store, Store) else open_store(store)
+        super().__init__(store, _listener)
         self.store.check_one_graph("a NeighborLoader")
         self.fanouts = check_fanouts(num_neighbors)
         if batch_size < 1:
@@ -163,12 +180,14 @@ class NeighborLoader(BatchLoader):
         return self._begun(batches)
 
     def _new_held(self) -> "_Held":
-        return _Held(self.store, self.plan)
+        return _Held(self.store, self.plan, self._sums, self._listener)
 
     @property
     def retained_bytes(self) -> int:
         """What is held after ``close``."""
-        return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds)
+        arrays = [self.store.array("x"), *_other_arrays(self.store)]
+        sums = SUM_BYTES * sum(pages_of(array) for array in arrays if array.name not in self.plan.resident)
+        return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds) + sums
 
     def in_degrees(self, rows: AnyArray) -> Ints:
         """How many edges lead to each of these rows of the store [n]."""
@@ -204,13 +223,23 @@ class NeighborLoader(BatchLoader):
 class _Held:
     """What is kept from epoch to epoch: the engine, rows in memory, pages."""
 
-    def __init__(self, store: Store, plan: SamplingPlan) -> None:
+    def __init__(self, store: Store, plan: SamplingPlan, sums: Sums, listener: Listener) -> None:
         self.store = store
         self.engine, _ = choose_engine(store.path)
         self.close = weakref.finalize(self, self.engine.close)
-        self.neighbours, *others = (_rows(array, plan, self.engine) for array in _other_arrays(store))
+
+        def rows(array: Array) -> Rows:
+            if isinstance(array, SparseArray):
+                return SparseRows(array)
+            pages = Pages(array, self.engine, sums, listener)
+            if array.name in plan.resident:
+                return ResidentRows(pages)
+            cached = plan.cache_pages if array.name == "x" else 0
+            return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
+
+        self.neighbours, *others = map(rows, _other_arrays(store))
         self.others = dict(zip([array.name for array in _other_arrays(store)][1:], others, strict=True))
-        self.x = _rows(store.array("x"), plan, self.engine)
+        self.x = rows(store.array("x"))
 
 
 _Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
@@ -305,16 +334,6 @@ def _other_arrays(store: Store) -> list[Array]:
     if store.attributes.get("order", "none") != "none":
         found.append(store.array("perm"))
     return found
-
-
-def _rows(array: Array, plan: SamplingPlan, engine: Engine) -> Rows:
-    if isinstance(array, SparseArray):
-        return SparseRows(array)
-    pages = Pages(array, engine)
-    if array.name in plan.resident:
-        return ResidentRows(pages)
-    cached = plan.cache_pages if array.name == "x" else 0
-    return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
 
 
 def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:

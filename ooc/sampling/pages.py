@@ -5,6 +5,9 @@ What batches to come need of an array is known once they are sampled. So pages a
 bypass (IBM Systems Journal 5(2), 1966): after each batch those whose next use is nearest, be they in the cache or just
 read, and of those that no batch in sight needs again the ones that are there. Within a batch a page is read once.
 
+The store has checksums of chunks, which are many pages. So all of an array is read once at first: chunks are compared
+with the store's checksums, and of each page a sum is kept, with which it is compared whenever it is read again.
+
 n rows asked for, P pages of a batch, C columns.
 """
 
@@ -12,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from ooc.events import Listener, ignore, reported
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
 from ooc.storage.array import AnyArray, Array
@@ -27,19 +32,26 @@ _NEVER, _FREE = MOST_BATCHES, MOST_BATCHES + 1
 """Next uses of a page that no batch in sight needs, and of a frame that holds none."""
 _STAGED = 2
 """Windows of pages on their way at once, beside the one whose rows are picked."""
-_PER_PAGE_BYTES = 1 + 4 + 2 * 2
-"""Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights."""
+SUM_BYTES = 4
+_PER_PAGE_BYTES = 1 + 4 + 2 * 2 + SUM_BYTES
+"""Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights, a sum."""
 _PICKED_ENTRY_BYTES = 32
 _PER_FRAME_BYTES = 8 + 2 + 4
 """Of every page that is kept: which it is, when it is needed next, and a list of frames that are free."""
 
 
-class Pages:
-    """The chunk files of ``array`` as one row of ``count`` pages."""
+Sums = dict[str, npt.NDArray[np.uint32]]
+"""Of each page of arrays, by their names: its 32-bit words added up."""
 
-    def __init__(self, array: Array, engine: Engine) -> None:
+
+class Pages:
+    """The chunk files of ``array`` as one row of ``count`` pages. ``sums``: those that are known, or will be; they may
+    outlive this."""
+
+    def __init__(self, array: Array, engine: Engine, sums: Sums | None = None, listener: Listener = ignore) -> None:
         self.array = array
         self.count = pages_of(array)
+        self._sums, self._listener = {} if sums is None else sums, listener
         self._per_chunk = array.chunk_bytes // PAGE_BYTES
         self._engine = engine
         self._files = [ChunkFile(array.chunk_path(chunk)) for chunk in range(array.num_chunks)]
@@ -54,6 +66,44 @@ class Pages:
         spans = [Span(self._files[chunk], offset, nbytes, self.array.name) for chunk, offset, nbytes in runs]
         return self._engine.read(spans, into)
 
+    def learn(self, buffers: Sequence[Bytes]) -> None:
+        """Read every page, unless that has been done, by way of ``buffers``. StoreError where a chunk's checksum is
+        another than the store's."""
+        if self.array.name in self._sums or not self.array.has_checksums:
+            return
+        stored, sums = self.array.checksums(), np.empty(self.count, dtype=np.uint32)
+        most, per_chunk = len(buffers[0]) // PAGE_BYTES, self._per_chunk
+        parts = [
+            np.arange(first, min(first + most, chunk + per_chunk))
+            for chunk in range(0, self.count, per_chunk)
+            for first in range(chunk, chunk + per_chunk, most)
+        ]
+        into = [buffers[number % len(buffers)][: len(part) * PAGE_BYTES] for number, part in enumerate(parts)]
+        tickets: list[Ticket] = []
+        checksum = 0
+        with reported(self._listener, f"checking {self.array.name}", self.count, "pages") as advance:
+            try:
+                for number, part in enumerate(parts):
+                    for ahead in range(len(tickets), min(len(parts), number + len(buffers))):
+                        tickets.append(self.read(parts[ahead], into[ahead]))
+                    tickets[number].wait()
+                    chunk, within = divmod(int(part[0]), per_chunk)
+                    checksum = google_crc32c.extend(checksum if within else 0, into[number])
+                    sums[part] = _sums_of(into[number])
+                    if within + len(part) == per_chunk and checksum != stored[chunk]:
+                        raise self.array.damaged(chunk)
+                    advance(int(part[-1]) + 1)
+            finally:
+                for ticket in tickets:
+                    ticket.settle()
+        self._sums[self.array.name] = sums
+
+    def compare(self, pages: Places, memory: Bytes) -> None:
+        """StoreError where ``memory`` has other bytes of these ``pages`` than they had at first."""
+        sums = self._sums.get(self.array.name)
+        if sums is not None and (wrong := np.flatnonzero(sums[pages] != _sums_of(memory))).size:
+            raise self.array.damaged(int(pages[wrong[0]]) // self._per_chunk)
+
 
 class ResidentRows:
     """All rows of an array in memory, read once."""
@@ -63,6 +113,10 @@ class ResidentRows:
         array = pages.array
         memory = Arena(pages.count * PAGE_BYTES).view(0, pages.count * PAGE_BYTES)
         pages.read(np.arange(pages.count), memory).wait()
+        if array.has_checksums:
+            for chunk, stored in enumerate(array.checksums().tolist()):
+                if google_crc32c.extend(0, memory[chunk * array.chunk_bytes :][: array.chunk_bytes]) != stored:
+                    raise array.damaged(chunk)
         self._rows = memory.view(array.dtype).reshape(array.padded_rows, *array.shape[1:])
 
     def needs(self, rows: AnyArray) -> Places | None:
@@ -127,6 +181,7 @@ class _Window(NamedTuple):
 
 class PagedRows:
     """Rows of an array of which ``cache_pages`` are kept in memory; ``work_pages`` at a time are picked from.
+    StoreError where the SSD returns other bytes than the store's.
 
     ``needs`` and ``foresee`` may be called on one thread while another one calls ``begin`` and ``take``.
     """
@@ -145,6 +200,7 @@ class PagedRows:
         self._cache = frames(0, cache_pages)
         self._work = frames(cache_pages, work_pages)
         self._staging = [frames(cache_pages + (1 + k) * work_pages, work_pages) for k in range(_STAGED)]
+        pages.learn([frames.reshape(-1) for frames in self._staging])
         items = self._work.reshape(-1).view(array.dtype)
         strides = (array.itemsize,) * len(array.shape)
         overlapping = (len(items) - array.columns + 1, *array.shape[1:])
@@ -217,12 +273,14 @@ class PagedRows:
         self.pages_read += int(missing.sum())
         windows = list(self._cut(len(pages), first, last))
 
+        def absent(number: int) -> tuple[Places, Bytes]:
+            part = slice(windows[number].new, windows[number].high)
+            found = pages[part][missing[part]]
+            return found, self._staging[number % _STAGED].reshape(-1)[: len(found) * PAGE_BYTES]
+
         def send(number: int) -> Ticket | None:
-            window = windows[number]
-            part = slice(window.new, window.high)
-            absent = pages[part][missing[part]]
-            staging = self._staging[number % _STAGED].reshape(-1)
-            return self._pages.read(absent, staging[: len(absent) * PAGE_BYTES]) if len(absent) else None
+            found, into = absent(number)
+            return self._pages.read(found, into) if len(found) else None
 
         tickets = [send(0)] if windows else []
         before = 0
@@ -233,6 +291,7 @@ class PagedRows:
                 ticket = tickets[number]
                 if ticket is not None:
                     ticket.wait()
+                    self._pages.compare(*absent(number))
                 self._assemble(window, before, frames, missing, number)
                 yield window
                 self._replace(window, uses, frames, missing, kept, given_up, number)
@@ -319,6 +378,12 @@ Rows = ResidentRows | PagedRows
 def pages_of(array: Array) -> int:
     """Pages of all its chunk files; of one kept without its zeros none are asked for by themselves."""
     return 0 if isinstance(array, SparseArray) else array.num_chunks * array.chunk_bytes // PAGE_BYTES
+
+
+def _sums_of(memory: Bytes) -> npt.NDArray[np.uint32]:
+    """Of each page: a sum that is another one wherever the bits of one word are."""
+    sums: npt.NDArray[np.uint32] = memory.view(np.uint32).reshape(-1, PAGE_BYTES // 4).sum(axis=1, dtype=np.uint32)
+    return sums
 
 
 def most_pages_of_row(array: Array) -> int:

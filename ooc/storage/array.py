@@ -23,7 +23,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import StoreError
+from ooc.errors import OocError, StoreError
 from ooc.storage.checksums import combined, of_zeros
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Array:
 
     Attributes: ``name`` within the store, ``path`` (its folder), ``shape``, ``chunks`` (shape of a
     chunk), ``dtype``, ``columns`` (1 for one-dimensional arrays), ``itemsize``, ``row_bytes``,
-    ``padded_rows`` (rows covered by chunk files). Holds no open file.
+    ``padded_rows`` (rows covered by chunk files), ``start_bytes`` (of a file before its rows). Holds no open file.
     """
 
     def __init__(self, name: str, path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str) -> None:
@@ -86,6 +86,7 @@ class Array:
         self.num_chunks = -(-shape[0] // chunks[0])
         self.padded_rows = self.num_chunks * chunks[0]
         self.chunk_bytes = chunks[0] * self.row_bytes
+        self.start_bytes = 0
         self._seen = 0, 0, 0  # chunk, bytes of it read from its beginning on, and their checksum
 
     def __repr__(self) -> str:
@@ -130,23 +131,35 @@ class Array:
             done += extent.nbytes
         return out
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether anybody has kept them; a file without is believed."""
+        return (self.path / CHECKSUM_FILE).exists()
+
     def _check(self, chunk: int, offset: int, part: npt.NDArray[np.uint8]) -> None:
         """Go on with a chunk's checksum where ``part`` goes on with it, and compare it at the end of the rows."""
         seen, at, checksum = self._seen if offset else (chunk, 0, 0)
         end = offset + len(part)
-        if seen != chunk or not offset <= at < end or not (self.path / CHECKSUM_FILE).exists():
+        if seen != chunk or not offset <= at < end or not self.has_checksums:
             return
         checksum = google_crc32c.extend(checksum, part[at - offset :])
         self._seen = chunk, end, checksum
         padding = max(0, (chunk + 1) * self.chunk_bytes - self.shape[0] * self.row_bytes)
         complete = end == self.chunk_bytes - padding
         if complete and combined(checksum, of_zeros(padding), padding) != self.checksums()[chunk]:
-            raise StoreError(f"{self.name}: chunk {self.chunk_path(chunk)} has another checksum; see ooc verify")
+            raise self.damaged(chunk)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, AnyArray]]:
         """``(first row, rows)`` over the whole array, at most ``rows`` at a time."""
         for start in range(0, self.shape[0], rows):
             yield start, self.read(start, min(start + rows, self.shape[0]))
+
+    def damaged(self, chunk: int) -> OocError:
+        """The error that says that a chunk's bytes are not those that the store's checksums tell of."""
+        return StoreError(
+            f"{self.name}: the SSD returns other bytes of {self.chunk_path(chunk)} than the store's checksums tell; "
+            "ooc verify tells whether the file is damaged"
+        )
 
     def checksums(self) -> npt.NDArray[np.uint32]:
         """CRC-32C of every chunk, ``[num_chunks]``."""
@@ -164,7 +177,7 @@ class Array:
         data, result = np.empty(min(_CHECKED_BYTES, end - offset), dtype=np.uint8), 0
         for start in range(offset, end, _CHECKED_BYTES):
             part = data[: end - start]
-            self._read_extent(Extent(self.chunk_path(index), start, len(part)), part)
+            self._read_extent(Extent(self.chunk_path(index), self.start_bytes + start, len(part)), part)
             result = google_crc32c.extend(result, part)
         return result
 

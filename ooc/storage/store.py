@@ -382,7 +382,7 @@ def open_store(path: str | Path) -> Store:
         store = Store(path, attributes, arrays, identity=identity)
         if any(not 0 <= size <= (store.num_graphs or store.num_nodes) for size in store.split_sizes.values()):
             raise ValueError("a split is larger than what there is")
-    except (KeyError, ValueError, TypeError) as error:
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
     for name, shape in shapes.items():
         if arrays[name].shape != shape:

@@ -49,8 +49,8 @@ class Types:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "Types | None":
-        """Those of a store of these attributes; None where it has but one. KeyError, TypeError or ValueError where they
-        are none."""
+        """Those of a store of these attributes; None where it has but one. AttributeError, KeyError, TypeError or
+        ValueError where they are none."""
         if "node_types" not in attributes:
             return None
         nodes = {str(name): int(kind["num_nodes"]) for name, kind in attributes["node_types"].items()}

@@ -10,19 +10,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ooc.errors import OocError, SpillError
 from ooc.storage.array import PAGE_BYTES, Array, Extent
 
 
 class VersionedArray(Array):
     """Rows ``shape`` in the files ``paths``; ``current`` is the version that is read, ``following`` that to be written.
 
-    Which version is which is for its owner to say.
+    Which version is which is for its owner to say. ``crcs``: the CRC-32C of each version's rows, as far as known.
     """
 
     def __init__(self, name: str, paths: list[Path], shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
         super().__init__(name, paths[0].parent, shape, shape, np.dtype(dtype).newbyteorder("<").str)
         self.paths = paths
         self.current, self.following = 0, 1
+        self.start_bytes = PAGE_BYTES
+        self.crcs: dict[int, int] = {}
 
     @property
     def current_path(self) -> Path:
@@ -33,6 +36,29 @@ class VersionedArray(Array):
     def next_path(self) -> Path:
         """The file of the version that is to be written."""
         return self.paths[self.following]
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether that of the current version is known."""
+        return self.current in self.crcs
+
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """The CRC-32C of the current version's rows, [1]."""
+        return np.array([self.crcs[self.current]], dtype=np.uint32)
+
+    def note(self, crc: int | None) -> None:
+        """The next version has been written, with that CRC-32C, or one that nobody knows."""
+        self.crcs.pop(self.following, None)
+        if crc is not None:
+            self.crcs[self.following] = crc
+
+    def chunk_path(self, index: int) -> Path:
+        """The file of the current version, which is one chunk."""
+        return self.current_path
+
+    def damaged(self, chunk: int) -> OocError:
+        """The error that says that the current version's bytes are not those that were written."""
+        return SpillError(f"{self.name}: the SSD returns other bytes of {self.current_path} than were written there")
 
     @property
     def file_nbytes(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import google_crc32c
 import numpy as np
 import torch
 
@@ -21,6 +22,7 @@ from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
 from ooc.sizes import format_size
 from ooc.storage.array import flush, make_folders
+from ooc.storage.checksums import of_zeros
 from ooc.storage.store import Store
 from ooc.storage.types import Types
 from ooc.storage.versioned_array import VersionedArray
@@ -135,6 +137,8 @@ class LearntRows:
         for name in rows._spaces:
             array = rows.arrays[name]
             array.paths = [folder / f"{name}.{versions[name]}.npy"]
+            crc = _crcs_of(state, name).get(versions[name])
+            array.crcs = {} if crc is None else {0: crc}
             _check_file(array, array.paths[0])
         return rows
 
@@ -191,7 +195,9 @@ class LearntRows:
             space = self._spaces.get(name)
             first = self.embedding.optimizer.states.get(name.rpartition(".")[2], 0.0)
             if space is None and not first:
+                array.crcs[0] = of_zeros(array.shape[0] * array.row_bytes)
                 continue
+            checksum = 0
             with array.paths[0].open("r+b", buffering=0) as file:
                 for panel, start in enumerate(range(0, array.shape[0], PANEL_ROWS)):
                     shape = (min(PANEL_ROWS, array.shape[0] - start), array.columns)
@@ -199,11 +205,13 @@ class LearntRows:
                     block = self.first_rows(space or "", panel, shape) if given is None else given
                     place = array.extent(array.paths[0], start, shape[0])
                     os.pwrite(file.fileno(), block.data, place.offset)
+                    checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
                     if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
                         os.fdatasync(file.fileno())
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 os.fdatasync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            array.crcs[0] = checksum
 
     def first_rows(self, space: str, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Rows of a type of nodes as they are drawn, [R, D], the first of ``PANEL_ROWS`` that are drawn together. By
@@ -250,7 +258,8 @@ class LearntRows:
 
     def state(self) -> dict[str, Any]:
         """The current versions, for a checkpoint: ``saved`` when that is written."""
-        return {"versions": self._versions, "optimizer": self.embedding.optimizer.name}
+        crcs = {name: dict(array.crcs) for name, array in self.arrays.items()}
+        return {"versions": self._versions, "crcs": crcs, "optimizer": self.embedding.optimizer.name}
 
     def saved(self) -> None:
         """A checkpoint names the current versions: they stay until the next one."""
@@ -272,7 +281,7 @@ class LearntRows:
             raise RunError("the checkpoint is of another embedding, or of none")
         for name, array in self.arrays.items():
             _check_file(array, self._folder / f"{name}.{versions[name]}.npy")
-            array.current = int(versions[name])
+            array.current, array.crcs = int(versions[name]), _crcs_of(state, name)
         self._best = {name: version for name, version in _versions_of(best).items() if name in self._spaces}
         self.saved()
 
@@ -282,6 +291,13 @@ def _versions_of(state: object) -> dict[str, int]:
     versions = state.get("versions") if isinstance(state, Mapping) else None
     found = versions if isinstance(versions, Mapping) else {}
     return {str(name): version for name, version in found.items() if type(version) is int and version >= 0}
+
+
+def _crcs_of(state: object, name: str) -> dict[int, int]:
+    """The checksums that ``LearntRows.state`` has of an array's versions; none in one of before they were kept."""
+    crcs = state.get("crcs") if isinstance(state, Mapping) else None
+    found = crcs.get(name) if isinstance(crcs, Mapping) else None
+    return {int(version): int(crc) for version, crc in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _rows_name(name: str) -> str:

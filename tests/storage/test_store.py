@@ -78,6 +78,7 @@ def test_unusable_stores_are_named(store: Store, tmp_path: Path) -> None:
         ({"split_sizes": {"train": 10**30, "valid": 0, "test": 0}}, "damaged"),
         ({"order": "hop", "hops": "abc", "train_hops": [1]}, "damaged"),
         ({"source": None}, "damaged"),
+        ({"node_types": "../../x"}, "damaged"),
     ],
 )
 def test_wrong_metadata_is_refused(store: Store, attributes: dict[str, Any], message: str) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 
 import ooc
-from ooc.errors import ModelError, OocError, OptionError, RunError, TrainingError
+from ooc.errors import ModelError, OocError, OptionError, RunError, SpillError, TrainingError
 from ooc.model.stages import PanelSums, Tile
 from ooc.prefetch.frames import HostWorkspace
+from ooc.storage.array import PAGE_BYTES
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
@@ -196,6 +197,23 @@ def test_a_version_that_is_not_there_is_named(store: Store, tmp_path: Path) -> N
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RunError, match=r"emb\.exp_avg\.\d\.npy is not the embedding that the checkpoint names"):
         outcome(store, APART, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("name", ["emb", "emb.exp_avg_sq"])
+def test_other_bytes_than_a_checkpoint_tells_of_are_not_gone_on_with(store: Store, tmp_path: Path, name: str) -> None:
+    with trainer_of(store, SHARED, tmp_path / "run") as trainer:
+        trainer.fit(2, progress=False)
+        current = trainer._learnt.arrays[name].current_path if trainer._learnt else tmp_path
+    data = bytearray(current.read_bytes())
+    data[PAGE_BYTES + 2999 * 32] ^= 4
+    current.write_bytes(data)
+    for _ in range(2):  # nothing is kept of what was computed with them
+        told = pytest.raises(SpillError, match=rf"^{name}: the SSD returns other bytes of .*/{current.name} than")
+        with trainer_of(store, SHARED, tmp_path / "run") as trainer, told:
+            trainer.fit(EPOCHS, resume=True, progress=False)
+    data[PAGE_BYTES + 2999 * 32] ^= 4
+    current.write_bytes(data)
+    assert_same(outcome(store, SHARED, tmp_path / "run", resume=True), outcome(store, SHARED, tmp_path / "undisturbed"))
 
 
 def test_a_runs_rows_are_not_made_anew(store: Store, tmp_path: Path) -> None:

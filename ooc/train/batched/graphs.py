@@ -238,6 +238,7 @@ class GraphTrainer(BatchTrainer):
             _others=np.arange(store.num_graphs),
             _beside=self._model_bytes,
             _is_own=self._is_own,
+            _listener=resources.listener,
             _processes=self.ranks.local_count,
         )
         self._batches_bytes = self.loader.plan.nbytes
@@ -388,7 +389,9 @@ class GraphPrediction(Predictions):
         self._limits, self._model_dtype, self._listener = resources.limits, self._runs.dtype, resources.listener
         memory = resources.limits.memory_bytes
         beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731
-        self._loader = GraphLoader(store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside)
+        self._loader = GraphLoader(
+            store, **bounds.of_loader(), input_graphs=graphs, memory=memory, _beside=beside, _listener=self._listener
+        )
 
     @property
     def taken(self) -> tuple[int, int, int]:

@@ -97,6 +97,7 @@ class SampledTrainer(BatchTrainer):
             memory=self.memory_bytes,
             _beside=self._model_bytes,
             _is_own=self._is_own,
+            _listener=resources.listener,
             _processes=self.ranks.local_count,
         )
         self._batches_bytes = self.loader.plan.nbytes

@@ -8,18 +8,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import SpillError
+from ooc.errors import OocError, SpillError
 from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
 from ooc.sizes import format_size
 from ooc.storage.array import PAGE_BYTES, Array, Extent
+from ooc.storage.checksums import combined, of_zeros
 
 
 class LinkArray(Array):
-    """``rows`` zeros in a file of ``folder``, as the part ``part`` of a topology. SpillError where there is no room."""
+    """``rows`` zeros in a file of ``folder``, as the part ``part`` of a topology. SpillError where there is no room.
+
+    What is put there from the first row to the last has a checksum, and is compared with it when it is read so.
+    """
 
     def __init__(self, folder: Path, side: Direction, part: str, rows: int, dtype: npt.DTypeLike) -> None:
         kind = np.dtype(dtype).newbyteorder("<")
@@ -34,15 +39,38 @@ class LinkArray(Array):
                 f"{folder}: no room for links, {format_size(nbytes)}: {error.strerror or error}"
             ) from error
         path = Path(f"/proc/self/fd/{self._descriptor}")
-        super().__init__(f"{side.value}/{part}", path, (rows,), (max(1, rows),), kind.str)
+        super().__init__(f"{side.value}/{part}", path, (rows,), (nbytes // kind.itemsize,), kind.str)
+        self._put_bytes, self._crc = 0, 0
 
     def extents(self, start_row: int, stop_row: int) -> list[Extent]:
         """Where rows ``[start_row, stop_row)`` lie."""
         return [Extent(self.path, start_row * self.row_bytes, (stop_row - start_row) * self.row_bytes)]
 
+    def chunk_path(self, index: int) -> Path:
+        """The file, which is one chunk."""
+        return self.path
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether all was put there one after the other."""
+        return 0 < self._put_bytes == self.shape[0] * self.row_bytes
+
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """The CRC-32C of the file, with the zeros at its end, [1]."""
+        zeros = self.chunk_bytes - self._put_bytes
+        return np.array([combined(self._crc, of_zeros(zeros), zeros)], dtype=np.uint32)
+
+    def damaged(self, chunk: int) -> OocError:
+        """The error that says that the bytes of links are not those that were written."""
+        return SpillError(f"{self.name}: the SSD returns other bytes of links than were written")
+
     def put(self, start: int, values: npt.NDArray[Any]) -> None:
         """Write ``values`` over the entries from ``start`` on."""
         data, done = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8), 0
+        follows = start * self.row_bytes == (self._put_bytes if start else 0)
+        self._crc = google_crc32c.extend(self._crc if start else 0, data) if follows else 0
+        self._put_bytes = start * self.row_bytes + len(data) if follows else -1
+        self._seen = 0, 0, 0
         try:
             while done < len(data):
                 done += os.pwrite(self._descriptor, data[done:].data, start * self.row_bytes + done)

@@ -14,6 +14,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
+from ooc.engine.block_sums import BlockSums
+from ooc.errors import SpillError
+from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.passes import ShufflePass
 from ooc.plan.program.plan import Plan
 from ooc.plan.workload import Direction
@@ -168,3 +171,35 @@ def test_links_are_reversed_a_part_at_a_time(tmp_path: Path, at_once: int, monke
     ends, by_tail = (found.arrays[f"scored links reversed/{part}"].read() for part in ("indptr", "indices"))
     for tail, (start, stop) in enumerate(pairwise(ends.tolist())):
         assert sorted(by_tail[start:stop]) == sorted(heads[tails == tail])
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 1024, 5000])
+def test_links_are_compared_with_what_was_put_there(tmp_path: Path, rows: int) -> None:
+    """Whoever reads them, by whatever blocks; what was put out of order has no checksum."""
+    values, links = np.arange(rows, dtype=np.int32), LinkArray(tmp_path, Direction.LINKS, "indices", rows, np.int32)
+    grid = Grid(-(-rows // 1024) * 1024, 1, 4, 512, 1)
+
+    def read() -> None:
+        sums = BlockSums("links", grid, links)
+        with links.path.open("rb") as file:
+            for block in reversed(range(grid.blocks)):
+                file.seek(block * 2048)
+                sums.read(0, block, np.frombuffer(file.read(2048), dtype=np.uint8))
+        sums.finish()
+
+    for first in range(0, rows, 300):
+        links.put(first, values[first : first + 300])
+    np.testing.assert_array_equal(links.read(), values)
+    read()
+    with links.path.open("r+b") as file:
+        file.seek(4 * (rows - 1))
+        file.write(b"\1\1\1\1")
+    for reading in (links.read, read):
+        with pytest.raises(SpillError, match=r"^links/indices: the SSD returns other bytes of links"):
+            reading()
+    links.put(0, values[: rows // 2 + 1])
+    links.put(0, values)
+    read()
+    assert links.has_checksums
+    links.put(rows // 2 + 1, values[:1])
+    assert not links.has_checksums
