@@ -4,6 +4,7 @@ does it."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -127,8 +128,15 @@ class PullRun(ABC):
         """What a tile gathers from."""
 
     def own(self, tile: Tile) -> Tensor | None:
-        """A tile's rows of the pull's own matrix; None where the source stands for it."""
-        return next((tile.inputs[name] for name in self._pull.own), None)
+        """A tile's rows of the pull's own matrices; None where the source stands for them."""
+        return self._by_group([tile.inputs[name] for name in self._pull.own])
+
+    def _by_group(self, parts: Sequence[Tensor]) -> Tensor | None:
+        """Own rows side by side in every group."""
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        rows, groups = len(parts[0]), len(self._groups)
+        return torch.cat([part.reshape(rows, groups, -1) for part in parts], dim=2).view(rows, -1)
 
     def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
         """What is pulled into the rows of ``tile``, on any thread; what is scattered on the way is the tile's. In
@@ -240,19 +248,20 @@ class SlabPull(PullRun):
         self._buffers = buffers
         self._slab = buffers.slab(slab)[: run.written_rows(item.pull.source, item.index)]
         self._arrived = False
-        self._own: Input | None = None
+        self._own: list[Input] = []
         if kind is None:
             return
         for name in item.pull.own:
             matrix = run.runtime.matrices[name]
             columns = matrix.grid.columns // kind.groups
-            self._own = Input(
+            part = Input(
                 matrix,
                 run.workspace,
                 whole=run.whole(name, item.index),
                 dtype=run.runtime.dtype,
                 columns=range(groups.start * columns, groups.stop * columns),
             )
+            self._own.append(part)
 
     def open(self, number: int, step: Step) -> None:
         self._buffers.fill(number)
@@ -263,11 +272,11 @@ class SlabPull(PullRun):
             self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.copied_columns)
         self._arrived = True
         super().open(number, step)
-        if self._own is not None:
-            self._own.open(step.start, step.stop)
+        for part in self._own:
+            part.open(step.start, step.stop)
 
     def source(self, tile: Tile) -> Tensor:
         return self._slab
 
     def own(self, tile: Tile) -> Tensor | None:
-        return None if self._own is None else self._own.tile(tile.start, tile.stop)
+        return self._by_group([part.tile(tile.start, tile.stop) for part in self._own])

@@ -141,15 +141,26 @@ def pull_messages(
     return out_RO, lse_RH
 
 
-def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None, d_kept_RH: Tensor | None = None) -> Upstream:
-    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave; ``d_kept_RH``: the
-    gradient of lse, where that has one."""
+def upstream(gradient_RO: Tensor, value_RO: Tensor, kept: Tensor | None) -> Upstream:
+    """What the backward pulls read of a tile's rows, from dZ and what the forward pull gave."""
     if kept is None:
         return Upstream(gradient_RO, None)
     d_RH = (gradient_RO * value_RO).view(*kept.shape, -1).sum(-1)
-    if d_kept_RH is not None:
-        d_RH -= d_kept_RH
     return Upstream(gradient_RO, torch.stack((kept, d_RH), dim=2).view(len(kept), -1))
+
+
+def joined(value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax over two sets of edges, from those over each, with the logarithms of their sums of exponentials (-∞
+    without edges); overwrites the first."""
+    highest_RH = torch.maximum(lse_RH, before_lse_RH)
+    highest_RH.masked_fill_(highest_RH == -torch.inf, 0.0)
+    share_RH, before_share_RH = (lse_RH - highest_RH).exp_(), (before_lse_RH - highest_RH).exp_()
+    sum_RH = share_RH + before_share_RH
+    inverse_RH = sum_RH.clamp(min=torch.finfo(sum_RH.dtype).tiny).reciprocal_()
+    value_RHC, before_RHC = (one.reshape(*lse_RH.shape, -1) for one in (value_RO, before_RO))
+    value_RHC.mul_(share_RH.mul_(inverse_RH)[:, :, None])
+    value_RHC.addcmul_(before_RHC, before_share_RH.mul_(inverse_RH)[:, :, None])
+    return value_RHC.view_as(value_RO), sum_RH.log_().add_(highest_RH)
 
 
 def pull_source_gradients(

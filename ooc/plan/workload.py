@@ -132,11 +132,12 @@ class PerEdge:
     Its columns come in ``groups`` that know nothing of one another (the heads of an attention). Source, own rows and
     output all lie group after group, so that a slab of whole groups of the source gives one of the output, of
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
-    or that of the source, of which a slab has all rows. Temporaries of one call, all groups together, are
-    ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges are taken together)
-    and every row, and ``bytes_per_row``. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that
-    they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows, until that is
-    added to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
+    or that of the source, of which a slab has all rows. ``beside``: one more such matrix. Temporaries of one call, all
+    groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
+    are taken together) and every row, and ``bytes_per_row``. ``opaque``: what an opaque layer makes of a tile's rows,
+    all together, so that they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for
+    other rows, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed
+    once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
     while it pulls.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
@@ -156,6 +157,7 @@ class PerEdge:
     copied_columns: tuple[int, ...] = ()
     slices: int = 1
     work: EdgeWork | None = None
+    beside: str | None = None
 
     def heads(self, groups: int) -> int:
         """How many heads ``groups`` are slices of, in a slab."""
@@ -204,8 +206,9 @@ class Pull:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The matrix of which a row needs its own row beside what it pulls, if there is one."""
-        return () if self.per_edge is None or self.per_edge.own is None else (self.per_edge.own,)
+        """The matrices of which a row needs its own row beside what it pulls."""
+        kind = self.per_edge
+        return () if kind is None else tuple(name for name in (kind.own, kind.beside) if name is not None)
 
     def output_columns(self, columns: int, of: int) -> int:
         """Columns of the output that ``columns`` of the source's ``of`` columns, whole groups, give."""

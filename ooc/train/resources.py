@@ -6,6 +6,7 @@ A device that is ``None`` is the CPU throughout.
 
 import os
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -30,6 +31,7 @@ from ooc.profile import known_hardware
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
+from ooc.storage.types import Types
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 """torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
@@ -111,6 +113,8 @@ class Resources:
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
+        if store.types is not None:  # features of all types may have been summed once, and are read side by side
+            usual = min(usual, _height_of(_MOST_VALUES, columns + _features_joined(store.types)))
         tile_rows = self.tile_rows or usual
         of_edges = opaque_columns(model, columns) if store.types is None else 0
         if not self.tile_rows and not self.on_device and of_edges:
@@ -226,6 +230,14 @@ def usual_tile_rows(columns: int, nodes: int, *, on_device: bool, weight: int = 
     most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
     values = max(_MOST_VALUES, min(_MOST_VALUES_ON_A_GPU, _MULTIPLIES_ON_A_GPU // max(1, weight) * columns))
     return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(values, columns))
+
+
+def _features_joined(types: Types) -> int:
+    """Columns of the features that the nodes of some type get over all types of edges, at most."""
+    columns = Counter[str]()
+    for relation in types.edges:
+        columns[relation.target] += types.features[relation.source]
+    return max(columns.values(), default=0)
 
 
 def _height_of(values: int, columns: int) -> int:

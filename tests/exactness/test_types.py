@@ -31,7 +31,10 @@ from torch_geometric.transforms import AddMetaPaths
 
 import ooc
 from ooc.errors import BudgetError, ModelError, OocError, OptionError
+from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import values_of
+from ooc.model.lowering.values import Sum
+from ooc.model.stages.recomputation import read_backward
 from ooc.models import Relational, RelationalAttention
 from ooc.plan.planner import Chosen, make_plan
 from ooc.train.setup import Saving, Tuning
@@ -303,6 +306,25 @@ def test_stages_are_over_one_type_and_relays_pull_for_others(tmp_path: Path) -> 
         titles = [item.title for item in trainer.plan.programs["train"]]
         assert not any(trainer._prepared.builder._training.names.forward(relay) in titles for relay in relays)
         assert {value.space for value in values_of(schedule.output)} == {"paper", "author", "topic"}
+
+
+def test_what_is_joined_over_types_of_edges_does_not_wait_type_by_type(tmp_path: Path) -> None:
+    """A softmax goes on from type to type, of which the backward pass reads the last; a sum gets one term at a time."""
+    data = graph()
+    with ooc.Trainer(made(MODELS["hgt"], data), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
+        schedule = trainer._prepared.builder._training.schedule
+        barriers = [barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)]
+        read = [value for value in read_backward(schedule) if isinstance(value, EdgeAggregate)]
+        last = [barrier for barrier in barriers if barrier.after is None]
+        assert len(barriers) == 8 and len(last) == 3 and set(read) < set(last)
+        for barrier in barriers:
+            assert schedule.stage[barrier.source] == schedule.stage[barrier] - 1
+        found = [name for name in trainer._prepared.workload.matrices if re.fullmatch(r"dp\w+", name)]
+        assert len(found) == len(last)
+    with ooc.Trainer(made(MODELS["means, added up"], data), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
+        schedule = trainer._prepared.builder._training.schedule
+        sums = [value for value in schedule.values if isinstance(value, Sum)]
+        assert sums and all(len({schedule.stage[one] for one in value.inputs}) <= 2 for value in sums)
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -107,8 +107,6 @@ class FunctionAggregate(EdgeAggregate):
     """Columns of a group that a target brings."""
     statistics = 0
     """Columns of a group, beside the gradient, that the backward pass needs of a target."""
-    joint = False
-    """Whether the result has every group's lse behind its channels, and a gradient of it."""
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
@@ -150,19 +148,22 @@ class FunctionAggregate(EdgeAggregate):
         loop_RK = None
         if self.term is not None and self.term.loops is not None:
             loop_RK = self.term.loop_features(tile, source)
+        target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
             self.function(groups),
             self._edges(tile),
             source_NW=source,
-            target_RV=own if self.target_columns else source.new_empty(tile.rows, 0),
+            target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
         )
+        if lse_RG is not None and (self.joint or before is not None):  # a row without edges has no part in a softmax
+            lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
+        if lse_RG is not None and before is not None:
+            value_RO, lse_RG = edge_function.joined(value_RO, lse_RG, *_split(before, groups, self.message))
         if lse_RG is None or not (self.keep or self.joint):
             return value_RO
-        if self.joint:  # a row without edges has no part in a softmax
-            lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
         parts = [value_RO.view(len(own), len(groups), -1), lse_RG[:, :, None]]
         if loop_RK is not None:
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
@@ -182,7 +183,10 @@ class FunctionAggregate(EdgeAggregate):
         )
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        layout, own = self._layout(len(groups)), own.contiguous()
+        layout, prior = self._layout(len(groups)), None
+        if self.after is not None:
+            own, prior = _split(own, groups, self.upstream_columns // self.groups)
+        own = own.contiguous()
         target, above = layout.unpack(own)
         found = pulls_for(source).message_targets(
             self.function(groups),
@@ -196,7 +200,7 @@ class FunctionAggregate(EdgeAggregate):
         )
         parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:
-            return parts[0]
+            return parts[0] if prior is None else parts[0].add_(prior)
         return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
@@ -233,7 +237,10 @@ class FunctionAggregate(EdgeAggregate):
             features=0 if self.term is None else self.term.features,
             term=0 if self.term is None else self.groups * self.term.columns,
         )
-        return (edge_function.EDGES_PER_PIECE, *bounds)
+        per_edge, per_row = bounds
+        if self.before is not None or self.after is not None:  # own rows of two matrices side by side, and apart again
+            per_row += 3 * (self.upstream_columns + self.columns) * itemsize
+        return edge_function.EDGES_PER_PIECE, per_edge, per_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.messages(
@@ -249,10 +256,12 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(Attention, FunctionAggregate):
-    """Attention by an edge function, ``functions`` giving that of some groups. ``joint``: its softmax goes on over
-    edges of other types, so that the logarithm of its sum of exponentials (-∞ without edges) is part of the result.
+    """Attention by an edge function, ``functions`` giving that of some groups.
 
-    With that, a score's gradient is α (dm · m - D + dlse), as if D were less.
+    A softmax over edges of several types goes from type to type: ``before`` is what it has come to over those before,
+    ``joint``: it goes on, so that the logarithm of its sum of exponentials (-∞ without edges) is part of the result.
+    The weight of an edge is exp(s_e - lse_i) with the last lse, and D_i of the last result, so the backward pass needs
+    the last one alone: sources of all types pull the same matrix, and targets add up what they get type by type.
     """
 
     pulls_targets = True
@@ -263,22 +272,27 @@ class FunctionAttention(Attention, FunctionAggregate):
         index: int,
         source: Value,
         target: Value,
+        before: "FunctionAttention | None" = None,
+        *,
         options: AttentionOptions,
         functions: Callable[[range], EdgeFunction],
-        *,
         att: nn.Parameter | None = None,
         term: EdgeTerm | None = None,
         joint: bool = False,
         keep: bool,
     ) -> None:
         loop = 0 if term is None else term.loop_columns
-        assert not (joint and loop), "self-loops are not added where edges are of several types"
+        assert not (loop and (joint or before)), "self-loops are not added where edges are of several types"
         super().__init__(index, source, target, options, kept=loop + (not joint), keep=keep, more=int(joint))
         self.joint = joint
         self.function = functions
         self.att = att
         self.term = term
         self.target_columns = target.columns // options.heads
+        self.before = before
+        if before is not None:
+            assert before.joint and before.target is target
+            self.inputs, before.after = (*self.inputs, before), self
         self.parameters = (*(() if att is None else (att,)), *(() if term is None else term.parameters))
 
     @property
@@ -292,11 +306,7 @@ class FunctionAttention(Attention, FunctionAggregate):
         assert target is not None
         kept_RHK = kept.view(len(kept), self.groups, -1)
         value, lse = kept_RHK[:, :, : self.message].reshape(len(kept), -1), kept_RHK[:, :, self.message]
-        d_lse = None
-        if self.joint:
-            by_group = gradient.view(len(kept), self.groups, -1)
-            gradient, d_lse = by_group[:, :, :-1].reshape(len(kept), -1), by_group[:, :, -1]
-        above = edge_function.upstream(gradient, value, lse, d_lse)
+        above = edge_function.upstream(gradient, value, lse)
         layout = self._layout(self.groups)
         loop_RK = kept_RHK[:, 0, self.message + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
@@ -319,3 +329,10 @@ class EdgeSum(FunctionAggregate):
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return gradient, None
+
+
+def _split(rows: Tensor, groups: range, columns: int) -> tuple[Tensor, Tensor]:
+    """The first ``columns`` of every group, and those behind them."""
+    by_group = rows.view(len(rows), len(groups), -1)
+    first, others = by_group[:, :, :columns], by_group[:, :, columns:]
+    return first.reshape(len(rows), -1), others.reshape(len(rows), -1)

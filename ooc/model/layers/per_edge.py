@@ -64,8 +64,14 @@ class Scattered:
 class EdgeAggregate(Aggregate):
     """The common part. ``groups`` know nothing of one another; a row of the value is p, the result's ``result``
     columns first in every group; only these have a gradient. ``target``: rows of its own that a target brings.
-    ``keep``: there is a backward pass.
+    ``keep``: there is a backward pass. ``before``: the result over other edges, from which it goes on; ``after``: the
+    one that goes on from it.
     """
+
+    before: "EdgeAggregate | None" = None
+    after: "EdgeAggregate | None" = None
+    joint = False
+    """Whether another one goes on from its result, of which nothing else is made."""
 
     direction: EdgesKey = Direction.IN
     """Along which edges targets pull."""
@@ -103,6 +109,10 @@ class EdgeAggregate(Aggregate):
     def takes_gradient(self) -> bool:
         return self.trains
 
+    @property
+    def upstream_of(self) -> Aggregate:
+        return self if self.after is None else self.after.upstream_of
+
     def needs(self) -> tuple[Value, ...]:
         return (self,) if self.target is None else (self, self.target)
 
@@ -120,6 +130,11 @@ class EdgeAggregate(Aggregate):
     def brought(self) -> Value | None:
         """What targets bring rows of."""
         return self.target
+
+    @property
+    def own_values(self) -> tuple[Value, ...]:
+        """The values of which a target needs its own row to pull."""
+        return tuple(value for value in (self.target, self.before) if value is not None)
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         """p of a tile's rows; ``own`` are the target's."""

@@ -7,20 +7,21 @@
     RGATConv    GAT's attention with a map W_r for each type of edges, over all edges together or over each type's
 
 HGTConv's key, value and query are linear in x, with its matrices by type of edges multiplied in: an edge's source has
-one product of its own for each of them. Each type of edges is attended to by itself; with s_r the logarithm of the sum
-of exponentials over it, the softmax over all is Z = Σ_r exp(s_r - s) Z_r, s that of all s_r together.
+one product of its own for each of them. A softmax over edges of all types goes from type to type, joined with what it
+has come to by the logarithms of the sums of exponentials (``FunctionAttention``).
 
 Shapes: R rows, H heads of C channels, I columns of x.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ooc.kernels.edge_function import EdgeFunction
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import GatWithFeatures, TransformerAttention
 from ooc.model.graph import RelationScaling, Scaling
@@ -74,37 +75,19 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             raise call.refuse(f"no edges lead to {target!r}")
         lin = conv.kqv_lin.lins[target]
         queries = call.assembly.projection(rows[target], query(lin), (lin.weight, lin.bias))
-        parts = []
+        attended: list[Value] = []
         for relation, graph in into.items():
             lin, p_rel = conv.kqv_lin.lins[relation.source], conv.p_rel[relation.folder]
             weights = sources(lin, conv.edge_types_map[tuple(relation)], p_rel)
             parameters = lin.weight, lin.bias, conv.k_rel.weight, conv.v_rel.weight, p_rel
             keys = call.assembly.projection(rows[relation.source], weights, parameters)
-            attention = partial(FunctionAttention, options=options, functions=functions, joint=len(into) > 1)
-            parts.append(_over(call, graph).per_edge(attention, keys, queries))
-        attended = parts[0] if len(parts) == 1 else joined_softmax(call, parts, heads)
-        own = call.assembly.rowwise(call.where, nn.functional.gelu, [attended])
+            joint = relation != [*into][-1]
+            attention = partial(FunctionAttention, options=options, functions=functions, joint=joint)
+            attended = [_over(call, graph).per_edge(attention, keys, queries, *attended)]
+        own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])
         found[target] = _skipped(call, out, rows[target], conv.skip[target])
     return found
-
-
-def joined_softmax(call: Call, parts: list[Value], heads: int) -> Value:
-    """The attention over all edges from those over some each, which have the logarithms of their sums of exponentials
-    behind every head's channels."""
-
-    def function(*parts_RK: Tensor) -> Tensor:
-        by_head = [part.view(len(part), heads, -1) for part in parts_RK]
-        lse_PRH = torch.stack([part[:, :, -1] for part in by_head])
-        highest_RH = lse_PRH.detach().amax(dim=0)
-        share_PRH = (lse_PRH - highest_RH.masked_fill(highest_RH == -torch.inf, 0.0)).exp()
-        share_PRH = share_PRH / share_PRH.sum(dim=0).clamp(min=torch.finfo(share_PRH.dtype).tiny)
-        total = by_head[0][:, :, :-1] * share_PRH[0, :, :, None]
-        for part, share_RH in zip(by_head[1:], share_PRH[1:], strict=True):
-            total = total + part[:, :, :-1] * share_RH[:, :, None]
-        return total.flatten(1)
-
-    return call.assembly.rowwise(call.where, function, parts)
 
 
 def _skipped(call: Call, out: Value, x: Value, skip: nn.Parameter) -> Value:
@@ -194,27 +177,43 @@ def lower_rgat(conv: Any, call: Call) -> Value:
     x, heads, channels, q, k = call.matrix("x"), conv.heads, conv.out_channels, conv.q, conv.k
     relations, slope = _numbered(conv, call), float(conv.negative_slope)
     p = float(conv.dropout) if conv.training else 0.0
-    joint = conv.attention_mechanism == "across-relation" and len(relations) > 1
-    parts = []
-    for number, relation in relations.items():
-        given = (conv.weight, None) if conv.num_bases is None else (conv.basis, conv.att)
-        matrix, parameters = _of_relation(conv, number, *given)
+    together = conv.attention_mechanism == "across-relation"
+    given = (conv.weight, None) if conv.num_bases is None else (conv.basis, conv.att)
+    made = {number: _of_relation(conv, number, *given) for number in relations}
+
+    def scores(numbers: Sequence[int]) -> Value:
+        """Of targets, for each head and type of edges."""
+
+        def weights() -> tuple[Tensor, None]:
+            return torch.stack([q.T @ made[number][0]() for number in numbers], dim=1).flatten(0, 1), None
+
+        parameters = dict.fromkeys(one for number in numbers for one in made[number][1])
+        return call.assembly.projection(x, weights, (*parameters, q))
+
+    parts: list[Value] = []
+    target = scores([*relations]) if together else x
+    for place, (number, relation) in enumerate(relations.items()):
+        matrix, parameters = made[number]
 
         def sources(matrix: Matrix = matrix) -> tuple[Tensor, None]:
             weight = matrix()
             return torch.cat((weight.view(heads, channels, -1), (k.T @ weight)[:, None]), dim=1).flatten(0, 1), None
 
-        source = call.assembly.projection(x, sources, (*parameters, k))
-        target = call.assembly.projection(x, partial(_scores, matrix, q), (*parameters, q))
-        options = AttentionOptions(heads, channels, SelfLoops.AS_STORED, p, call.assembly.site(p))
+        def functions(groups: range, place: int = place) -> EdgeFunction:
+            gat = GatWithFeatures(len(groups), slope)
+            return _ScoredBy(gat, place, len(relations)) if together else gat
+
         attention = partial(
             FunctionAttention,
-            options=options,
-            functions=lambda groups: GatWithFeatures(len(groups), slope),
-            joint=joint,
+            options=AttentionOptions(heads, channels, SelfLoops.AS_STORED, p, call.assembly.site(p)),
+            functions=functions,
+            joint=together and place < len(relations) - 1,
         )
-        parts.append(call.assembly.per_edge(attention, source, target, relation=relation))
-    attended = joined_softmax(call, parts, heads) if joint else call.assembly.sum([(1.0, part) for part in parts])
+        source = call.assembly.projection(x, sources, (*parameters, k))
+        inputs = [source, target, *parts] if together else [source, scores([number])]
+        found = call.assembly.per_edge(attention, *inputs, relation=relation)
+        parts = [found] if together else [*parts, found]
+    attended = call.assembly.sum([(1.0, part) for part in parts])
     return call.assembly.sum([(1.0, heads_of(conv, call, attended))], bias_of(conv))
 
 
@@ -249,8 +248,16 @@ def _alone(matrix: Matrix) -> tuple[Tensor, None]:
     return matrix(), None
 
 
-def _scores(matrix: Matrix, q: nn.Parameter) -> tuple[Tensor, None]:
-    return q.T @ matrix(), None
+@dataclass(frozen=True, slots=True)
+class _ScoredBy:
+    """``function`` of the one in ``place`` of the numbers that a target has in every group, ``of`` in all."""
+
+    function: EdgeFunction
+    place: int
+    of: int
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return self.function(source_EW, target_EV[:, self.place :: self.of], term_ET)
 
 
 # ---- arguments by type ------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ class Assembly:
         aggregate = make(self.next_index(), *inputs, keep=keep)
         if relation is not None:
             aggregate.over(relation)
-        return Result(self.next_index(), aggregate) if keep else aggregate
+        return Result(self.next_index(), aggregate) if keep and not aggregate.joint else aggregate
 
     def _check_edges(self, of_a_type: bool) -> None:
         """ModelError where a graph with types is asked for edges of none."""
@@ -257,7 +257,10 @@ class Assembly:
         return self.sites
 
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
-        """Σ c · value + Σ bias; of one value as it is, that value."""
+        """Σ c · value + Σ bias; of one value as it is, that value. Sums over types of edges are added to one another as
+        they are there, in their order."""
+        while len(terms) > 2 and all(_begins_a_stage(value) for _, value in terms[:2]):
+            terms = [(1.0, Sum(self.next_index(), terms[:2], ())), *terms[2:]]
         if len(terms) == 1 and terms[0][0] == 1 and not biases:
             return terms[0][1]
         return Sum(self.next_index(), terms, biases)
@@ -345,6 +348,14 @@ class Assembly:
         """Of the value that is made next."""
         self._count += 1
         return self._count
+
+
+def _begins_a_stage(value: Value) -> bool:
+    """Whether it is a sum over edges of a type, which the backward pass does not need, or made of such by adding."""
+    if isinstance(value, Sum):
+        return any(map(_begins_a_stage, value.inputs))
+    plain = isinstance(value, Aggregate) and not isinstance(value, EdgeAggregate)
+    return plain and value.space != "" and not value.once
 
 
 def _without_zeros(value: Value) -> Value:

@@ -308,7 +308,8 @@ def hops(output: Value) -> dict[Value, int]:
         elif isinstance(value, Aggregate):
             below = min(EVERYWHERE, below + 1)
         for source in value.inputs:
-            found[source] = max(below, found.get(source, 0))
+            is_own = isinstance(value, EdgeAggregate) and source is value.before
+            found[source] = max(found[value] if is_own else below, found.get(source, 0))
     return found
 
 

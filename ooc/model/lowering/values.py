@@ -204,6 +204,17 @@ class Aggregate(Value):
         return self.source.trains
 
     @property
+    def upstream_of(self) -> "Aggregate":
+        """The one whose gradient is pulled for that of its source: itself, or the last of several that go on from one
+        another."""
+        return self
+
+    @property
+    def finds_upstream(self) -> bool:
+        """Whether its own stage makes what is pulled."""
+        return self.takes_gradient and self.upstream_of is self
+
+    @property
     def upstream_columns(self) -> int:
         """Columns of what is pulled of its gradient."""
         return self.columns

@@ -8,6 +8,7 @@ stage and added here (``Program.incoming``).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -74,7 +75,7 @@ def backward_steps(program: Program) -> list[Step]:
             steps.append(_targets(program, above, stage + 1))
         below = program.schedule.pulled(stage)
         pulls = above is not None and not isinstance(above, Opaque) and above.takes_gradient
-        learns = pulls or stage in program.schedule.learnt or (below is not None and below.takes_gradient)
+        learns = pulls or stage in program.schedule.learnt or (below is not None and below.finds_upstream)
         if program.schedule.backward_of(stage) or learns:
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
     return [*steps, *embedding_steps(program)]
@@ -123,6 +124,8 @@ def _backward(program: Program, stage: int) -> Step:
 def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     """The gradient of what targets bring to ``aggregate``, with which ``stage`` begins.
 
+    Of several that go on from one another, what those after it have found for the same rows is added.
+
     Of an opaque layer, the gradients of all rows that it was run on: of those that it gave a result for, stored, and of
     others, scattered; from the first tile to the last in every plan.
     """
@@ -130,9 +133,14 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     name, pulled = names.of("dt", aggregate), names.of("pt", aggregate)
     trained = brought is not None and brought.trains
     per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
+    if aggregate.after is not None:
+        per_edge = replace(per_edge, beside=names.of("dt", aggregate.after))
     scattered = names.of("dm", aggregate) if opaque and trained else None
-    along = program.context.along(aggregate)
-    pull = Pull(names.of("m", aggregate), pulled, along, per_edge, aggregate.edge_data, scattered)
+    just_so = trained and brought is not None and not opaque and aggregate.pulled_target_columns == brought.columns
+    pull = Pull(
+        *(names.of("m", aggregate), pulled, program.context.along(aggregate), per_edge, aggregate.edge_data, scattered),
+        kept=name if just_so else None,
+    )
 
     def compute(tile: Tile) -> Tensors:
         gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])
@@ -185,14 +193,14 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
                 rows.tape.pop(value, None)
         height = tile.stop - tile.start
         out: Tensors = {}
-        if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.takes_gradient:
+        if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:
             result = padded(gradients.get(pulled), pulled.groups * pulled.result, height).contiguous()
             target = None if pulled.target is None else known[pulled.target]
             sums, d_target = pulled.upstream(result, known[pulled], target)
             out[names.of("dp", pulled)] = sums
             if d_target is not None and pulled.target is not None and pulled.target.trains:
                 out[names.of("dt", pulled)] = d_target
-        elif pulled is not None and pulled.takes_gradient:
+        elif pulled is not None and pulled.finds_upstream:
             found = gradients.get(pulled)
             scaled = None if found is None else context.scaled_after(found, tile, pulled.scaling)
             out[names.of("dp", pulled)] = padded(scaled, pulled.columns, height)

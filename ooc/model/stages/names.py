@@ -94,6 +94,7 @@ class Names:
 
     def of(self, kind: str, aggregate: Aggregate, backward: int | None = None) -> str:
         """The matrix of this kind, ``m`` … ``pt``, that goes with ``aggregate``; ``backward`` as for values."""
+        aggregate = aggregate.upstream_of if kind == "dp" else aggregate
         return f"{kind}{self._letters[aggregate]}{self._suffix(backward)}"
 
     def _suffix(self, backward: int | None) -> str:

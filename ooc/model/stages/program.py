@@ -136,8 +136,8 @@ class Program:
             self.context.columns[sums] = pulled.columns
             direction = self.context.direction(pulled.scaling)
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
-        own = None if pulled.target is None else names.value(pulled.target)
-        per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
+        own, beside = (*map(names.value, pulled.own_values), None, None)[:2]
+        per_edge = replace(self.per_edge(pulled, pulled.columns, own, pulled.source_scalars), beside=beside)
         pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
         return pull, partial(pulled.forward, self.context)
 
@@ -196,7 +196,7 @@ class Program:
         stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
         temporaries.append(_STEP_COPIES * stepped)
         upstream = self.schedule.pulled(backward) if backward is not None else None
-        if isinstance(upstream, EdgeAggregate):
+        if isinstance(upstream, EdgeAggregate) and upstream.finds_upstream:
             temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
         widths = [columns[name] for name in (*names, *stores) if name != self.context.sparse]
         if pull is not None:
@@ -276,7 +276,7 @@ class Program:
             elif shared is not None:
                 found.append((value, names.of("dp", shared)))
         for aggregate in (barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)):
-            brought = aggregate.brought
+            brought = aggregate.brought if aggregate.before is None else None  # which gets the others' sum
             if brought is not None and brought.trains and schedule.stage[brought] == stage:
                 kinds = ("dt", "dm") if isinstance(aggregate, Opaque) else ("dt",)
                 found += [(brought, names.of(kind, aggregate)) for kind in kinds]
@@ -299,7 +299,7 @@ class Program:
         loads = [name for _, name in self.incoming(stage)]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
-        if pulled is not None and pulled.takes_gradient:
+        if pulled is not None and pulled.finds_upstream:
             stores[self.names.of("dp", pulled)] = pulled.upstream_columns
         target = pulled.target if isinstance(pulled, EdgeAggregate) and not pulled.pulls_targets else None
         if pulled is not None and target is not None and target.trains:

@@ -15,7 +15,9 @@ and read at each use, or computed again from what is kept. Kept are
 
 Where nodes are of several types, a stage is over the rows of one of them, and there is a first stage for each. The
 backward of the stage before an aggregation pulls the gradient of what that has pulled, so it has to be over the rows of
-its source: where it would not be, a *relay* lies between the two, a stage without values that only does that.
+its source: where it would not be, a *relay* lies between the two, a stage that only does that. What is pulled is made
+there, too, if it is a product for this aggregation alone and wider than what it is of: those for all types of edges
+would wait for their turns otherwise, and so would their gradients.
 
 Pure: nothing here computes anything.
 """
@@ -35,6 +37,7 @@ from ooc.model.lowering.values import (
     Learnt,
     Linear,
     Moments,
+    Multiplied,
     Normalized,
     Rowwise,
     Sum,
@@ -86,6 +89,9 @@ class Schedule:
             signs = [value.signs for value in self.values if isinstance(value, Rectified)]
             self.values = list(in_order([*self.values, *signs]))
         self.users: dict[Value, list[Value]] = {value: [] for value in self.values}
+        for value in self.values:
+            for source in dict.fromkeys(() if is_constant(value) or isinstance(value, Signs) else value.inputs):
+                self.users[source].append(value)
         self.spaces = [*dict.fromkeys(value.space for value in self.values if is_constant(value))]
         self.first_stages = len(self.spaces)
         self.barriers: list[Value | None] = [None] * self.first_stages
@@ -117,15 +123,21 @@ class Schedule:
             self.stage[value] = self.stage[value.source]
             self.hops[value] = self.hops[value.source]
             return
-        for source in dict.fromkeys(value.inputs):
-            self.users[source].append(value)
         if isinstance(value, (Aggregate, Moments)):
-            relayed = self._training and isinstance(value, Aggregate) and value.source.trains
-            if relayed and self.spaces[-1] != value.source.space:
-                self._begin(None, value.source.space)
+            source, pulls = value.source, isinstance(value, Aggregate)
+            product = pulls and self._is_for_one(source, value)
+            if (product or (pulls and self._training and source.trains)) and self.spaces[-1] != source.space:
+                self._begin(None, source.space)
+            if product:
+                self.stage[source] = len(self.barriers) - 1
             self.stage[value] = self._begin(value, value.space)
         else:
             self.stage[value] = max((self.stage[source] for source in value.inputs), default=0)
+
+    def _is_for_one(self, source: Value, aggregate: Value) -> bool:
+        """Whether ``source`` is better made right before it is pulled."""
+        alone = source.space != "" and self.users[source] == [aggregate]
+        return alone and isinstance(source, Multiplied) and source.columns > source.source.columns
 
     def _begin(self, barrier: Value | None, space: str) -> int:
         """A stage more."""
@@ -138,7 +150,8 @@ class Schedule:
         return self.spaces.index(value.space)
 
     def is_idle(self, stage: int) -> bool:
-        """Whether its forward has nothing to do: as a relay, or the first stage of nodes that are only summed over."""
+        """Whether its forward has nothing to do: as most relays, or the first stage of nodes that are only summed
+        over."""
         stores = any(self.stage[value] == stage for value in self.kept) or self.messages(stage) or self.moments(stage)
         return len(set(self.spaces)) > 1 and not stores
 
@@ -209,7 +222,7 @@ class Schedule:
     def _needs(self, stage: int) -> list[tuple[Value, int]]:
         """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
         pulled = self.pulled(stage)
-        own = pulled.needs() if pulled is not None and pulled.takes_gradient else ()
+        own = pulled.needs() if pulled is not None and pulled.finds_upstream else ()
         values = self.backward_of(stage)
         return [(n, EVERYWHERE) for n in own] + [(n, self.reach(v)) for v in values for n in v.needs()]
 
@@ -279,8 +292,8 @@ class Schedule:
 
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
-        targets = {a.target for a in self.barriers if isinstance(a, EdgeAggregate) and a.target is not None}
-        self.kept |= {target for target in targets if self.stage[target] == stage}
+        aggregates = [a for a in self.barriers if isinstance(a, EdgeAggregate)]
+        self.kept |= {value for a in aggregates for value in a.own_values if self.stage[value] == stage}
         needs = [n for n in self._more_than_signs(stage) if self.stage[n] == stage] if training else []
         later = [n for s in range(stage + 1, self.last + 1) for n in self._more_than_signs(s)] if training else []
         crossing = {}
