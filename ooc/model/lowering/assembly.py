@@ -354,8 +354,9 @@ def _begins_a_stage(value: Value) -> bool:
     """Whether it is a sum over edges of a type, which the backward pass does not need, or made of such by adding."""
     if isinstance(value, Sum):
         return any(map(_begins_a_stage, value.inputs))
-    plain = isinstance(value, Aggregate) and not isinstance(value, EdgeAggregate)
-    return plain and value.space != "" and not value.once
+    if not isinstance(value, Aggregate) or isinstance(value, EdgeAggregate):
+        return False
+    return value.space != "" and not value.once
 
 
 def _without_zeros(value: Value) -> Value:
