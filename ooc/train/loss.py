@@ -107,6 +107,13 @@ def takes_results(loss: RowsLoss | None) -> bool:
     return loss is not None and type(loss) not in (*_ELEMENTWISE, nn.CrossEntropyLoss)
 
 
+def of_results(outputs: Any, *, every: bool) -> Tensor:
+    """What a model gives; of several results the first, or ``every`` one side by side."""
+    several = isinstance(outputs, (tuple, list))
+    first: Tensor = outputs[0] if several else outputs
+    return torch.cat(list(outputs), dim=1) if several and every else first
+
+
 @dataclass(frozen=True, slots=True)
 class LossOfResults:
     """``loss`` of a tuple of results, of these side by side, so many ``columns`` each."""

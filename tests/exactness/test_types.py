@@ -218,6 +218,41 @@ def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> Non
     assert_as_pyg(MODELS[name], graph(), tmp_path, _tuning=Tuning(tile_rows=16))
 
 
+class Several(nn.Module):
+    """Gives what it is scored by, and another matrix by type."""
+
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        self.inner = MODELS["means, added up"](data)
+        self.beside = nn.Linear(data["paper"].x.shape[1], 2)
+
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
+        return self.inner(x_dict, edge_index_dict), {"paper": self.beside(x_dict["paper"])}
+
+
+def test_of_several_results_ones_own_loss_gets_all(tmp_path: Path) -> None:
+    data = graph()
+    model = made(Several, data)
+    expected, mask = copy.deepcopy(model), data["paper"].train_mask
+
+    def loss(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        return F.cross_entropy(results[0], labels, reduction="none") + results[1].square().mean(dim=1)
+
+    found = trained(model, store_of(data, tmp_path), tmp_path, loss=loss)
+    optimizer, losses = torch.optim.SGD(expected.parameters(), lr=0.5), []
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        out, other = expected(data.x_dict, data.edge_index_dict)
+        out = out["paper"] if isinstance(out, dict) else out
+        total = loss((out[mask], other["paper"][mask]), data["paper"].y[mask]).mean()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    torch.testing.assert_close(found, losses, rtol=TOLERANCE, atol=TOLERANCE)
+    for own, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_edges_along_metapaths_are_a_type_like_others(tmp_path: Path) -> None:
     data = AddMetaPaths(
         [[("paper", "written by", "author"), ("author", "writes", "paper")]], drop_orig_edge_types=True

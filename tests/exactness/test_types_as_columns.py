@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, HEATConv, HeteroBatchNorm, HeteroLayerNorm, HeteroLinear
+from torch_geometric.nn import GCNConv, HEATConv, HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, SAGEConv
 
 from ooc.errors import ModelError
+from ooc.model.lowering.trimming import Trimmed
+from ooc.train.batched.sampled import SampledTrainer, Sampling
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
-from tests.exactness.reference import CustomCase
+from tests.exactness.reference import CustomCase, Reference, adam
 from tests.graphs import GraphCase, random_data
 
 ROUGH: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8, "edge_features": 3}
@@ -76,6 +78,33 @@ def test_in_least_memory(tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     gpu, host = least_budgets(lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host))
     assert_agrees(case, data, tmp_path, epochs=2, store=store, gpu_budget=gpu, host_budget=host)
+
+
+class Looking(nn.Module):
+    """Takes types at two distances from its outputs."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.linear = heat(features, H, concat=False), HeteroLinear(H, H, KINDS)
+        self.last, self.table = SAGEConv(H, classes), nn.Embedding(KINDS, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        kinds = x[:, -1].long()
+        x = self.linear(self.first(x, edge_index, kinds, edge_attr[:, 0].long(), edge_attr[:, 1:]).relu(), kinds)
+        return self.last(x, edge_index) + self.table(kinds)
+
+
+def test_in_batches_of_all_neighbours(tmp_path: Path) -> None:
+    """Which compute of each hop what later ones read, of numbers to look up by, too."""
+    data, epochs = graph(), 2
+    store = store_of(data, tmp_path)
+    model = CustomCase(make=Looking).build(store.num_features, store.num_classes)
+    reference = Reference(CustomCase(make=Looking), model, data, adam)
+    sampling = Sampling(fanouts=[-1, -1], batch_size=10_000)
+    with SampledTrainer(model, store, sampling, memory="100M", optimizer=adam(model)) as trainer:
+        found = [record.loss for record in trainer.fit(epochs, eval_every=0, progress=False)]
+        assert isinstance(trainer.batch_model, Trimmed)
+    assert found == pytest.approx([reference.train().loss for _ in range(epochs)], rel=1e-9)
 
 
 class Wrong(nn.Module):

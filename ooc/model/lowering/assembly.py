@@ -42,9 +42,8 @@ _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 class Results(Enum):
-    """Which of a model's results are meant: there may be but one, the first, or in training all side by side."""
+    """Which of a model's results are meant, where there are several: the first, or in training all side by side."""
 
-    ONE = "one"
     FIRST = "first"
     ALL = "all"
 

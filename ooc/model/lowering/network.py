@@ -295,11 +295,13 @@ def values_of(output: Value) -> list[Value]:
     return sorted(found, key=lambda value: value.index)
 
 
-def hops(output: Value) -> dict[Value, int]:
-    """How many aggregations lie between each value and ``output``, at most; EVERYWHERE below moments and
-    sums over out-neighbours."""
+def hops(output: Value, above: Collection[Value] = ()) -> dict[Value, int]:
+    """How many aggregations lie between each value and ``output``, at most, or of those that lie ``above`` some values;
+    EVERYWHERE below moments and sums over out-neighbours."""
     found = {output: 0}
     for value in reversed(values_of(output)):
+        if value not in found or value in above:
+            continue
         below = found[value]
         if isinstance(value, Moments):
             below = EVERYWHERE

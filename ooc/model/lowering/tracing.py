@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import walk_tb
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -119,65 +119,68 @@ class _Whole(nn.Module):
         given = {name: carried[data] for data, name in self.taken.items()}
         if self.batch:
             given["batch"] = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
-        output = self.model(x, edge_index, **given)
-        if isinstance(output, (tuple, list)) and self.results is Results.FIRST:
-            output = output[0]
-        if isinstance(output, (tuple, list)) and self.results is Results.ALL:
-            output = side_by_side(*output)
-        chosen: Tensor = output
-        return chosen
+        return chosen(self.model(x, edge_index, **given), self.results)
 
 
-def side_by_side(*results: Any) -> Any:
+def chosen(output: Any, results: Results, labelled: str = "") -> Tensor:
+    """What is meant of what a model gives, where that may be by type of nodes the rows of the type ``labelled``."""
+
+    def of_type(one: Any) -> Any:
+        if not labelled or not isinstance(one, dict):
+            return one
+        if labelled not in one:
+            raise ModelError(f"the model gives nothing for {labelled!r}, the type that has labels")
+        return one[labelled]
+
+    several = isinstance(output, (tuple, list))
+    first: Tensor = of_type(output[0] if several else output)
+    return side_by_side(*map(of_type, output)) if several and results is Results.ALL else first
+
+
+def side_by_side(*results: Any) -> Tensor:
     """A model's results as one matrix, in one call of a trace."""
     if isinstance(results[0], fx.Proxy):
-        return results[0].tracer.create_proxy("call_function", side_by_side, results, {})
+        together: Any = results[0].tracer.create_proxy("call_function", side_by_side, results, {})
+        return cast(Tensor, together)
     return torch.cat(results, dim=1)
 
 
 class _WholeOfTypes(nn.Module):
     """A model called as those for graphs with types are: with dictionaries by type of rows, of edges, and of what edges
     carry. ``places``: argument and type of each of the tensors that ``forward`` takes one by one. Of what the model
-    gives, the rows of the type ``labelled``."""
+    gives, the rows of the type ``labelled``; where it gives several results, what ``results`` says."""
 
-    def __init__(self, model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str) -> None:
+    def __init__(self, model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str, results: Results) -> None:
         super().__init__()
         self.model = model
         self.places = places
-        self.labelled = labelled
+        self.labelled, self.results = labelled, results
 
     def call(self, *given: Tensor) -> Tensor:
         arguments: dict[str, dict[Any, Tensor]] = {"x_dict": {}, "edge_index_dict": {}}
         for (name, kind), one in zip(self.places, given, strict=True):
             arguments.setdefault(name, {})[kind] = one
-        output, labelled = (
-            self.model(arguments.pop("x_dict"), arguments.pop("edge_index_dict"), **arguments),
-            self.labelled,
-        )
-        if isinstance(output, dict) and labelled not in output:
-            raise ModelError(f"the model gives nothing for {labelled!r}, the type that has labels")
-        found: Tensor = output[labelled] if isinstance(output, dict) else output
-        return found
+        output = self.model(arguments.pop("x_dict"), arguments.pop("edge_index_dict"), **arguments)
+        return chosen(output, self.results, self.labelled)
 
 
-def _whole_of_types(model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str) -> nn.Module:
+def _whole_of_types(model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str, results: Results) -> nn.Module:
     """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
     names = ", ".join(f"given{at}" for at in range(len(places)))
     forward = eval(f"lambda self, {names}: self.call({names})")
-    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, labelled)
+    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, labelled, results)
     return whole
 
 
 class _WholeOfRelations(nn.Module):
     """A model of one type of nodes called with all edges at once and the numbers of their types."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, results: Results) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.results = model, results
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        output: Tensor = self.model(x, edge_index, edge_type=edge_type)
-        return output
+        return chosen(self.model(x, edge_index, edge_type=edge_type), self.results)
 
 
 def trace(model: nn.Module, assembly: Assembly) -> Value:
@@ -204,7 +207,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             for module, training in modes:
                 module.training &= training
         setting = assembly.setting
-        results = setting.results if setting.training or setting.results is Results.ONE else Results.FIRST
+        results = setting.results if setting.training else Results.FIRST
         known = model, setting.training, results
         if known not in setting.traced:
             place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -216,7 +219,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 whole = _Whole(model, taken, batch=batch, results=results)
             elif numbered:
                 tried = small_inputs_of_relations(types, columns, dtype=dtype, place=place)
-                whole = _WholeOfRelations(model)
+                whole = _WholeOfRelations(model, results)
             else:
                 carried = _carried_by_types(types, taken)
                 places = [("x_dict", name) for name in columns] + [
@@ -225,7 +228,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
                 widths = [width for _, _, width in carried]
                 tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
-                whole = _whole_of_types(model, places, types.labelled)
+                whole = _whole_of_types(model, places, types.labelled, results)
             calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
-from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.layers.layer import Codes, EdgeInput, Graph
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.tracing import OneBatch, OneGraph, RowCount
@@ -66,14 +66,14 @@ class _Plan:
     reads (``before``), more where it goes along edges. ``known``: what each stands for."""
 
     def __init__(
-        self, graph: fx.Graph, known: Mapping[fx.Node, Any], after: Mapping[fx.Node, int], constants: dict[str, Tensor]
+        self,
+        graph: fx.Graph,
+        known: Mapping[fx.Node, Any],
+        after: Mapping[fx.Node, int],
+        before: Mapping[fx.Node, int],
+        constants: dict[str, Tensor],
     ) -> None:
-        self.graph, self.known, self.after, self.constants = graph, known, after, constants
-        self.before: dict[fx.Node, int] = {
-            node: max((after[one] for one in node.all_input_nodes if isinstance(known[one], Value)), default=0)
-            for node in graph.nodes
-            if node in after and _is_given_edges(node, known)
-        }
+        self.graph, self.known, self.after, self.before, self.constants = graph, known, after, before, constants
         self.modules = list(dict.fromkeys(str(node.target) for node in after if node.op == "call_module"))
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -83,8 +83,9 @@ class _Plan:
     def of(cls, graph: fx.Graph, known: Mapping[fx.Node, Any], constants: dict[str, Tensor]) -> Self | None:
         """None where some call needs all rows, or it is not known which."""
         after: dict[fx.Node, int] = {}
+        before: dict[fx.Node, int] = {}
         for node in reversed(graph.nodes):
-            value = known.get(node)
+            value = _rows_of(known.get(node))
             along = _is_given_edges(node, known)
             if node.op == "output":
                 after |= dict.fromkeys(node.all_input_nodes, 0)
@@ -93,14 +94,17 @@ class _Plan:
                 continue  # nobody reads it
             if isinstance(value, OneBatch) or (along and not isinstance(value, Value)):
                 return None
-            below = hops(value) if isinstance(value, Value) else {}
+            read = [rows for one in node.all_input_nodes if isinstance(rows := _rows_of(known[one]), Value)]
+            below = hops(value, above=read) if isinstance(value, Value) else {}
             for source in node.all_input_nodes:
-                is_rows = isinstance(known[source], Value)
-                further = below.get(known[source], EVERYWHERE if along else 0) if is_rows else 0
+                rows = _rows_of(known[source])
+                further = below.get(rows, EVERYWHERE if along else 0) if isinstance(rows, Value) else 0
                 after[source] = max(after.get(source, 0), after[node] + further)
+                if along:
+                    before[node] = max(before.get(node, 0), after[node] + further)
                 if after[source] >= EVERYWHERE:
                     return None
-        return cls(graph, known, after, constants)
+        return cls(graph, known, after, before, constants)
 
 
 class _Run(fx.Interpreter):
@@ -121,7 +125,7 @@ class _Run(fx.Interpreter):
             return None
         found = super().run_node(n)
         value = plan.known.get(n)
-        return found[: self._rows_at(plan.after[n])] if isinstance(value, Value) else found
+        return found[: self._rows_at(plan.after[n])] if isinstance(value, Value | Codes) else found
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, of so many rows and edges as the call reads."""
@@ -132,12 +136,13 @@ class _Run(fx.Interpreter):
 
         def given(source: fx.Node) -> Any:
             what, found = plan.known.get(source), self.env[source]
-            if isinstance(what, Value | OneGraph):
+            if isinstance(what, Value | Codes | OneGraph):
                 return found[:rows]
             if isinstance(what, Graph):
                 return found[:, :edges]
             if isinstance(what, EdgeInput):
-                return None if found is None else found[:edges]
+                whole = isinstance(plan.known.get(n), EdgeInput)  # columns of it, for who knows which edges
+                return found if found is None or whole else found[:edges]
             return _counted(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)
@@ -152,6 +157,10 @@ class _Run(fx.Interpreter):
     def _takes_targets(self, n: fx.Node) -> bool:
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         return module is not None and type(module) in _TAKES_TARGETS and not replaced_functions(module)
+
+
+def _rows_of(what: Any) -> Any:
+    return what.rows if isinstance(what, Codes) else what
 
 
 def _is_given_edges(node: fx.Node, known: Mapping[fx.Node, Any]) -> bool:

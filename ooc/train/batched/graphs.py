@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from ooc.sampling.graphs import GraphLoader, Ints, Size
 from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
-from ooc.train.loss import BY_ROWS, resolve_loss
+from ooc.train.loss import BY_ROWS, LossOfResults, of_results, resolve_loss, takes_results
 from ooc.train.metrics import make_scorer
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
@@ -72,17 +72,22 @@ class GraphModel:
                 raise ModelError(f"{name} wants {given}; {remedy}")
         self._names_batch = "batch" in parameters
         self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[3:] and one in parameters)]
-        self.outputs = self._tried(model, name)
+        self.result_columns = self._tried(model, name)
+        self.outputs = self.result_columns[0]
 
-    def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0) -> Tensor:
-        """What ``model`` gives for a batch's graphs [g, C]."""
+    def __call__(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0, *, every: bool = False) -> Tensor:
+        """What ``model`` gives for a batch's graphs [g, C]; of several results the first, or ``every`` one side by
+        side."""
+        return of_results(self._results(model, batch, input_dropout), every=every)
+
+    def _results(self, model: nn.Module, batch: "Data", input_dropout: float = 0.0) -> Any:
         x = F.dropout(batch.x.to(self.dtype), input_dropout, training=True) if input_dropout else batch.x.to(self.dtype)
         given: dict[str, Any] = {one: batch[one] for one in self._given if one != "batch_size"}
         given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
         if self._names_batch:
-            return cast(Tensor, model(x, batch.edge_index, batch=batch.batch, **given))
-        return cast(Tensor, model(x, batch.edge_index, batch.batch, **given))
+            return model(x, batch.edge_index, batch=batch.batch, **given)
+        return model(x, batch.edge_index, batch.batch, **given)
 
     def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
         """A batch of that size, of zeros; on the meta device of nothing."""
@@ -127,21 +132,25 @@ class GraphModel:
         numbers = most.nodes * x.columns + most.edges * (features + ("edge_weight" in self._given))
         return numbers * self.dtype.itemsize if x.dtype.name != str(self.dtype).removeprefix("torch.") else 0
 
-    def _tried(self, model: nn.Module, name: str) -> int:
-        """The columns that come of two graphs of two nodes."""
+    def _tried(self, model: nn.Module, name: str) -> tuple[int, ...]:
+        """The columns of each result that comes of two graphs of two nodes."""
         batch = self.made_up(Size(graphs=2, nodes=4, edges=2, paths=0, largest=2))
         batch.batch, batch.ptr = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4])
         batch.edge_index = torch.tensor([[1, 0], [0, 1]])
         with torch.random.fork_rng(devices=[]), torch.no_grad(), in_evaluation(model):
             try:
-                outputs = self(model, batch)
+                outputs = self._results(model, batch)
             except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
                 reason = " ".join(str(error).split())
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
-        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 2:
-            shape = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ModelError(f"{name} gives {shape} for two graphs, not a row of outputs each, [2, C]; does it pool?")
-        return outputs.shape[1]
+        results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        for one in results:
+            if not isinstance(one, Tensor) or one.dim() != 2 or len(one) != 2:
+                shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
+                raise ModelError(
+                    f"{name} gives {shape} for two graphs, not a row of outputs each, [2, C]; does it pool?"
+                )
+        return tuple(one.shape[1] for one in results)
 
 
 class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -225,7 +234,12 @@ class GraphTrainer(BatchTrainer):
         self._runs = GraphModel(model, store, paths=self._bounds.paths, ignore_edge_data=self._ignored)
         self._share_batches(model, asked["seed"], resources.listener, resources.hardware, resources.spill_dir)
         outputs, dtype = self._runs.outputs, self._runs.dtype
-        self._loss = resolve_loss(asked["loss"], store, store.task, outputs=outputs, dtype=dtype)
+        columns, loss = self._runs.result_columns, asked["loss"]
+        self._takes_results = takes_results(loss) and len(columns) > 1
+        if self._takes_results:
+            loss = LossOfResults(loss, columns)
+        trained = sum(columns) if self._takes_results else outputs
+        self._loss = resolve_loss(loss, store, store.task, outputs=trained, dtype=dtype)
         self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
         self._scorer = make_scorer(store, self.metric, rows=store.num_graphs, outputs=outputs, dtype=dtype)
         self.loader = self._batches = GraphLoader(
@@ -260,7 +274,8 @@ class GraphTrainer(BatchTrainer):
 
     def _accumulate(self, batch: "Data", scale: float) -> float:
         with self._autocast():
-            outputs_gC = self._runs(self.model, batch, self._input_dropout).to(self._runs.dtype)
+            outputs_gC = self._runs(self.model, batch, self._input_dropout, every=self._takes_results)
+            outputs_gC = outputs_gC.to(self._runs.dtype)
         if len(outputs_gC) != len(batch.graph_id):
             raise ModelError(
                 f"{type(self.model).__name__} gives {len(outputs_gC)} rows for {len(batch.graph_id)} graphs"
@@ -334,7 +349,7 @@ class GraphTrainer(BatchTrainer):
         def within(module: nn.Module) -> AbstractContextManager[Any]:
             return LargestNumbers(batch, most)
 
-        step = lambda copy: self._runs(copy, batch, self._input_dropout)  # noqa: E731
+        step = partial(self._runs, batch=batch, input_dropout=self._input_dropout, every=self._takes_results)
         return kept + self._step_bytes(step, given, left - kept, within)
 
     def _start(self) -> None:

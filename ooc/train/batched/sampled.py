@@ -31,7 +31,7 @@ from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.storage.store import Store, Task
 from ooc.train.batched.batches import BatchTrainer
-from ooc.train.loss import resolve_loss
+from ooc.train.loss import LossOfResults, of_results, resolve_loss, takes_results
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model
 from ooc.train.trainer import Scores, Trainer
@@ -71,13 +71,17 @@ class SampledTrainer(BatchTrainer):
         self._share_batches(model, make.keywords["seed"], resources.listener, resources.hardware, resources.spill_dir)
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self._carried = edge_data_used(store, left_out)
-        options = {"ignore_edge_data": left_out, "results": Results.ONE}
+        results = Results.ALL if takes_results(loss) else Results.FIRST
+        options = {"ignore_edge_data": left_out, "results": results}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
         if any(isinstance(value, Aggregate) and value.scaling.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype
         self._normalization = GcnNormalization(model, {})  # refuses what it cannot do before anything is read
-        self._loss = resolve_loss(loss, store, store.task, outputs=network.outputs, dtype=network.dtype)
+        self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)
+        if loss is not None and self._takes_results:
+            loss = LossOfResults(loss, network.result_columns)
+        self._loss = resolve_loss(loss, store, store.task, outputs=network.training.columns, dtype=network.dtype)
         self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
         if not model.training:
@@ -130,7 +134,9 @@ class SampledTrainer(BatchTrainer):
             with self._autocast():
                 outputs_rC = self._outputs(self.batch_model, batch)[:size].to(self._dtype)
             labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
-            labels = self._targets.of("train", labels_rL, torch.arange(size), outputs=outputs_rC)
+            labels = self._targets.of(
+                "train", labels_rL, torch.arange(size), outputs=outputs_rC[:, : self._scored_columns]
+            )
             return self._backward(outputs_rC, labels, scale)
 
     def _normalized(self, model: nn.Module, batch: "Data") -> AbstractContextManager[None]:
@@ -155,8 +161,7 @@ class SampledTrainer(BatchTrainer):
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
-        outputs: Tensor = model(x, batch.edge_index, **given)
-        return outputs
+        return of_results(model(x, batch.edge_index, **given), every=self._takes_results)
 
     def _evaluate(self) -> Scores:
         if self._both_fit:

@@ -212,6 +212,31 @@ def _auc(scores: Tensor, y: Tensor) -> float:
     return float(((apart > 0) + 0.5 * (apart == 0)).double().mean())
 
 
+class Twofold(nn.Module):
+    """Gives two results, one by one or side by side."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.one, self.other, self.together = _model("classes"), _model("classes"), together
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Any:
+        found = self.one(x, edge_index, batch), self.other(x.tanh(), edge_index, batch)
+        return torch.cat(found, dim=1) if self.together else found
+
+
+def test_of_several_results_ones_own_loss_gets_all(stores: dict[str, Store]) -> None:
+    def of_both(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(results[0], labels, reduction="none") + results[1].square().mean(dim=1)
+
+    def of_columns(outputs: Tensor, labels: Tensor) -> Tensor:
+        one, other = outputs.chunk(2, dim=1)
+        return of_both((one, other), labels)
+
+    apart = _fit(Twofold(together=False), stores["classes"], loss=of_both)
+    together = _fit(Twofold(together=True), stores["classes"], loss=of_columns)
+    assert [record.loss for record in apart] == [record.loss for record in together]
+
+
 def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) -> None:
     seen: list[torch.Size] = []
 

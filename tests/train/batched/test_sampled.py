@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training by sampled batches: with all neighbours drawn, the full graph's losses; resumed, an undisturbed run's."""
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch_geometric.nn import SGConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
+from ooc.model.lowering.trimming import Trimmed
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.batched.sampled import SampledTrainer, Sampling
@@ -64,6 +67,39 @@ def test_with_all_neighbours_losses_are_the_full_graphs(
     for one, other in zip(full, sampled, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-12)
         assert (other.train_acc, other.valid_acc, other.test_acc) == (one.train_acc, one.valid_acc, one.test_acc)
+
+
+class Several(nn.Module):
+    """Gives what it is scored by, and its rows before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = GraphSAGE(9, 8, 1), GraphSAGE(8, 4, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.first(x, edge_index).relu()
+        return self.last(rows, edge_index), rows
+
+
+def _of_both(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    return F.cross_entropy(results[0], labels, reduction="none") + results[1].square().mean(dim=1)
+
+
+@pytest.mark.parametrize(("loss", "trimmed"), [(None, False), (_of_both, False), (_of_both, True)])
+def test_of_several_results_ones_own_loss_gets_all(
+    store: Store, loss: Any, trimmed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    model = Several().double()
+    other, options = copy.deepcopy(model), {"ignore_edge_data": "weight", "loss": loss}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with ooc.Trainer(model, store, memory="100M", optimizer=optimizer, **options) as trainer:
+        full = trainer.fit(2, progress=False)
+    if not trimmed:
+        monkeypatch.setattr(Trimmed, "of", lambda *_: None)
+    for one, two in zip(full, _train(other, store, _ALL, 2, **options), strict=True):
+        assert two.loss == pytest.approx(one.loss, rel=1e-12)
+        assert two.valid_acc == one.valid_acc
 
 
 def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
