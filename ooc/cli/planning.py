@@ -293,7 +293,7 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool, link: int) -> None:
     ranks = planning.report_by_rank()
     report = ranks[0]
-    joined = together([one.timeline for one in ranks], [one.plan.received_bytes(one.program) for one in ranks], link)
+    joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], link)
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))

@@ -4,13 +4,18 @@ of other shares need.
 
 A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
 columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
-row's sum then runs over its edges as it does in one process. Sums over rows are told panel by panel and added up in one
-order. What tiles scatter to rows of anybody is added up by one process after the other, in the order of the tiles.
+row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
+rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Sums over rows are told
+panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process after the
+other, in the order of the tiles.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -85,6 +90,17 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
     return HaloMemory(int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8), int(counts_PP.max()))
 
 
+def part_of(rows: range, part: range) -> range:
+    """Of ``rows`` the ``part.start``-th of ``part.stop`` parts."""
+    start, stop = (len(rows) * at // part.stop for at in (part.start, part.start + 1))
+    return rows[start:stop]
+
+
+def _within(rows: Tensor, bounds: range) -> Tensor:
+    """Those of ascending ``rows`` that are within ``bounds``."""
+    return rows[bisect_left(rows.numpy(), bounds.start) : bisect_left(rows.numpy(), bounds.stop)]
+
+
 @dataclass(frozen=True, slots=True)
 class Halo:
     """Rows that are sent for the pulls of one direction, ascending, by process: ``wanted`` of its rows by this one, and
@@ -100,8 +116,12 @@ class Exchange:
 
     def __init__(self, ranks: Ranks, shares: Sequence[range]) -> None:
         self._ranks, self._shares = ranks, shares
+        self._beside = replace(ranks, group=ranks.beside)
+        self._sender: ThreadPoolExecutor | None = None
         self._halos: dict[EdgesKey, Halo] = {}
         self.received_bytes = 0
+        self.waited_s = 0.0
+        """For rows of others."""
 
     def find_halo(self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> HaloMemory:
         """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
@@ -134,18 +154,39 @@ class Exchange:
         """Of all rows, those of each process."""
         return [len(share) / self._shares[-1].stop for share in self._shares]
 
-    def rows(self, matrix_NC: Tensor, direction: EdgesKey | None = None, *, counted: bool = True) -> None:
-        """Of a matrix of which every process has its own rows, have those of others that pulls of ``direction`` gather
-        (None: all). ``counted``: a program's."""
+    def rows(self, matrix_NC: Tensor, *, counted: bool = True) -> None:
+        """Of a matrix of which every process has its own rows, have those of all. ``counted``: a program's."""
+        before = self.received_bytes
+        self.wait(self.begin(matrix_NC))
+        self.received_bytes = self.received_bytes if counted else before
+
+    def begin(self, matrix_NC: Tensor, direction: EdgesKey | None = None, part: range = range(1)) -> "Future[None]":
+        """Of a matrix of which every process has its own rows, begin to be sent those of others that pulls of
+        ``direction`` gather (None: all); to be waited for. ``part``: of so many (its stop) equal parts of the rows of
+        every process the one (its start) that is there by now. All have to begin the same in the same order."""
         halo = None if direction is None else self._halos.get(direction)
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, "exchange")
+        return self._sender.submit(self._send, matrix_NC, halo, part)
+
+    def wait(self, *begun: "Future[None]") -> None:
+        """Return when what has been begun is there."""
+        started = perf_counter()
+        for one in begun:
+            one.result()
+        self.waited_s += perf_counter() - started
+
+    @torch.no_grad()
+    def _send(self, matrix_NC: Tensor, halo: Halo | None, part: range) -> None:
+        parts = [part_of(range(len(matrix_NC))[share.start : share.stop], part) for share in self._shares]
         if halo is not None:
-            self._some_rows(matrix_NC, halo)
+            self._some_rows(matrix_NC, halo, parts)
             return
-        for rank, share in enumerate(self._shares):
+        for rank, share in enumerate(parts):
             rows = matrix_NC[share.start : share.stop]
             if rows.numel():
-                self._ranks.broadcast(rows.view(torch.uint8), rank)
-                self.received_bytes += rows.nbytes * (counted and rank != self._ranks.rank)
+                self._beside.broadcast(rows.view(torch.uint8), rank)
+                self.received_bytes += rows.nbytes * (rank != self._ranks.rank)
 
     def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger]) -> None:
         """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
@@ -154,16 +195,20 @@ class Exchange:
             if values.numel():
                 self._ranks.broadcast(values.view(torch.uint8), rank)
 
-    def _some_rows(self, matrix_NC: Tensor, halo: Halo) -> None:
-        """By lists, so many rows of each process at a time that they take ``_AT_ONCE_BYTES``."""
-        rows, row_bytes = len(matrix_NC), matrix_NC[:1].nbytes + _NUMBERS_BYTES
+    def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
+        """By lists, of every process those in its one of ``parts``, so many at a time that they take
+        ``_AT_ONCE_BYTES``."""
+        row_bytes = matrix_NC[:1].nbytes + _NUMBERS_BYTES
         at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
-        for first in range(0, halo.most, at_once):
-            given, wanted = ([part[first : first + at_once] for part in lists] for lists in (halo.given, halo.wanted))
-            given, wanted = ([part[part < rows] for part in parts] for parts in (given, wanted))
+        of_part_given = [_within(rows, parts[self._ranks.rank]) for rows in halo.given]
+        of_part_wanted = [_within(rows, part) for rows, part in zip(halo.wanted, parts, strict=True)]
+        for first in range(0, min(halo.most, max(map(len, parts))), at_once):
+            given, wanted = (
+                [rows[first : first + at_once] for rows in lists] for lists in (of_part_given, of_part_wanted)
+            )
             sent = matrix_NC.index_select(0, torch.cat(given))
             received = matrix_NC.new_empty(sum(map(len, wanted)), matrix_NC.shape[1])
-            self._ranks.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
+            self._beside.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
             matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
             self.received_bytes += received.nbytes
 
@@ -173,8 +218,15 @@ class Exchange:
             self._ranks.heartbeat.check()
 
     def abandon(self) -> None:
-        """This process does not go on."""
+        """This process does not go on. Returns when nothing is sent any more."""
         self._ranks.failed()
+        self.close()
+
+    def close(self) -> None:
+        """End the thread; the next that begins has another one."""
+        if self._sender is not None:
+            self._sender.shutdown(cancel_futures=True)
+            self._sender = None
 
     def of_all(self, own: float) -> list[float]:
         """What every process has."""

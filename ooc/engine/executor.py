@@ -3,10 +3,12 @@
 of passes: rows of all columns, a pull of one slab of columns after the other, and a shuffle."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
+from ooc.engine.exchange import part_of
 from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import BucketedPull, EdgeSweep, FeatureSweep, PullRun, SlabBuffers, SlabPull, WholePull
@@ -28,7 +30,9 @@ from ooc.plan.layout.passes import (
     stored_slabs,
 )
 from ooc.plan.layout.shuffle import BucketedRows
+from ooc.plan.program.received import sent_parts
 from ooc.plan.program.sequence import Step
+from ooc.plan.workload import EdgesKey
 from ooc.sizes import format_size
 
 
@@ -106,6 +110,9 @@ class RowPassRun(TilePassRun):
         self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
         self.pulled_before = item.pulled
         self.pull: PullRun | None = None
+        self.sent = self._sent_outputs()
+        self.parts = sent_parts(sum(matrix.nbytes for matrix, _ in self.sent))
+        self.sending: list[Future[None]] = []
 
     def begin_sweep(self, step: Step) -> None:
         run, item = self.program, self.item
@@ -175,15 +182,40 @@ class RowPassRun(TilePassRun):
         inputs.clear()  # what was pulled need not wait until the tile is reduced
         return task
 
+    def _sent_outputs(self) -> list[tuple[Tensor, EdgesKey | None]]:
+        """What later passes pull, and is in memory whole: other processes are sent its rows. None: pulled in several
+        directions."""
+        found: list[tuple[Tensor, EdgesKey | None]] = []
+        for name in self.outputs if self.runtime.exchange is not None else ():
+            whole = self.program.whole(name, self.item.index)
+            directions = pulled_by(name, self.program.passes[self.item.index + 1 :])
+            if whole is not None and directions:
+                found.append((whole[: self.item.rows], directions[0] if len(directions) == 1 else None))
+        return found
+
+    def reduce(self, result: Tile | None) -> None:
+        """A tile; parts of the process's rows are sent as these are there."""
+        assert result is not None
+        start, stop = result.start, result.stop
+        super().reduce(result)
+        self._send_parts(range(start, stop))
+
     def finish(self) -> None:
         """What later passes pull, and is in memory whole, is there with the rows of other processes."""
+        self._send_parts(None)
         super().finish()
-        run, exchange = self.program, self.runtime.exchange
-        for name in self.outputs if exchange is not None else ():
-            whole = run.whole(name, self.item.index)
-            directions = pulled_by(name, run.passes[self.item.index + 1 :])
-            if exchange is not None and whole is not None and directions:
-                exchange.rows(whole[: self.item.rows], directions[0] if len(directions) == 1 else None)
+        if self.runtime.exchange is not None:
+            self.runtime.exchange.wait(*self.sending)
+
+    def _send_parts(self, last: range | None) -> None:
+        """Those that are there after the ``last`` tile; None: all."""
+        exchange, reverse = self.runtime.exchange, self.item.stage.reverse
+        while exchange is not None and self.sent and (done := len(self.sending) // len(self.sent)) < self.parts:
+            part = range(self.parts - 1 - done if reverse else done, self.parts)
+            rows = part_of(range(self.item.rows)[exchange.own.start : exchange.own.stop], part)
+            if last is not None and (last.start > rows.start if reverse else rows.stop > last.stop):
+                return
+            self.sending += [exchange.begin(matrix, direction, part) for matrix, direction in self.sent]
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
@@ -203,9 +235,11 @@ class ColumnPassRun(TilePassRun):
         self.item, self.buffers = item, buffers
         self.target = self.runtime.matrices[item.output]
         self.out: dict[int, Tensor] = {}
+        self.slab = 0
 
     def begin_sweep(self, step: Step) -> None:
         self.out.clear()
+        self.slab = step.slab
         self.pull = SlabPull(self.program, self.item, self.buffers, step.slab, self.program.kernels[self.item.pull])
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
@@ -215,6 +249,11 @@ class ColumnPassRun(TilePassRun):
             self.out[block] = self.target.rows(self.workspace, step.slab, block)
         for start in range(step.start, step.stop, self.item.rows_at_once):
             yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
+
+    def reduce(self, result: Tile | None) -> None:
+        """Meanwhile rows of the next slab may have come to where they are sent from."""
+        super().reduce(result)
+        self.buffers.send_ahead(self.slab + 1)
 
     def compute(self, task: Tile) -> Tile | None:
         """Pull some rows of the slab; a tile where there is something to add to a matrix."""

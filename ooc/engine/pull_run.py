@@ -5,6 +5,7 @@ does it."""
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -193,14 +194,22 @@ class SlabBuffers:
         self._source = run.runtime.matrices[item.pull.source]
         self._buffers = run.slab_buffers(item)
         self._filling: dict[int, list[tuple[Any, partial[None], Tensor, Tensor | None]]] = {}
+        self._exchange, self._direction = run.runtime.exchange, item.pull.direction
+        self._rows = run.written_rows(item.pull.source, item.index)
+        self._sent: dict[int, Future[None]] = {}
 
     def slab(self, slab: int) -> Tensor:
         """The memory of ``slab`` [N, columns]; the last slab may be narrower."""
         buffer, width = self._buffers[slab % len(self._buffers)], self._source.grid.width(slab)
         return buffer if buffer.shape[1] == width else buffer.reshape(-1)[: len(buffer) * width].view(-1, width)
 
+    def written(self, slab: int) -> Tensor:
+        """Those of its rows that the program has written."""
+        return self.slab(slab)[: self._rows]
+
     def fill(self, number: int) -> None:
-        """Start filling the buffers that are free before step ``number``; wait for the slab that it pulls."""
+        """Start filling the buffers that are free before step ``number``; wait for the slab that it pulls. Of several
+        processes the others' rows are part of it."""
         workspace, grid, program = self._workspace, self._source.grid, self._run.program
         for block, in_frame in program.fill.get(number, ()):
             _, slab, row_block = self._run.plan.blocks.where(block)
@@ -215,10 +224,29 @@ class SlabBuffers:
                 narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 check = partial(workspace.filled, block, memory)
                 self._filling.setdefault(slab, []).append((workspace.fill(block, memory), check, rows, narrow))
-        arriving = self._filling.get(program.steps[number].slab, [])
+        slab = program.steps[number].slab
+        self._take(slab)
+        if self._exchange is None:
+            return
+        if slab not in self._sent:
+            self._sent[slab] = self._exchange.begin(self.written(slab), self._direction)
+        self._exchange.wait(self._sent[slab])
+        self.send_ahead(slab + 1)
+
+    def send_ahead(self, slab: int) -> None:
+        """While the slab before ``slab`` is pulled: begin to send its rows, once they are in a buffer."""
+        if self._exchange is None or len(self._buffers) == 1 or slab in self._sent or slab >= self._source.grid.slabs:
+            return
+        if all(transfer.happened for transfer, *_ in self._filling.get(slab, [])):
+            self._take(slab)
+            self._sent[slab] = self._exchange.begin(self.written(slab), self._direction)
+
+    def _take(self, slab: int) -> None:
+        """Wait until the own rows of ``slab`` are there."""
+        arriving = self._filling.get(slab, [])
         while arriving:  # if one fails, it and those behind it are still there to be settled
             transfer, check, rows, narrow = arriving[0]
-            workspace.hold(transfer)
+            self._workspace.hold(transfer)
             check()
             if narrow is not None:
                 rows.copy_(narrow.clone())
@@ -246,7 +274,7 @@ class SlabPull(PullRun):
             groups = range(first, first + grid.width(slab) // unit)
         super().__init__(run, item.pull, kernel, groups)
         self._buffers = buffers
-        self._slab = buffers.slab(slab)[: run.written_rows(item.pull.source, item.index)]
+        self._slab = buffers.written(slab)
         self._arrived = False
         self._own: list[Input] = []
         if kind is None:
@@ -265,8 +293,6 @@ class SlabPull(PullRun):
 
     def open(self, number: int, step: Step) -> None:
         self._buffers.fill(number)
-        if not self._arrived and self._runtime.exchange is not None:
-            self._runtime.exchange.rows(self._slab, self._pull.direction)
         kind = self._pull.per_edge
         if not self._arrived and kind is not None:
             self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.copied_columns)

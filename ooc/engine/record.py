@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
-_NEWER = {"io_busy_s", "hit_rate", "passes", "to_device_bytes", "to_host_bytes", "ssd_way", "received_bytes"}
+_NEWER = {
+    "io_busy_s",
+    "hit_rate",
+    "passes",
+    "to_device_bytes",
+    "to_host_bytes",
+    "ssd_way",
+    "received_bytes",
+    "exchange_wait_s",
+}
 """Fields that records written by earlier versions lack."""
 
 
@@ -25,6 +34,7 @@ class Taken(NamedTuple):
     to_device_bytes: int
     to_host_bytes: int
     received_bytes: int
+    exchange_wait_s: float
 
     def since(self, earlier: "Taken") -> "Taken":
         """What was taken from ``earlier`` on."""
@@ -63,7 +73,8 @@ class EpochRecord:
     memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
     ``to_host_bytes`` went over the wire to a device with memory of its own, and came back. ``ssd_way`` is the engine
     that read and wrote the SSD, and how that got to such a device. ``received_bytes`` are of rows that other processes
-    of the training have sent; of several processes the first one's times and bytes are told.
+    of the training have sent, and ``exchange_wait_s`` what was waited for them, who computes longer included; of
+    several processes the first one's times and bytes are told.
     """
 
     epoch: int
@@ -85,6 +96,7 @@ class EpochRecord:
     to_host_bytes: int = 0
     ssd_way: str = ""
     received_bytes: int = 0
+    exchange_wait_s: float = 0.0
 
     @property
     def bound(self) -> str:

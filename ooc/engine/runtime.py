@@ -234,7 +234,7 @@ class Runtime:
             io.busy_seconds(),
             moved.get(CopyTo.DEVICE, 0),
             moved.get(CopyTo.HOST, 0),
-            0 if self.exchange is None else self.exchange.received_bytes,
+            *((0, 0.0) if self.exchange is None else (self.exchange.received_bytes, self.exchange.waited_s)),
         )
 
     def close(self) -> None:

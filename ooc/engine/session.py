@@ -216,6 +216,8 @@ class Session:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
         self._prepared.network.forget_weights()
+        if self._prepared.exchange is not None:
+            self._prepared.exchange.close()
         if self._runtime is not None:
             try:
                 if self._prepared.device is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ooc.plan.program.received import exposed_s
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.progress.figures import format_duration
 from ooc.progress.plan_report import PlanReport
@@ -27,8 +28,12 @@ def describe_ranks(
                 "memory_bytes": plan.device_peak_bytes + plan.host_peak_bytes,
                 "compute_s": busy_s.get(Resource.COMPUTE, 0.0),
                 "ssd_s": timeline.ssd_busy_s,
-                "received_bytes": sum(plan.received_bytes(report.program)),
+                "received_bytes": plan.received_bytes(report.program),
                 "link_s": busy_s.get(Resource.LINK, 0.0),
+                "link_exposed_s": sum(
+                    exposed_s(received, item.end_s - item.start_s, link_bytes_per_s)
+                    for received, item in zip(plan.received(report.program), report.timeline.passes, strict=True)
+                ),
             }
         )
     facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s}
@@ -40,12 +45,13 @@ def print_ranks(found: dict[str, Any], console: Console) -> None:
     rows = []
     for rank, one in enumerate(found["ranks"]):
         memory, received = format_size(one["memory_bytes"]), format_size(one["received_bytes"])
-        computes, moves, receives = (format_duration(one[name]) for name in ("compute_s", "ssd_s", "link_s"))
-        rows.append((str(rank), f"{one['rows']:,}", memory, computes, moves, received, receives))
-    print_table(("rank", "rows", "memory", "computes", "SSD busy", "receives", "in"), rows, console)
+        times = (format_duration(one[name]) for name in ("compute_s", "ssd_s", "link_s", "link_exposed_s"))
+        computes, moves, receives, waits = times
+        rows.append((str(rank), f"{one['rows']:,}", memory, computes, moves, received, receives, waits))
+    print_table(("rank", "rows", "memory", "computes", "SSD busy", "receives", "in", "not hidden"), rows, console)
     say(
         console,
         f"{len(found['ranks'])} processes: {format_duration(found['epoch_s'])} an epoch, one: "
         f"{format_duration(found['alone_s'])}, {found['speed_up']:.2f} times as fast; "
-        f"links of {format_size(found['link_bytes_per_s'])} a second, waited for",
+        f"links of {format_size(found['link_bytes_per_s'])} a second",
     )

@@ -215,7 +215,7 @@ def print_outcome(
     if report is not None:
         epoch_s, wait_s, scratch_bytes = report.timeline.epoch_s, report.timeline.wait_s, report.plan.spill_bytes
         read_bytes, written_bytes = report.ssd_read_bytes, report.ssd_write_bytes
-        received = sum(report.plan.received_bytes(report.program))
+        received = report.plan.received_bytes(report.program)
     rows = [("epochs", str(last.epoch)), ("loss", f"{last.loss:.5f}"), (metric.value, _scores(last))]
     best = best_record(records, rising=metric.higher_is_better)
     if best is not None and best.epoch != last.epoch:
@@ -225,7 +225,11 @@ def print_outcome(
         ("waiting for SSD", median("io_wait_s", wait_s)),
         moved("SSD read", "ssd_read_bytes", read_bytes),
         moved("SSD written", "ssd_write_bytes", written_bytes),
-        *([moved("received", "received_bytes", received)] if any(r.received_bytes for r in records) else ()),
+        *(
+            [moved("received", "received_bytes", received), ("waiting for rows", median("exchange_wait_s", None))]
+            if any(r.received_bytes for r in records)
+            else ()
+        ),
         *(moved(title, field) for title, field in _OVER_PCIE if any(getattr(r, field) for r in records)),
         ("data on disk", f"{format_size(store_bytes)} store + {format_size(scratch_bytes)} scratch"),
         *((f"peak {one.where}", _peak(one, records)) for one in (report.tiers if report else ())),

@@ -29,6 +29,7 @@ from ooc.plan.layout.passes import (
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.program import Program, Unrolling, found_in_memory
+from ooc.plan.program.received import Received, sent_parts
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
@@ -187,39 +188,58 @@ class Plan(Layout):
         streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])
         return self.lowest(name).write_bytes + streamed
 
-    def received_bytes(self, name: str) -> list[int]:
-        """Bytes of rows that other processes send to this one in each pass of program ``name``: what is pulled, once
-        it is written, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
-        passes, found = self.programs[name], []
-        for item in passes:
-            rows_of: list[tuple[str, int, int, list[EdgesKey]]] = []  # matrix, rows written, columns, pulled in
+    def received(self, name: str) -> list[list[Received]]:
+        """What other processes send to this one in each pass of program ``name``: rows of what is pulled, as they are
+        computed, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
+        passes = self.programs[name]
+        found: list[list[Received]] = [[] for _ in passes]
+        for item in passes if self.share is not None else ():
             sweeps = sweeps_of(item)
             if sweeps is not None:
                 source, grid = sweeps.pull.source, self.matrices[sweeps.pull.source].grid
-                written = max(one.rows for one in passes[: item.index] if source in one.stores)
-                slabs = range(sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
-                rows_of += [(source, written, grid.width(slab), [sweeps.pull.direction]) for slab in slabs]
+                rows = max(one.rows for one in passes[: item.index] if source in one.stores)
+                ahead = sweeps.slab_buffers > 1  # then the last slab is sent while the one before it is pulled
+                slabs = (
+                    range(grid.slabs if ahead else sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
+                )
+                if sweeps is item or not ahead:
+                    columns = sum(map(grid.width, slabs))
+                    nbytes = self._received_nbytes(source, rows, columns, [sweeps.pull.direction])
+                    found[item.index].append(Received(nbytes, len(slabs) if ahead else 1))
             if isinstance(item, RowPass):
-                rows_of += [
-                    (one, item.rows, self.matrices[one].grid.columns, pulled_by(one, passes[item.index + 1 :]))
+                pulled = [
+                    (one, directions)
                     for one in item.stage.stores
-                    if self.matrices[one].whole
+                    if self.matrices[one].whole and (directions := pulled_by(one, passes[item.index + 1 :]))
                 ]
-            nbytes = 0
-            for matrix, rows, columns, directions in rows_of:
-                planned = self.matrices[matrix]
-                received = self._received_rows(min(rows, planned.grid.rows), directions)
-                nbytes += received * columns * planned.region_itemsize
-            for matrix in item.pull.added_to if item.pull is not None and self.share is not None else ():
+                rows_of = {one: min(item.rows, self.matrices[one].grid.rows) for one, _ in pulled}
+                parts = sent_parts(
+                    sum(
+                        rows * self.matrices[one].grid.columns * self.matrices[one].region_itemsize
+                        for one, rows in rows_of.items()
+                    )
+                )
+                for one, directions in pulled:
+                    columns = self.matrices[one].grid.columns
+                    found[item.index].append(
+                        Received(self._received_nbytes(one, item.rows, columns, directions), parts)
+                    )
+            for matrix in item.pull.added_to if item.pull is not None else ():
                 hands = (self.share.start > 0) + (self.share.stop < self.rows) if self.share is not None else 0
-                nbytes += hands * self.matrices[matrix].region_nbytes
-            found.append(nbytes)
+                found[item.index].append(Received(hands * self.matrices[matrix].region_nbytes, 1))
         return found
+
+    def received_bytes(self, name: str) -> int:
+        """All of it."""
+        return sum(one.nbytes for received in self.received(name) for one in received)
+
+    def _received_nbytes(self, matrix: str, rows: int, columns: int, directions: Sequence[EdgesKey]) -> int:
+        planned = self.matrices[matrix]
+        return self._received_rows(min(rows, planned.grid.rows), directions) * columns * planned.region_itemsize
 
     def _received_rows(self, rows: int, directions: Sequence[EdgesKey]) -> int:
         """Of the first ``rows`` rows of a matrix, those of others that this process is sent for pulls in these."""
-        if self.share is None or not directions:
-            return 0
+        assert self.share is not None, "alone nothing is received"
         halo = self.topologies[directions[0]].halo if len(directions) == 1 else None
         if halo is not None:
             return bisect_left(halo, rows)
