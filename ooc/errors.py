@@ -45,7 +45,12 @@ class HardwareError(OocError):
 
 
 class SpillError(OocError):
-    """Reading or writing scratch data failed; the message names matrix, file and offset."""
+    """Reading or writing scratch data failed; the message names matrix, file and offset. ``is_unanswered``: threads
+    still wait for the disk, and the interpreter would wait for them at its end, unless that is ``os._exit``."""
+
+    def __init__(self, message: str, *, is_unanswered: bool = False) -> None:
+        super().__init__(message)
+        self.is_unanswered = is_unanswered
 
 
 class TrainingError(OocError):

@@ -21,7 +21,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli.arguments.options import option_names
-from ooc.errors import OocError, OptionError
+from ooc.errors import OocError, OptionError, SpillError
 from ooc.interruption import interruptible
 from ooc.suggestions import did_you_mean
 
@@ -131,7 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
         return _fail(f"{error.format_message()}{_origin(error)} (see {where} --help)")
     except click.ClickException as error:
-        return _fail(error.format_message())
+        code = _fail(error.format_message())
+        if isinstance(error.__cause__, SpillError) and error.__cause__.is_unanswered:
+            sys.stdout.flush()
+            os._exit(code)  # the interpreter would wait for the threads that wait for the disk
+        return code
     except (click.Abort, KeyboardInterrupt):
         click.echo("ooc: interrupted", err=True)
         return EXIT_INTERRUPTED

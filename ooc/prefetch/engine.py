@@ -3,7 +3,8 @@
 
 ``read`` and ``write`` return at once with a ``Ticket``; memory must stay untouched until it has been waited for.
 A result that is not exactly what was asked for, whether short, failed or late, never passes: ``Ticket.wait``
-raises one SpillError that names matrix, file and offset. Engines are thread-safe.
+raises one SpillError that names matrix, file and offset. Nor is a disk waited for that has stopped to answer: where
+nothing at all has been moved for ``PATIENCE_S``, all that wait are told. Engines are thread-safe.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ from ooc.prefetch.arena import Bytes
 
 PAGE_BYTES = 4096
 """What O_DIRECT wants offsets, lengths and addresses to be multiples of, on any disk of today."""
+PATIENCE_S = 300.0
+"""Long enough for a disk that is reset and for a server that starts again."""
+_LOOK_S = 5.0
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -96,21 +100,24 @@ def _refuse_others(path: Path) -> None:
 @dataclass(slots=True)
 class Counters:
     """Bytes moved since the start, by direction. ``wait_s`` is what ``Ticket.wait`` has spent: computing waited for
-    the SSD. ``busy_s`` is how long some request was under way: for the rest, the SSD waited for computing."""
+    the SSD. ``busy_s`` is how long some request was under way: for the rest, the SSD waited for computing.
+    ``unanswered``: somebody has waited for too long while nothing was moved."""
 
     read_bytes: int = 0
     write_bytes: int = 0
     wait_s: float = 0.0
     busy_s: float = 0.0
+    unanswered: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     _under_way: int = 0
     _since: float = 0.0
+    _moved: float = 0.0
 
     def begin(self) -> None:
         """A request sets off; from any thread."""
         with self.lock:
             if self._under_way == 0:
-                self._since = time.perf_counter()
+                self._since = self._moved = time.perf_counter()
             self._under_way += 1
 
     def busy_seconds(self) -> float:
@@ -122,12 +129,21 @@ class Counters:
         """A request has ended; from any thread."""
         with self.lock:
             self._under_way -= 1
+            self._moved = time.perf_counter()
             if self._under_way == 0:
-                self.busy_s += time.perf_counter() - self._since
+                self.busy_s += self._moved - self._since
+
+    def give_up(self) -> bool:
+        """Whether nothing has been moved for so long that nothing will be."""
+        with self.lock:
+            self.unanswered |= time.perf_counter() - self._moved > PATIENCE_S
+            return self.unanswered
 
     def add(self, *, read_bytes: int = 0, write_bytes: int = 0, wait_s: float = 0.0) -> None:
         """Count; from any thread."""
         with self.lock:
+            if read_bytes or write_bytes:
+                self._moved = time.perf_counter()
             self.read_bytes += read_bytes
             self.write_bytes += write_bytes
             self.wait_s += wait_s
@@ -156,16 +172,17 @@ class Event(ABC):
 
 
 class Ticket(Event):
-    """A promise that ``parts`` pieces will be moved. Kept by the engine, waited for by its holder."""
+    """A promise that ``parts`` pieces will be moved, of ``span`` and maybe others. Kept by the engine, waited for by
+    its holder."""
 
-    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "ended_s", "happened")
+    __slots__ = ("_counters", "_error", "_gate", "_left", "_lock", "_span", "ended_s", "happened")
     of_stream = False
     happened: bool
     ended_s: float
     """When it has ended, by ``time.perf_counter``; once it has ``happened``."""
 
-    def __init__(self, counters: Counters, parts: int) -> None:
-        self._counters = counters
+    def __init__(self, counters: Counters, parts: int, span: Span | None = None) -> None:
+        self._counters, self._span = counters, span
         self._left = parts
         self._error: SpillError | None = None
         self.happened = not parts
@@ -189,7 +206,8 @@ class Ticket(Event):
             self._gate.release()
 
     def wait(self) -> None:
-        """Block until every piece has ended; raises SpillError if any failed. Later calls tell the same."""
+        """Block until every piece has ended; raises SpillError if any failed, or the disk does not answer. Later calls
+        tell the same."""
         if not self.happened:
             start = time.perf_counter()
             try:
@@ -198,11 +216,17 @@ class Ticket(Event):
                 self._counters.add(wait_s=time.perf_counter() - start)
         if self._error is not None:
             raise self._error
+        if not self.happened:
+            what = "" if self._span is None else f"{self._span.label}: {self._span.file.path}: "
+            raise SpillError(f"{what}the disk has not answered for {PATIENCE_S:.0f} s", is_unanswered=True)
 
     def settle(self) -> None:
-        """Wait like ``wait`` but swallow failures: for cleaning up after another error."""
-        with self._gate:
-            pass
+        """Wait like ``wait`` but swallow failures: for cleaning up after another error. The memory of a request that is
+        given up is kept by the engine."""
+        while not self._gate.acquire(timeout=min(_LOOK_S, PATIENCE_S)):
+            if self._counters.give_up():
+                return
+        self._gate.release()
 
 
 @dataclass(eq=False, slots=True)

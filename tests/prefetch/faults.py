@@ -18,7 +18,8 @@ PAGE = 4096
 @dataclass
 class Faults:
     """How often each fault strikes a request, from 0 to 1. ``full`` is a write that finds the disk full, ``wrong`` a
-    read that brings one bit otherwise than it is, where system calls are made one by one."""
+    read that brings one bit otherwise than it is, where system calls are made one by one. ``silent_after``: so many
+    requests, or rounds of them, the disk does not answer any more."""
 
     seed: int = 0
     short: float = 0.0
@@ -28,6 +29,8 @@ class Faults:
     wrong: float = 0.0
     late: float = 0.0
     late_s: float = 0.01
+    silent_after: int | None = None
+    answer: threading.Event = field(default_factory=threading.Event)
     struck: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -41,7 +44,12 @@ class Faults:
         return strikes
 
     def delay(self) -> None:
-        """Sometimes take long."""
+        """Sometimes take long, or until there is an ``answer``."""
+        if self.silent_after is not None:
+            with self.lock:
+                self.silent_after -= 1
+            if self.silent_after < 0:
+                self.answer.wait()
         if self._strikes(self.late):
             time.sleep(self.late_s)
 

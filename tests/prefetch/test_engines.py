@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ooc.prefetch.engine
 from ooc.errors import SpillError
 from ooc.prefetch.engine import ChunkFile, Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.kvikio import KvikioCalls, KvikioEngine
 from ooc.prefetch.engines.plain import BufferedEngine
+from ooc.prefetch.spill import create_spill
 from tests.prefetch.contract import MIB, EngineContract, aligned, random_bytes
 from tests.prefetch.fake_kvikio import CuFile, fake_kvikio
 from tests.prefetch.faults import Faults, FaultyCalls, faulty_engine
@@ -242,3 +244,33 @@ def test_chunk_files_are_open_only_while_they_are_read(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         engine.close()
     assert out.reshape(count, 8192).max(axis=1).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_disk_that_stops_to_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool) -> None:
+    """By whoever waits, then and later; closing does not wait for it either."""
+    spill = create_spill(tmp_path, "m", 4 * MIB)
+    monkeypatch.setattr(ooc.prefetch.engine, "PATIENCE_S", 0.2)
+    faults = Faults(silent_after=0)
+    engine = faulty_engine(faults) if queued else DirectEngine(calls=FaultyCalls(faults), queue=None)
+    tickets = [engine.read([Span(spill, 0, 4 * MIB, "m")], aligned(4 * MIB)) for _ in range(2)]
+    for ticket in tickets * 2:
+        with pytest.raises(SpillError, match=rf"^m: {spill.path}: the disk has not answered for 0 s$") as told:
+            ticket.wait()
+        assert told.value.is_unanswered
+    engine.close()
+    faults.answer.set()
+    spill.close()
+
+
+def test_a_slow_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill = create_spill(tmp_path, "m", 4 * MIB)
+    monkeypatch.setattr(ooc.prefetch.engine, "PATIENCE_S", 0.3)
+    engine = DirectEngine(
+        calls=FaultyCalls(Faults(late=1.0, late_s=0.05)), queue=None, threads=1, piece_bytes=256 << 10
+    )
+    ticket = engine.read([Span(spill, 0, 4 * MIB, "m")], aligned(4 * MIB))
+    ticket.wait()
+    assert engine.counters.busy_seconds() > 0.3
+    engine.close()
+    spill.close()

@@ -64,7 +64,8 @@ class DirectEngine(ThreadEngine):
 
     def _submit(self, call: Call, *, bulk: bool) -> Ticket:
         batches, misfit = self._sorted(call, bulk=bulk)
-        call.ticket = Ticket(self.counters, len(misfit) + sum([batch.left for batch in batches]))
+        parts = len(misfit) + sum([batch.left for batch in batches])
+        call.ticket = Ticket(self.counters, parts, call.spans[0] if call.spans else None)
         if misfit:
             self._submit_to_threads(call, misfit, bulk=bulk)
         if self._queued is not None and batches:

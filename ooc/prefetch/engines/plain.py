@@ -79,6 +79,7 @@ class Lane:
     """Threads that move one piece at a time each, in the order they were given. Threads start with the first piece."""
 
     def __init__(self, *, threads: int, name: str, calls: SystemCalls, direct: bool, counters: Counters) -> None:
+        self._counters = counters
         self._move = partial(move, calls=calls, direct=direct, counters=counters)
         self._threads = ThreadPoolExecutor(threads, name)
 
@@ -91,8 +92,8 @@ class Lane:
                 piece.fail(_CLOSED)
 
     def close(self) -> None:
-        """Fail what has not begun, finish what has, end the threads."""
-        self._threads.shutdown(cancel_futures=True)
+        """Fail what has not begun, finish what has, end the threads; those that a disk does not answer are left."""
+        self._threads.shutdown(wait=not self._counters.unanswered, cancel_futures=True)
 
 
 def _fail_cancelled(piece: Piece, moved: Future[None]) -> None:
@@ -184,7 +185,7 @@ class ThreadEngine(Engine):
             for span, start in zip(call.spans, call.starts, strict=False)
             for part in cut(start, span.nbytes, self._piece_bytes)
         ]
-        call.ticket = Ticket(self.counters, len(parts))
+        call.ticket = Ticket(self.counters, len(parts), call.spans[0] if call.spans else None)
         self._submit_to_threads(call, parts, bulk=bulk)
         return call.ticket
 

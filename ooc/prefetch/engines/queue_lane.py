@@ -155,11 +155,13 @@ class QueueLane:
             batch.fail_waiting(_CLOSED)
 
     def close(self) -> None:
-        """Fail what has not been sent, let the rest end, give the queue back."""
+        """Fail what has not been sent, let the rest end, give the queue back, unless the disk does not answer."""
         with self._lock:
             self._closed = True
             self._fail_waiting(_CLOSED)
             self._changed.notify()
+        if self._counters.unanswered:
+            return  # to give the queue back the kernel would wait for it
         self._thread.join()
         self._queue.close(is_idle=self._under_way == 0)
 
