@@ -25,8 +25,7 @@ from typing import Any
 WATCHDOG_S = 120.0
 _SET_CHILD_SUBREAPER = 36
 _GRACE_S = 6.0
-"""How long a process may take to find out that another one of its training has gone, and to end when it is told to:
-one that still waits to meet it does not."""
+"""How long a process may take to find out that another one of its training has gone, and to end when it is told to."""
 HUNG = "hung"
 _CHANGING = ("created", "name")
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ooc.plan.layout.grid import Grid
 from ooc.plan.workload import EdgesKey
 from ooc.ranks import Ranks
 
@@ -88,6 +89,13 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
         return None
     given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
     return HaloMemory(int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8), int(counts_PP.max()))
+
+
+def blocks_of(rows: range, grid: Grid) -> Iterator[tuple[int, range]]:
+    """The row blocks of a matrix that have some of ``rows``, and which each has."""
+    height, rows = grid.block_rows, range(grid.rows)[rows.start : rows.stop]
+    for block in range(rows.start // height, -(-rows.stop // height) if rows else 0):
+        yield block, range(max(rows.start, block * height), min(rows.stop, (block + 1) * height))
 
 
 def part_of(rows: range, part: range) -> range:
@@ -228,6 +236,23 @@ class Exchange:
             self._sender.shutdown(cancel_futures=True)
             self._sender = None
 
+    def gathered_rows(self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Rows of a matrix, block by block as each process has its own, for the first one. All have to go through it,
+        of whom the others get nothing."""
+        ranks = self._ranks
+        for rank, share in enumerate(self._shares):
+            for _, rows in blocks_of(share, grid):
+                block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
+                if rank:
+                    ranks.hand_on(block.view(torch.uint8), rank, 0)
+                if self.is_first:
+                    yield block
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes what is to be there once."""
+        return self._ranks.rank == 0
+
     def of_all(self, own: float) -> list[float]:
         """What every process has."""
         return [float(one) for one in self._ranks.gathered(torch.tensor([own], dtype=torch.float64))]
@@ -250,11 +275,11 @@ class Exchange:
         ranks, last = self._ranks, self._ranks.count - 1
         hands = sums_NC.view(torch.uint8)
         for rank in range(ranks.rank):
-            ranks.hand_on(hands, rank)
+            ranks.hand_on(hands, rank, rank + 1)
 
         def hand_on() -> None:
             for rank in range(ranks.rank, last):
-                ranks.hand_on(hands, rank)
+                ranks.hand_on(hands, rank, rank + 1)
             ranks.broadcast(hands, last)
 
         self.received_bytes += sums_NC.nbytes * ((ranks.rank > 0) + (ranks.rank < last))

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import torch
+from torch import Tensor
 
-from ooc.engine.runtime import Runtime
 from ooc.errors import StoreError
 from ooc.model.graph import AnyScaling, RelationScaling, ends_of
 from ooc.plan.workload import Direction, RelationEdges
@@ -45,12 +46,13 @@ def find_aggregation(store: Store, scaling: AnyScaling, dtype: torch.dtype) -> A
         return None
 
 
-def keep_aggregation(store: Store, scaling: AnyScaling, runtime: Runtime, matrix: str) -> bool:
-    """Write ``matrix`` of the run, just computed, to the store. False where there is no room or no right to."""
-    dtype = runtime.dtype
+def keep_aggregation(
+    store: Store, scaling: AnyScaling, dtype: torch.dtype, shape: tuple[int, int], blocks: Iterable[Tensor]
+) -> bool:
+    """Write what the run has just computed, [N, F] of this ``shape``, to the store. False where there is no room or no
+    right to."""
     name = _name(scaling, dtype)
-    grid = runtime.matrices[matrix].grid
-    rows, columns = grid.rows, grid.columns
+    rows, columns = shape
     if shutil.disk_usage(store.path).free < _FREE_SHARE * rows * columns * dtype.itemsize:
         return False
     _remove_abandoned(store)
@@ -60,7 +62,7 @@ def keep_aggregation(store: Store, scaling: AnyScaling, runtime: Runtime, matrix
         store.check_unreplaced()
         write_group(store.path / GROUP, {})
         with ArrayWriter(store.path, temporary, (rows, columns), str(dtype).removeprefix("torch.")) as writer:
-            for block in runtime.read_rows(matrix):
+            for block in blocks:
                 writer.append(np.ascontiguousarray(block.numpy()))
         (store.path / temporary / _STAMP).write_text(json.dumps(stamp))
         if find_aggregation(store, scaling, dtype) is not None:

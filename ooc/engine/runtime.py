@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ooc.engine.exchange import Exchange
+from ooc.engine.exchange import Exchange, blocks_of
 from ooc.engine.operands import BlockedMatrix, as_matrix
 from ooc.engine.record import Taken
 from ooc.engine.shuffle import P, ShuffleFile
@@ -285,12 +285,20 @@ class Runtime:
                 raise StoreError(UNSORTED)
 
     def read_rows(self, name: str) -> Iterator[Tensor]:
-        """A constant matrix, row block by row block, for those who want a copy of it. No program may be running."""
+        """A constant matrix, row block by row block, for those who want a copy of it: of several processes the first
+        gets what all have, and all have to ask. No program may be running."""
+        grid, exchange = self.matrices[name].grid, self.exchange
+        own = range(grid.rows) if exchange is None else exchange.own
+        blocks = self._read_own_rows(name, own)
+        return blocks if exchange is None else exchange.gathered_rows(blocks, grid, self.matrices[name].dtype)
+
+    def _read_own_rows(self, name: str, own: range) -> Iterator[Tensor]:
         matrix = self.matrices[name]
         grid = matrix.grid
-        for block in range(grid.blocks):
+        for block, rows in blocks_of(own, grid):
             self.workspace.await_written(matrix.number(0, block))
             memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
             self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
             matrix.sums().read(0, block, memory.numpy())
-            yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))
+            start = rows.start - block * grid.block_rows
+            yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))[start : start + len(rows)]

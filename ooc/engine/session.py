@@ -2,6 +2,7 @@
 """Prepared programs brought to life: arenas, spill files and threads, the model on its device, and running them."""
 
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +20,7 @@ from ooc.engine.runtime import Runtime
 from ooc.errors import BudgetError, OocError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
+from ooc.model.graph import AnyScaling
 from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
@@ -140,17 +142,27 @@ class Session:
             raise OptionError(f"spill folder {self._spill_dir}: {error.strerror or error}") from error
 
     def _prepare(self, runtime: Runtime) -> None:
-        """Compute the first aggregation, and keep it in the store for later runs."""
+        """Compute the first aggregation, and keep it in the store for later runs; of several processes the first does
+        that, to whom the others send their rows."""
         if not self._prepared.steps["prepare"]:
             return
         self.run("prepare", "first aggregation")
-        if self._prepared.exchange is not None:  # nobody has all rows of it
-            return
         network = self._prepared.network
         names = {scaling: network.first_aggregation(scaling) for scaling in network.aggregated_once}
         made = {scaling: name for scaling, name in names.items() if name not in self._prepared.arrays}
-        if any([keep_aggregation(self._store, scaling, runtime, name) for scaling, name in made.items()]):
+        if any([self._kept(scaling, runtime, name) for scaling, name in made.items()]):
             self._listener(Note(f"the first aggregation is kept in {self._store.path} for later runs"))
+
+    def _kept(self, scaling: AnyScaling, runtime: Runtime, name: str) -> bool:
+        """Keep matrix ``name``; whether this process did."""
+        grid, blocks, exchange = runtime.matrices[name].grid, runtime.read_rows(name), runtime.exchange
+        try:
+            is_writer = exchange is None or exchange.is_first
+            shape = grid.rows, grid.columns
+            return is_writer and keep_aggregation(self._store, scaling, runtime.dtype, shape, blocks)
+        finally:
+            if exchange is not None:
+                deque(blocks, maxlen=0)  # the others send theirs, whatever becomes of them
 
     @torch.no_grad()
     def run(self, program: str, task: str, recorder: EpochRecorder | None = None) -> None:

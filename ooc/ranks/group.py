@@ -145,11 +145,11 @@ class Ranks:
         counts = [*received_rows], [*sent_rows]
         self._wait(dist.all_to_all_single(received, values, *counts, self.group, async_op=True))
 
-    def hand_on(self, values: Tensor, rank: int) -> None:
-        """From one of them to the next one, into the memory of its ``values``; all have to take part."""
+    def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
+        """From one of them to another one, into the memory of its ``values``; all have to take part."""
         rows, nothing = [0] * self.count, [0] * self.count
-        rows[rank + 1 if self.rank == rank else rank] = len(values)
-        sent, received = values if self.rank == rank else values[:0], values if self.rank == rank + 1 else values[:0]
+        rows[receiver if self.rank == sender else sender] = len(values)
+        sent, received = (values if self.rank == rank else values[:0] for rank in (sender, receiver))
         self.all_to_all(received, sent, rows if len(received) else nothing, rows if len(sent) else nothing)
 
     def sent(self, value: Any, rank: int) -> Any:

@@ -36,7 +36,8 @@ def describe_ranks(
                 ),
             }
         )
-    facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s}
+    dealt = reports[0].plan.dealt_bytes(reports[0].program, len(reports))
+    facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s, "dealt_bytes": dealt}
     return {**facts, "speed_up": alone_s / epoch_s, "ranks": ranks}
 
 
@@ -49,6 +50,10 @@ def print_ranks(found: dict[str, Any], console: Console) -> None:
         computes, moves, receives, waits = times
         rows.append((str(rank), f"{one['rows']:,}", memory, computes, moves, received, receives, waits))
     print_table(("rank", "rows", "memory", "computes", "SSD busy", "receives", "in", "not hidden"), rows, console)
+    most = max(one["received_bytes"] for one in found["ranks"])
+    if found["dealt_bytes"] < most:
+        dealt = format_size(found["dealt_bytes"])
+        say(console, f"with columns dealt out among processes, which is not done, each would receive {dealt}")
     say(
         console,
         f"{len(found['ranks'])} processes: {format_duration(found['epoch_s'])} an epoch, one: "

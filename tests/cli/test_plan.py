@@ -309,6 +309,8 @@ def test_several_processes_share_the_rows(run: RunCommand, tmp_path: Path) -> No
     assert 1 < found["speed_up"] < 3 and found["epoch_s"] > max(one["compute_s"] for one in found["ranks"])
     for one in found["ranks"]:
         assert one["link_s"] == pytest.approx(one["received_bytes"] / 1e9) and one["received_bytes"] > 0
+        assert found["dealt_bytes"] < one["received_bytes"]  # every edge leads anywhere, and all rows are sent
+        assert 0 < one["link_exposed_s"] < one["link_s"]
     assert all(f"rank {rank}: " in (tmp_path / "ranks.svg").read_text() for rank in range(3))
 
 

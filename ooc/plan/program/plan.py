@@ -233,6 +233,22 @@ class Plan(Layout):
         """All of it."""
         return sum(one.nbytes for received in self.received(name) for one in received)
 
+    def dealt_bytes(self, name: str, count: int) -> int:
+        """What each of ``count`` processes would be sent in program ``name`` were the columns of all that is pulled
+        dealt out among them, with all rows, and what is pulled dealt back (NeutronTP's form)."""
+        passes, nbytes = self.programs[name], 0
+        for item in passes:
+            written = (
+                []
+                if item.pull is None
+                else [one.rows for one in passes[: item.index] if item.pull.source in one.stores]
+            )
+            if item.pull is not None and written:
+                planned = self.matrices[item.pull.source]
+                row_nbytes = pulled_columns(item, planned.grid) * planned.region_itemsize
+                nbytes += (max(written) + item.rows) * row_nbytes * (count - 1) // count**2
+        return nbytes
+
     def _received_nbytes(self, matrix: str, rows: int, columns: int, directions: Sequence[EdgesKey]) -> int:
         planned = self.matrices[matrix]
         return self._received_rows(min(rows, planned.grid.rows), directions) * columns * planned.region_itemsize
