@@ -36,19 +36,25 @@ _NUMBERS_BYTES = 2 * torch.int64.itemsize
 
 
 def divide_rows(weights: Sequence[float], panel_rows: int, rows: int, parts: Sequence[float]) -> list[range]:
-    """Rows for as many processes as there are ``parts``, whole panels one behind the other: of the ``weights`` of all
-    panels each gets about its part of the sum of ``parts``, and at least one panel."""
-    count, bounds, before = len(parts), [0], 0.0
-    targets = [sum(weights) * part / sum(parts) for part in accumulate(parts)]
-    for panel, weight in enumerate(weights):
-        while len(bounds) < count and before + weight / 2 >= targets[len(bounds) - 1]:
-            bounds.append(panel)
-        before += weight
-    bounds += [len(weights)] * (count + 1 - len(bounds))
-    for at in range(1, count):
-        bounds[at] = min(max(bounds[at], bounds[at - 1] + 1), len(weights) - count + at)
-    stops = [min(rows, panel * panel_rows) for panel in bounds]
-    return [range(start, stop) for start, stop in pairwise(stops)]
+    """Rows for as many processes as there are ``parts``, whole panels one behind the other, at least one each: of the
+    ``weights`` of all panels each gets about its part of the sum of ``parts``, so that the one with the most for its
+    part has as little as can be."""
+    before = [0.0, *accumulate(weights)]
+    found: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [0])}
+    for number, part in enumerate(parts, start=1):
+        last = len(weights) - (len(parts) - number)
+        stops = range(last, last + 1) if number == len(parts) else range(number, last + 1)
+        found = {
+            stop: min(
+                (max(most, taken), squares + taken * taken, [*bounds, stop])
+                for first, (most, squares, bounds) in found.items()
+                if first < stop
+                for taken in [(before[stop] - before[first]) / part]
+            )
+            for stop in stops
+        }
+    bounds = [min(rows, panel * panel_rows) for panel in found[len(weights)][2]]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
 def wanted_rows(
