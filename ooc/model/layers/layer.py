@@ -21,7 +21,7 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, check_matrix
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Codes, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
 
@@ -69,19 +69,6 @@ class EdgeInput:
             return []
         before = self.steps[: self.steps.index(("long", ()))]
         return [int(number) for number in replace(self, steps=before).of(torch.arange(columns)[None]).flatten()]
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """Stands for whole numbers of every row, [R, …] of this ``tail``, by which something is looked up: the types of
-    nodes, for one. ``rows`` has them as they are computed with, one beside the other."""
-
-    rows: Value
-    tail: tuple[int, ...]
-
-    def of(self, rows_RC: Tensor) -> Tensor:
-        """[R, …], int64."""
-        return rows_RC.long().view(len(rows_RC), *self.tail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 
 from ooc.errors import ModelError
-from ooc.model.layers.layer import Codes
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Codes, Value
 
 
 def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool = False) -> Value:

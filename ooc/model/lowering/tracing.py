@@ -26,7 +26,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.global_attention import lower_global_attention
-from ooc.model.layers.layer import ARGUMENTS, Codes, EdgeInput, EdgeKinds, Graph
+from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.assembly import Assembly, Results, first_line
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
@@ -53,7 +53,7 @@ from ooc.model.lowering.symbolic import (
     small_inputs_of_types,
     small_rows,
 )
-from ooc.model.lowering.values import Dense, Features, Rowwise, Sum, Value
+from ooc.model.lowering.values import Codes, Dense, Features, Rowwise, Sum, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 

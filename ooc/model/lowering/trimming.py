@@ -14,11 +14,11 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
-from ooc.model.layers.layer import Codes, EdgeInput, Graph
+from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.tracing import OneBatch, OneGraph, RowCount
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Codes, Value
 
 _TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)
 """Convolutions that give the same where the rows that edges lead to are given beside all of them."""

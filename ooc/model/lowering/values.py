@@ -143,6 +143,19 @@ class Value:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Stands for whole numbers of every row, [R, …] of this ``tail``, by which something is looked up: the types of
+    nodes, for one. ``rows`` has them as they are computed with, one beside the other."""
+
+    rows: Value
+    tail: tuple[int, ...]
+
+    def of(self, rows_RC: Tensor) -> Tensor:
+        """[R, …], int64."""
+        return rows_RC.long().view(len(rows_RC), *self.tail)
+
+
 class Features(Value):
     """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
 
