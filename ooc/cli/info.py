@@ -76,9 +76,11 @@ def describe(store: "Store") -> dict[str, Any]:
         "order": store.attributes["order"],
         "ids": _ids(store),
     }
-    for name in ("hops", "train_hops"):
+    by_type = {} if store.types is None else store.types.hops
+    for place, name in enumerate(("hops", "train_hops")):
         if name in store.attributes:
-            facts[name] = store.attributes[name]
+            found = {kind: list(one[place]) for kind, one in by_type.items()}
+            facts[name] = found or store.attributes[name]
     facts["source"] = store.source
     return facts
 

@@ -3,7 +3,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from ooc.cli.info import describe
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
+
+if TYPE_CHECKING:
+    from ooc.storage.store import Store
 
 
 @click.command(short_help="Put a store's rows in hop order.")
@@ -50,7 +53,15 @@ def command(
     if as_json:
         click.echo(json.dumps(describe(written), indent=2))
     elif verbosity > Verbosity.ERROR:
-        shares = [f"{rows / written.num_nodes:.3g}" for rows in written.attributes["hops"][:4]]
+        shares = [f"{share:.3g}" for share in _shares(written)[:4]]
         counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]
         click.echo(f"{written.path}: {', '.join(counts)}, {format_size(written.nbytes)}")
         click.echo(f"rows within 0, 1, 2, … steps of the scored ones: {', '.join(shares)} of all")
+
+
+def _shares(store: "Store") -> list[float]:
+    """Of the rows of all types of nodes, those within 0, 1, … steps of the scored ones."""
+    if store.types is None:
+        return [rows / store.num_nodes for rows in store.attributes["hops"]]
+    hops, nodes = [hops for hops, _ in store.types.hops.values()], sum(store.types.nodes.values())
+    return [sum(one[min(hop, len(one) - 1)] for one in hops) / nodes for hop in range(max(map(len, hops)))]

@@ -135,7 +135,7 @@ def convert(
     if ordered and graph.graph_offsets is not None:
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
     if graph.types is not None:
-        check_options(graph, graph.types, options, ordered=ordered)
+        check_options(graph, graph.types, options)
     _shares(graph, budget, ordered=ordered)  # Before anything is made.
     check_folder(target.parent)
     for note in graph.notes:
@@ -203,11 +203,11 @@ def _fill(
             need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + graph.num_nodes * graph.id_bytes
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _shares(graph, budget, ordered=ordered)
-    if graph.types is not None:
-        write_types(graph, graph.types, work, name=name, options=options, shares=shares)
-        return
     store = work.scratch / _UNORDERED if ordered else work.store
-    _write(graph, store, work, name=name, options=options, shares=shares)
+    if graph.types is not None:
+        write_types(graph, graph.types, store, work, name=name, options=options, shares=shares)
+    else:
+        _write(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
         undirected = open_store(store).undirected
         options.hold_out.write(graph, links, undirected=undirected, block_edges=shares.edges, budget_bytes=budget)

@@ -49,9 +49,9 @@ class ValueForm:
         return cls(columns=tuple(columns)) if columns else None
 
     @classmethod
-    def of_store(cls, store: Store) -> "ValueForm | None":
+    def of_store(cls, store: Store, direction: str = "in") -> "ValueForm | None":
         """As ``store`` has them; None where it has none."""
-        arrays = store.edge_data("in")
+        arrays = store.edge_data(direction)
         widths = [array.shape[1] if len(array.shape) == 2 else None for array in arrays]
         columns = tuple((array.path.name, array.dtype.name, width) for array, width in zip(arrays, widths, strict=True))
         return cls(columns=columns) if columns else None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ooc.events import Listener
 from ooc.storage.store import SPLITS, Store
-from ooc.storage.traversal import farthest_of, nearest
+from ooc.storage.traversal import farthest_of, nearest_by_type
 
 ORDERS = ("none", "hop")
 """As in the source, or hop order."""
@@ -49,18 +49,24 @@ def order_bytes(num_nodes: int) -> int:
     return num_nodes * (_place_type(num_nodes).itemsize + 2)
 
 
-def hop_order(store: Store, listener: Listener) -> HopOrder:
-    """The hop order of ``store``, its edges read in streams."""
+def hop_order(store: Store, listener: Listener) -> dict[str, HopOrder]:
+    """The hop order of ``store`` by type of nodes, "" where there is but one, its edges read in streams."""
     masks = [store.array("split/train").read(), _in_a_split(store)]
-    keys = nearest(store, masks, MOST_HOPS, listener)  # 2 d, or 2 d + 1 where no training row is so near
+    keys = nearest_by_type(store, masks, MOST_HOPS, listener)  # 2 d, or 2 d + 1 where no training row is so near
     del masks
+    ended = max(map(farthest_of, keys.values())) // 2 == MOST_HOPS
+    return {name: _ordered(rows, ended=ended) for name, rows in keys.items()}
+
+
+def _ordered(keys: npt.NDArray[np.unsignedinteger[Any]], *, ended: bool) -> HopOrder:
+    """By the key of each row [N]; ``ended``: the search for further ones did before it had found all."""
     counts = np.zeros(_KEYS, dtype=np.int64)
-    for start in range(0, store.num_nodes, _ROWS):
+    for start in range(0, len(keys), _ROWS):
         counts += np.bincount(keys[start : start + _ROWS], minlength=_KEYS)
-    hops, train_hops = _active(counts, farthest_of(keys) // 2)
-    places = np.empty(store.num_nodes, dtype=_place_type(store.num_nodes))
+    hops, train_hops = _active(counts, farthest_of(keys) // 2, ended=ended)
+    places = np.empty(len(keys), dtype=_place_type(len(keys)))
     following = np.cumsum(counts) - counts  # The place of the next row of each key.
-    for start in range(0, store.num_nodes, _ROWS):
+    for start in range(0, len(keys), _ROWS):
         block = keys[start : start + _ROWS]
         order = np.argsort(block, kind="stable")
         here = np.bincount(block, minlength=_KEYS)
@@ -71,14 +77,16 @@ def hop_order(store: Store, listener: Listener) -> HopOrder:
     return HopOrder(places, hops, train_hops)
 
 
-def _active(counts: npt.NDArray[np.int64], farthest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _active(counts: npt.NDArray[np.int64], farthest: int, *, ended: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``(hops, train_hops)`` from the rows of each key."""
     shells = counts[: 2 * (farthest + 1)].reshape(-1, 2)
     hops = np.cumsum(shells.sum(axis=1)).tolist()
     train_hops = [before + int(count) for before, count in zip([0, *hops[:-1]], shells[:, 0], strict=True)]
     # Other rows of the last shell may be further from the training rows than that.
     train_hops += [hops[-1]] * (train_hops[-1] < hops[-1])
-    if farthest == MOST_HOPS:  # The search ended there; further rows were not looked for.
+    if ended:  # further rows were not looked for
+        hops += [hops[-1]] * (MOST_HOPS - farthest)
+        train_hops += [hops[-1]] * (len(hops) - len(train_hops))
         hops.append(int(counts.sum()))
         train_hops.append(hops[-1])
     return tuple(hops), tuple(train_hops)

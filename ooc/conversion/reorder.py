@@ -6,10 +6,11 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +30,16 @@ from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
+from ooc.conversion.typed import link, write_groups_of
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import AnyArray, Array, flush_all
+from ooc.storage.array import METADATA_FILE, AnyArray, flush_all
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
+from ooc.storage.types import EDGES, Types, features_name, perm_name
 from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.version import __version__
 
@@ -66,7 +69,7 @@ def reorder(
     """
     check_choice("on_cancel", on_cancel, ON_CANCEL)
     opened = store if isinstance(store, Store) else open_store(store)
-    opened.check_one_graph("an order by hops")
+    opened.check_one_graph("an order by hops", takes_types=True)
     target, budget = _checked(opened, out, order, host_budget)
     shares = divide(_sizes(opened), budget, ordering=True)
     force = force or out is None
@@ -119,39 +122,59 @@ def _checked(store: Store, out: str | Path | None, order: str, host_budget: int 
 
 
 def _sizes(store: Store) -> Sizes:
+    types = store.types
+    features = [0] if types is None else [0, *types.edge_features.values()]
     return Sizes(
         name=store.name,
-        num_nodes=store.num_nodes,
+        num_nodes=store.num_nodes if types is None else sum(types.nodes.values()),
         num_edges=store.num_edges,
-        num_features=store.num_features,
-        edge_numbers=store.has_edge_weight + store.num_edge_features,
+        num_features=store.num_features if types is None else max(types.features.values()),
+        edge_numbers=store.has_edge_weight + max(store.num_edge_features, *features),
         feature_entries=store.sparse_features.entries if store.sparse_features is not None else None,
     )
 
 
 def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
     """Write a store called ``name``, ``store`` in hop order, to that of ``work``."""
-    folder = work.store
-    order = _order(store, work)
-    for direction in ("in",) if store.undirected else ("in", "out"):
-        _write_edges(store, direction, order.places, work, shares)
+    folder, types = work.store, store.types
+    orders = _order(store, work)
+    labelled = orders["" if types is None else types.labelled]
+    if types is None:
+        for direction in ("in",) if store.undirected else ("in", "out"):
+            _write_edges(store, direction, labelled.places, labelled.places, store.num_edges, work, shares)
+    else:
+        _write_relations(store, types, orders, work, shares)
     ids = ("ids",) if store.has("ids") else ()
     x = store.sparse_features
-    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *(["x"] if store.has("x") else [])):
+    features = ["x"] if store.has("x") else []
+    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *features):
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
-        _write_moved([store.array(array)], partial(_moves, order.places, rows), work, f"moving {array}")
+        _write_moved([store.array(array)], partial(_moves, labelled.places, rows), work, f"moving {array}")
     if x is not None:
-        moves = partial(_moves, order.places, shares.feature_rows, x=x, starts=_starts_in_order(x, order.places, work))
+        starts = _starts_in_order(x, labelled.places, work)
+        moves = partial(_moves, labelled.places, shares.feature_rows, x=x, starts=starts)
         _write_moved([x.indices, x.values], moves, work, "moving x")
-    write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
+    if types is None:
+        write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
+    else:
+        for kind, order in orders.items():
+            moved: list[Movable] = [store.array(name)] if store.has(name := features_name(kind)) else []
+            if kind != types.labelled:
+                name = perm_name(kind)
+                moved.append(store.array(name) if store.has(name) else _Numbers(name, order.places.shape))
+            for one in moved:
+                _write_moved([one], partial(_moves, order.places, shares.feature_rows), work, f"moving {one.name}")
+        write_groups_of(types, folder)
+        types = replace(types, hops={kind: (order.hops, order.train_hops) for kind, order in orders.items()})
     attributes = {
         **store.attributes,
+        **({} if types is None else types.attributes()),
         "name": name,
         "order": "hop",
-        "hops": list(order.hops),
-        "train_hops": list(order.train_hops),
+        "hops": list(labelled.hops),
+        "train_hops": list(labelled.train_hops),
         "source": {**store.source, "order": "hop"},
         "created": work.journal.created,
     }
@@ -164,31 +187,56 @@ def write_groups(folder: Path, *, undirected: bool, sparse_features: bool) -> No
         write_group(folder / group, {})
 
 
-def _order(store: Store, work: Workplace) -> HopOrder:
-    """The hop order, from the file an earlier process left if it came that far."""
-    path = work.scratch / "places.npy"
+def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
+    """The hop order by type of nodes, from the file an earlier process left if it came that far."""
+    path = work.scratch / "places.npz"
     if (found := work.journal.result("hop order")) is not None:
-        return HopOrder(np.load(path), tuple(found["hops"]), tuple(found["train_hops"]))
-    order = hop_order(store, work.listener)
+        with np.load(path) as places:
+            return {
+                kind: HopOrder(places[f"arr_{number}"], tuple(hops), tuple(train_hops))
+                for number, (kind, hops, train_hops) in enumerate(found["types"])
+            }
+    orders = hop_order(store, work.listener)
     work.scratch.mkdir(exist_ok=True)
     with path.open("wb") as file:
-        np.save(file, order.places)
-    found = {"hops": order.hops, "train_hops": order.train_hops}
+        np.savez(file, *(order.places for order in orders.values()))
+    found = {"types": [(kind, order.hops, order.train_hops) for kind, order in orders.items()]}
     work.journal.finish("hop order", found, lambda: flush_all([path, work.scratch]))
-    return order
+    return orders
 
 
-def _write_edges(store: Store, direction: str, places: Places, work: Workplace, shares: Shares) -> None:
-    form, values = KeyForm(store.num_nodes), ValueForm.of_store(store)
-    spread_stage, stage = f"moved {direction}-edges", f"ordered {direction}-edges"
+def _write_relations(
+    store: Store, types: Types, orders: Mapping[str, HopOrder], work: Workplace, shares: Shares
+) -> None:
+    """Both directions of the edges of all types; what are the same files there are so again."""
+    written: dict[tuple[int, int], str] = {}
+    for relation, edges in types.edges.items():
+        for side, (rows, columns) in (("in", relation[::-2]), ("out", relation[::2])):
+            direction = f"{EDGES}/{relation.folder}/{side}"
+            file = (store.topology(direction)[1].path / METADATA_FILE).stat()
+            key = file.st_dev, file.st_ino
+            if key in written:
+                link(work.store / written[key], work.store / direction)
+                continue
+            written[key] = direction
+            _write_edges(store, direction, orders[rows].places, orders[columns].places, edges, work, shares)
+
+
+def _write_edges(
+    store: Store, direction: str, rows: Places, columns: Places, edges: int, work: Workplace, shares: Shares
+) -> None:
+    """The ``edges`` of a direction, whose ends go to these places."""
+    form, values = KeyForm(max(len(rows), len(columns)), len(rows)), ValueForm.of_store(store, direction)
+    called = direction.replace("/", " ")
+    spread_stage, stage = f"moved {called}-edges", f"ordered {called}-edges"
     # Not the folder of the conversion before, which tidies up whenever it is called.
     buckets_folder = work.scratch / spread_stage
-    moved = _counted(_moved(store, direction, places, form, values, shares.edges))
-    edges = EdgeStream(spread_stage, f"reading {direction}-edges", moved, store.num_edges)
-    parts = parts_for(store.num_edges, shares.sort_keys)
-    buckets = spread(work, edges, {"buckets": buckets_folder}, form, parts, values)["buckets"]
+    moved = _counted(_moved(store, direction, rows, columns, form, values, shares.edges, edges))
+    stream = EdgeStream(spread_stage, f"reading {called}-edges", moved, edges)
+    parts = parts_for(edges, shares.sort_keys)
+    buckets = spread(work, stream, {"buckets": buckets_folder}, form, parts, values)["buckets"]
     write_direction(work, Direction(work.store, direction, stage, buckets_folder), buckets, form, values, shares)
-    if direction == "out" or not work.journal.result(stage)["self_loops"]:
+    if not store.has(f"{direction}/self_loops"):
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
 
@@ -202,22 +250,29 @@ def _counted(runs: Iterator[Run]) -> Pieces:
 
 
 def _moved(
-    store: Store, direction: str, places: Places, form: KeyForm, values: ValueForm | None, size: int
+    store: Store,
+    direction: str,
+    row_places: Places,
+    places: Places,
+    form: KeyForm,
+    values: ValueForm | None,
+    size: int,
+    edges: int,
 ) -> Iterator[Run]:
     """The edges of a direction as keys of their ends' new places, with what they carry, about ``size`` at a time."""
     indptr, indices = store.topology(direction)
     # As many rows as have one block of edges: sparse rows then do not come as many small blocks.
-    window = min(_WINDOW_ROWS, max(1, size * store.num_nodes // max(1, store.num_edges)))
+    window = min(_WINDOW_ROWS, max(1, size * len(row_places) // max(1, edges)))
     unsigned = np.dtype(f"u{places.itemsize}")
-    for row, stop_row in ranges(store.num_nodes, window):
+    for row, stop_row in ranges(len(row_places), window):
         offsets = indptr.read(row, stop_row + 1)
-        rows = places[row:stop_row].astype(np.uint64) << np.uint64(form.bits)
+        rows = row_places[row:stop_row].astype(np.uint64) << np.uint64(form.bits)
         for start in range(int(offsets[0]), int(offsets[-1]), size):
             stop = min(start + size, int(offsets[-1]))
             ends = np.clip(offsets, start, stop)
             keys = np.repeat(rows, ends[1:] - ends[:-1])
             columns = indices.read(start, stop)
-            check_range(indices, columns, store.num_nodes)
+            check_range(indices, columns, len(places))
             keys |= places.take(columns).view(unsigned)
             yield Run(keys, None if values is None else _carried(store, direction, values, start, stop))
 
@@ -261,7 +316,34 @@ def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDA
     return starts
 
 
-def _write_moved(arrays: Sequence[Array], moves: Callable[[int], Moves], work: Workplace, task: str) -> None:
+class Movable(Protocol):
+    """Rows that are read and written in other places."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def read(self, start: int, stop: int) -> AnyArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The numbers of the rows themselves."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.int64)
+
+    def read(self, start: int, stop: int) -> AnyArray:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+def _write_moved(arrays: Sequence[Movable], moves: Callable[[int], Moves], work: Workplace, task: str) -> None:
     """Write ``arrays`` with what they have in other places; ``moves`` from a row on."""
     folder, journal, stage = work.store, work.journal, task.replace("/", " ")
     if journal.result(stage) is not None:

@@ -22,13 +22,12 @@ from ooc.storage.store import FORMAT_VERSION, VERSION_WITH_TYPES, write_group
 from ooc.storage.types import EDGES, NODES, EdgeType, Types
 
 
-def check_options(graph: Source, parts: SourceTypes, options: Options, *, ordered: bool) -> None:
+def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
     """OptionError for what is not done to graphs with types."""
     asked = {
         "drop_duplicates without symmetrize": options.drop_duplicates and not options.symmetrize,
         "self_loops": options.self_loops,
         "row_normalize": options.row_normalize,
-        "order='hop'": ordered,
         "feature_form='sparse'": options.sparse_features,
         "hold_out_links": options.hold_out is not None,
     }
@@ -42,12 +41,12 @@ def check_options(graph: Source, parts: SourceTypes, options: Options, *, ordere
 
 
 def write_types(
-    graph: Source, parts: SourceTypes, work: Workplace, *, name: str, options: Options, shares: Shares
+    graph: Source, parts: SourceTypes, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares
 ) -> None:
-    """Write all of ``graph``, whose types are ``parts``, rows as they are. To symmetrize is what PyG's ``ToUndirected``
-    does: edges within a type of nodes get their reverse among them, others a type of edges that are theirs reversed."""
-    store, journal = work.store, work.journal
-    groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in parts.nodes), f"{NODES}/{parts.labelled}/split"]
+    """Write all of ``graph``, whose types are ``parts``, to ``store``, rows as they are. To symmetrize is what PyG's
+    ``ToUndirected`` does: edges within a type of nodes get their reverse among them, others a type of edges that are
+    theirs reversed."""
+    journal = work.journal
     labelled = store / NODES / parts.labelled
     labels = write_labels(graph, labelled, block_rows=shares.label_rows, journal=journal)
     for kind, nodes in parts.nodes.items():
@@ -59,7 +58,7 @@ def write_types(
     for relation, found in parts.edges.items():
         ends = parts.nodes[relation.source].num_nodes, parts.nodes[relation.target].num_nodes
         values = ValueForm.of_source(found, options.dtype)
-        written = _write_relation(relation, found, ends, values, work, options, shares)
+        written = _write_relation(relation, found, ends, values, store, work, options, shares)
         edges[relation] = int(written["edges"])
         if relation.source == relation.target:
             self_loops[relation] = int(written["self_loops"])
@@ -67,12 +66,8 @@ def write_types(
     for reverse, relation in reverses.items():
         edges[reverse] = edges[relation]
         for side, other in (("in", "out"), ("out", "in")):
-            _link(store / EDGES / relation.folder / side, store / EDGES / reverse.folder / other)
+            link(store / EDGES / relation.folder / side, store / EDGES / reverse.folder / other)
     carrying = {one: parts.edges[reverses.get(one, one)] for one in edges}
-    for relation in edges:
-        groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
-    for group in groups:
-        write_group(store / group, {})
     types = Types(
         {kind: nodes.num_nodes for kind, nodes in parts.nodes.items()},
         {kind: nodes.num_features for kind, nodes in parts.nodes.items()},
@@ -82,6 +77,7 @@ def write_types(
         {relation: found.num_edge_features for relation, found in carrying.items() if found.num_edge_features},
         self_loops,
     )
+    write_groups_of(types, store)
     attributes: dict[str, Any] = {
         "ooc_format": FORMAT_VERSION if types.weighted or types.edge_features else VERSION_WITH_TYPES,
         "name": name,
@@ -106,11 +102,21 @@ def write_types(
     write_group(store, attributes)
 
 
+def write_groups_of(types: Types, folder: Path) -> None:
+    """Write the metadata of the groups within the store in ``folder``."""
+    groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in types.nodes), f"{NODES}/{types.labelled}/split"]
+    for relation in types.edges:
+        groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
+    for group in groups:
+        write_group(folder / group, {})
+
+
 def _write_relation(
     relation: EdgeType,
     found: RelationSource,
     ends: tuple[int, int],
     values: ValueForm | None,
+    store: Path,
     work: Workplace,
     options: Options,
     shares: Shares,
@@ -131,18 +137,18 @@ def _write_relation(
     parts = parts_for(found.num_edges * (1 + symmetric), shares.sort_keys)
     buckets = spread(work, stream, folders, KeyForm(widest), parts, values)
     for side, form in forms.items():
-        direction = Direction(work.store, f"{group}/{side}", f"{side}-edges {relation}", folders[side])
+        direction = Direction(store, f"{group}/{side}", f"{side}-edges {relation}", folders[side])
         once = symmetric and options.drop_duplicates
         write_direction(work, direction, buckets[side], form, values, shares, drop_duplicates=once)
     if symmetric:
-        _link(work.store / group / "in", work.store / group / "out")
+        link(store / group / "in", store / group / "out")
     written: dict[str, Any] = work.journal.result(f"in-edges {relation}")
     for side in ("in", "out") if relation.source != relation.target or not written["self_loops"] else ("out",):
-        rmtree(work.store / group / side / "self_loops", ignore_errors=True)
+        rmtree(store / group / side / "self_loops", ignore_errors=True)
     return written
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """Have the arrays in the folder ``source`` in ``target``, too: the same files, where the disk has such."""
     rmtree(target, ignore_errors=True)
 

@@ -9,7 +9,7 @@ disk is column indices only:
 Where edges have weights, A is a matrix of these, the sum a weighted one, and I what self-loops weigh.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
@@ -264,18 +264,30 @@ class ActiveRows:
         return cls(nodes, (nodes,) * (depth + 1), (nodes,) * (depth + 1))
 
     @classmethod
+    def all_of(cls, store: Store, depth: int) -> "ActiveRows":
+        """The same of a store."""
+        if store.types is None:
+            return cls.everything(store.num_nodes, depth)
+        others = {name: cls.everything(nodes, depth) for name, nodes in store.types.nodes.items()}
+        return replace(others[store.types.labelled], others=others)
+
+    @classmethod
     def of_store(cls, store: Store, depth: int) -> "ActiveRows":
         """What a store in hop order lets one leave out, by the counts it was written with."""
-        if store.types is not None:
-            others = {name: cls.everything(nodes, depth) for name, nodes in store.types.nodes.items()}
-            return replace(others[store.types.labelled], others=others)
         if store.attributes.get("order") != "hop":
-            return cls.everything(store.num_nodes, depth)
-        training, scoring = (
-            tuple(int(counts[min(d, len(counts) - 1)]) for d in range(depth + 1))
-            for counts in (store.attributes["train_hops"], store.attributes["hops"])
-        )
-        return cls(store.num_nodes, training, scoring)
+            return cls.all_of(store, depth)
+
+        def up_to(counts: Sequence[int]) -> tuple[int, ...]:
+            return tuple(max(1, int(counts[min(d, len(counts) - 1)])) for d in range(depth + 1))
+
+        if store.types is None:
+            hops, train_hops = store.attributes["hops"], store.attributes["train_hops"]
+            return cls(store.num_nodes, up_to(train_hops), up_to(hops))
+        found = {
+            name: cls(store.types.nodes[name], up_to(train_hops), up_to(hops))
+            for name, (hops, train_hops) in store.types.hops.items()
+        }
+        return replace(found[store.types.labelled], others=found)
 
 
 def damaged(store: Store, array: str) -> StoreError:

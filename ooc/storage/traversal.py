@@ -16,6 +16,7 @@ from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import Array
 from ooc.storage.store import Store
+from ooc.storage.types import EDGES
 
 Mask = npt.NDArray[np.bool_]
 Hops = npt.NDArray[np.unsignedinteger[Any]]
@@ -33,27 +34,43 @@ def nearest(store: Store, seeds: Sequence[Mask], most: int, listener: Listener =
 
     ``[N]``, in the smallest unsigned type; its largest value for rows more than ``most`` steps away.
     """
+    return nearest_by_type(store, seeds, most, listener)[""]
+
+
+def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Listener = ignore) -> dict[str, Hops]:
+    """The same for the rows of every type of nodes, the seeds being of the one that is labelled; "" where there is but
+    one."""
     if any(mask.shape != (store.num_nodes,) for mask in seeds) or most < 0:
         raise ValueError(f"seeds of shapes {[mask.shape for mask in seeds]}, {most} steps, {store.num_nodes} rows")
-    kinds = len(seeds)
+    types, kinds = store.types, len(seeds)
     type_ = np.min_scalar_type(kinds * (most + 1))
     unreached = np.iinfo(type_).max
-    found: Hops = np.full(store.num_nodes, unreached, dtype=type_)
+    nodes = {"": store.num_nodes} if types is None else types.nodes
+    found: dict[str, Hops] = {name: np.full(count, unreached, dtype=type_) for name, count in nodes.items()}
     for kind in reversed(range(kinds)):
-        found[seeds[kind]] = kind
-    indptr, indices = store.topology("in")
-    reached, done = _count(found, 0, kinds), 0
+        found["" if types is None else types.labelled][seeds[kind]] = kind
+    if types is None:
+        edges = [("", "", *store.topology("in"))]
+    else:
+        edges = [(one.target, one.source, *store.topology(f"{EDGES}/{one.folder}/in")) for one in types.edges]
+
+    def count(hop: int) -> int:
+        return sum(_count(rows, kinds * hop, kinds * (hop + 1)) for rows in found.values())
+
+    reached, done = count(0), 0
     with reported(listener, "following in-edges", store.num_edges, "edges") as advance:
         for hop in range(1, most + 1):
-            if reached == store.num_nodes:
+            if reached == sum(nodes.values()):
                 break
             for kind in range(kinds):  # The first mask's rows come first, and what they reach stays theirs.
                 value = kinds * hop + kind
-                for sources in _sources(indptr, indices, found, value - kinds):
-                    found[sources[found.take(sources) == unreached]] = value
-                    done += len(sources)
-                    advance(done)
-            newly = _count(found, kinds * hop, kinds * (hop + 1))
+                for target, source, indptr, indices in edges:
+                    into = found[source]
+                    for sources in _sources(indptr, indices, found[target], value - kinds, len(into)):
+                        into[sources[into.take(sources) == unreached]] = value
+                        done += len(sources)
+                        advance(done)
+            newly = count(hop)
             if not newly:
                 break
             reached += newly
@@ -77,8 +94,10 @@ def _count(found: Hops, low: int, high: int) -> int:
     return sum(int(np.count_nonzero((block >= low) & (block < high))) for block in blocks)
 
 
-def _sources(indptr: Array, indices: Array, found: Hops, value: int) -> Iterator[npt.NDArray[np.integer[Any]]]:
-    """The sources of all in-edges of the rows that were found as ``value``, in pieces."""
+def _sources(
+    indptr: Array, indices: Array, found: Hops, value: int, sources: int
+) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """The sources, one of so many each, of all in-edges of the rows that were found as ``value``, in pieces."""
     for start in range(0, len(found), _ROWS):
         wanted = found[start : start + _ROWS] == value
         here = np.flatnonzero(wanted)
@@ -86,7 +105,7 @@ def _sources(indptr: Array, indices: Array, found: Hops, value: int) -> Iterator
             continue
         first, last = int(here[0]), int(here[-1])
         offsets: Ids = indptr.read(start + first, start + last + 2)
-        yield from _pieces(wanted[first : last + 1], offsets, indices, len(found))
+        yield from _pieces(wanted[first : last + 1], offsets, indices, sources)
 
 
 def _pieces(wanted: Mask, offsets: Ids, indices: Array, rows_in_all: int) -> Iterator[npt.NDArray[np.integer[Any]]]:

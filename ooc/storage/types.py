@@ -37,7 +37,8 @@ class Types:
     """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers (of features 0: none);
     ``labelled``: the node type that has labels and splits. ``weighted``: the edge types whose edges have weights;
     ``edge_features``: how many features those have that have any; ``self_loops``: how many edges within a node type are
-    such (not there: not known)."""
+    such (not there: not known). ``hops``: of a store in hop order, by node type the rows within 0, 1, … steps of scored
+    rows, and those that hold all within as many of training rows."""
 
     nodes: Mapping[str, int]
     features: Mapping[str, int]
@@ -46,6 +47,7 @@ class Types:
     weighted: frozenset[EdgeType] = frozenset()
     edge_features: Mapping[EdgeType, int] = field(default_factory=dict)
     self_loops: Mapping[EdgeType, int] = field(default_factory=dict)
+    hops: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "Types | None":
@@ -63,10 +65,13 @@ class Types:
             edges,
             str(attributes["labelled"]),
             frozenset(one for one, kind in kinds.items() if kind.get("has_edge_weight", False)),
-            *(
-                {one: int(kind[name]) for one, kind in kinds.items() if name in kind}
-                for name in ("num_edge_features", "num_self_loops")
-            ),
+            {one: int(kind["num_edge_features"]) for one, kind in kinds.items() if "num_edge_features" in kind},
+            {one: int(kind["num_self_loops"]) for one, kind in kinds.items() if "num_self_loops" in kind},
+            {
+                str(name): (tuple(map(int, kind["hops"])), tuple(map(int, kind["train_hops"])))
+                for name, kind in attributes["node_types"].items()
+                if "hops" in kind
+            },
         )
         if found.labelled not in nodes or any({one.source, one.target} - set(nodes) for one in edges):
             raise ValueError("a type that is named is none of the store's")
@@ -76,7 +81,12 @@ class Types:
         """What ``of`` reads."""
         return {
             "node_types": {
-                name: {"num_nodes": count, "num_features": self.features[name]} for name, count in self.nodes.items()
+                name: {
+                    "num_nodes": count,
+                    "num_features": self.features[name],
+                    **dict(zip(("hops", "train_hops"), map(list, self.hops.get(name, ())), strict=False)),
+                }
+                for name, count in self.nodes.items()
             },
             "edge_types": [
                 {
@@ -96,12 +106,14 @@ class Types:
         return next(one for one in self.edges if one.folder == folder)
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays of features and edges, and their shapes."""
+        """The arrays of features and edges, and of original ids where rows are no longer in that order, and their
+        shapes; but for the type that is labelled, which has such ids anyway."""
         shapes: dict[str, tuple[int, ...]] = {
             features_name(name): (count, self.features[name])
             for name, count in self.nodes.items()
             if self.features[name]
         }
+        shapes |= {perm_name(name): (self.nodes[name],) for name in self.hops if name != self.labelled}
         for kind, count in self.edges.items():
             for direction, rows in (("in", kind.target), ("out", kind.source)):
                 group = f"{EDGES}/{kind.folder}/{direction}"
@@ -116,6 +128,11 @@ class Types:
         weights = {EDGE_WEIGHT: (self.edges[kind],)} if kind in self.weighted else {}
         features = self.edge_features.get(kind)
         return {**weights, **({EDGE_FEATURES: (self.edges[kind], features)} if features else {})}
+
+
+def perm_name(node_type: str) -> str:
+    """The array of the original ids of the nodes of a type."""
+    return f"{NODES}/{node_type}/perm"
 
 
 def features_name(node_type: str) -> str:

@@ -12,7 +12,7 @@ from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.store import SPLITS, Store
-from ooc.storage.types import EDGES, features_name
+from ooc.storage.types import EDGES, features_name, perm_name
 
 _ROWS = 1 << 14
 _EDGES = 1 << 18
@@ -100,15 +100,19 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
             advance(stop)
     if sizes != store.split_sizes:
         found["sizes"] = f"split: {sizes} {called} are in the splits, {store.split_sizes} are said to be"
-    ids, wanted = _PairSums(), _PairSums()
-    for start, perm in store.array("perm").blocks(_EDGES):
-        ids.add(perm, perm)
-        rows = np.arange(start, start + len(perm))
-        wanted.add(rows, rows)
+    perms = {"perm": store.num_nodes}
+    if store.types is not None:
+        perms |= {perm_name(kind): store.types.nodes[kind] for kind in store.types.hops if kind != store.types.labelled}
     if store.num_graphs and (problem := _offsets_problem(store.array("graphs/indptr"), store.num_nodes)):
         found["graphs"] = problem
-    if ids != wanted:
-        found["perm"] = f"perm: the original ids are not 0 to {store.num_nodes - 1}, each once"
+    for name, count in perms.items():
+        ids, wanted = _PairSums(), _PairSums()
+        for start, perm in store.array(name).blocks(_EDGES):
+            ids.add(perm, perm)
+            rows = np.arange(start, start + len(perm))
+            wanted.add(rows, rows)
+        if ids != wanted:
+            found[name] = f"{name}: the original ids are not 0 to {count - 1}, each once"
     return list(found.values())
 
 

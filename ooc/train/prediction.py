@@ -30,6 +30,7 @@ from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
+from ooc.storage.types import perm_name
 from ooc.train.embedding import LearntRows
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer
@@ -232,16 +233,15 @@ class Prediction(Predictions):
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
-        perm = self._store.array("perm")
+        own = perm_name(self._type) if self._type else "perm"
+        perm = self._store.array(own) if self._store.has(own) else None  # None: rows are as in the source
 
         def take(start: int, outputs_RC: Tensor) -> None:
             rows = self._what.of_outputs(outputs_RC, self._store.task)
             stop = start + len(rows)
-            if self._type:  # whose rows are as in the source
-                put(np.arange(start, stop), rows, np.arange(start, stop))
-                return
             if self._wanted is None:
-                put(perm.read(start, stop), rows, self._store.read_ids(start, stop))
+                places = np.arange(start, stop) if perm is None else perm.read(start, stop)
+                put(places, rows, places if self._type else self._store.read_ids(start, stop))
                 return
             first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
             if first < last:
@@ -326,10 +326,8 @@ def _shown(node: int | bytes) -> str:
 
 def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listener) -> ActiveRows:
     """By hops before the wanted rows, the leading rows that hold all that can reach them."""
-    if store.types is not None:
-        return ActiveRows.of_store(store, depth)
-    if wanted is None:
-        return ActiveRows.everything(store.num_nodes, depth)
+    if wanted is None or store.types is not None:
+        return ActiveRows.all_of(store, depth)
     seeds = np.zeros(store.num_nodes, dtype=np.bool_)
     seeds[wanted.rows] = True
     hops = nearest(store, [seeds], depth, listener)

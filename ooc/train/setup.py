@@ -143,7 +143,7 @@ def prepare(
     if learnt is not None:
         _check_embedding(resources, averaging)
     if store.types is not None:
-        check_types(store, resources, input_dropout=input_dropout)
+        check_types(store, resources)
     resources, network, active = lower_model(
         model,
         store,
@@ -528,8 +528,8 @@ def lower_model(
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
 
     def active_rows(hops: int) -> ActiveRows:
-        if Saving.ACTIVE_ROWS not in savings and store.types is None:
-            return ActiveRows.everything(store.num_nodes, hops)
+        if Saving.ACTIVE_ROWS not in savings:
+            return ActiveRows.all_of(store, hops)
         return whole_tiles(ActiveRows.of_store(store, hops), resources.tile_rows)
 
     def edges_per_row(scaling: AnyScaling) -> float:
@@ -582,7 +582,8 @@ def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:
     def up(rows: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(min(active.nodes, -(-count // tile_rows) * tile_rows) for count in rows)
 
-    return replace(active, training=up(active.training), scoring=up(active.scoring))
+    others = {name: whole_tiles(one, tile_rows) for name, one in active.others.items()}
+    return replace(active, training=up(active.training), scoring=up(active.scoring), others=others)
 
 
 # ---- a graph that is not here -------------------------------------------------------------------------------
@@ -642,13 +643,9 @@ def _dtype(name: str, graph: GraphStatistics) -> str:
     return "int64"
 
 
-def check_types(store: Store, resources: Resources, *, input_dropout: float = 0.0) -> None:
+def check_types(store: Store, resources: Resources) -> None:
     """OptionError for what graphs with types are not trained with."""
-    refused = {
-        "several processes": resources.ranks.count > 1,
-        "a GPU": resources.on_device,
-        "input_dropout": input_dropout > 0,
-    }
+    refused = {"several processes": resources.ranks.count > 1, "a GPU": resources.on_device}
     for what, asked in refused.items():
         if asked:
             raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with {what}")

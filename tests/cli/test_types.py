@@ -58,8 +58,6 @@ def test_what_is_said_of_the_store(run: RunCommand, typed: Path) -> None:
             ("train", "--model", "sage", "--sampler", "neighbor", "--out", "r"),
             "a NeighborLoader is for graphs",
         ),
-        (("train", "--model", "sage", "--input-dropout", "0.5", "--out", "r"), "not trained with input_dropout"),
-        (("reorder",), "an order by hops is for graphs with one of each"),
         (("info", "--layers", "2"), "--layers is for graphs with one of each"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -330,7 +330,7 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
 
 def test_an_order_without_edges_is_by_split(tmp_path: Path) -> None:
     arrays = _labelled(random_arrays(nodes=50, edges=0), train=4, others=6)
-    order = hop_order(ooc.convert(arrays, tmp_path / "g.ooc"), ignore)
+    order = hop_order(ooc.convert(arrays, tmp_path / "g.ooc"), ignore)[""]
     assert (order.hops, order.train_hops) == ((10,), (4, 10))
     assert sorted(order.places[arrays["train_mask"]].tolist()) == [0, 1, 2, 3]
     assert sorted(order.places[arrays["val_mask"] | arrays["test_mask"]].tolist()) == [*range(4, 10)]

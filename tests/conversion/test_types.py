@@ -136,10 +136,10 @@ def test_what_cannot_be_converted_is_refused_by_name(name: str, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["drop_duplicates", "self_loops", "row_normalize", "order"])
+@pytest.mark.parametrize("option", ["drop_duplicates", "self_loops", "row_normalize"])
 def test_options_that_are_for_one_type_are_refused(option: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=option):
-        ooc.convert(graph(), tmp_path / "g.ooc", **{option: "hop" if option == "order" else True})
+        ooc.convert(graph(), tmp_path / "g.ooc", **{option: True})
 
 
 def test_types_are_read_as_they_are_written() -> None:

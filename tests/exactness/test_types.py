@@ -30,13 +30,16 @@ from torch_geometric.nn import (
 from torch_geometric.transforms import AddMetaPaths
 
 import ooc
-from ooc.errors import BudgetError, ModelError, OocError, OptionError
+from ooc.conversion.reorder import reorder
+from ooc.errors import BudgetError, ModelError, OocError
+from ooc.kernels.dropout.rows import keep_scale
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import values_of
 from ooc.model.lowering.values import Sum
 from ooc.model.stages.recomputation import read_backward
 from ooc.models import Relational, RelationalAttention
 from ooc.plan.planner import Chosen, make_plan
+from ooc.storage.verification import verify
 from ooc.train.setup import Saving, Tuning
 
 HIDDEN, CLASSES, EPOCHS = 5, 4, 3
@@ -327,6 +330,61 @@ def test_dropout_of_types_differs_and_not_with_budgets(name: str, tmp_path: Path
     assert one != trained(made(lambda data: make(data, 0.0), data), store, tmp_path, _tuning=Tuning(tile_rows=16))
 
 
+def test_dropout_on_the_features_is_each_type_s_own(tmp_path: Path) -> None:
+    """PyG's with the same masks, of which every type of nodes has its own."""
+    data, p = graph(), 0.4
+    model = made(MODELS["features first"], data)
+    expected, names = copy.deepcopy(model), data.node_types
+    losses = trained(model, store_of(data, tmp_path), tmp_path, input_dropout=p, _tuning=Tuning(tile_rows=16))
+    optimizer, wanted = torch.optim.SGD(expected.parameters(), lr=0.5), []
+    for epoch in range(EPOCHS):
+        drawn = {kind: keep_scale(0, epoch, -names.index(kind), 0, data[kind].x, p) for kind in names}
+        optimizer.zero_grad()
+        output = expected({kind: x * drawn[kind] for kind, x in data.x_dict.items()}, data.edge_index_dict)["paper"]
+        mask = data["paper"].train_mask
+        loss = F.cross_entropy(output[mask], data["paper"].y[mask])
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    torch.testing.assert_close(losses, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["hgt", "features first"])
+def test_rows_that_reach_no_labelled_node_are_left_out(name: str, tmp_path: Path) -> None:
+    """Of every type of nodes, in hop order: losses, gradients, predictions and embeddings are those of the source."""
+    data = graph(topics_reached=True)
+    data["paper"].train_mask[8:], data["paper"].val_mask[:], data["paper"].test_mask[:] = False, False, False
+    data["paper"].val_mask[80] = True
+    make, tuning = MODELS[name], Tuning(tile_rows=4)
+    plain = store_of(data, tmp_path)
+    once = ooc.convert(data, tmp_path / "once.ooc", dtype="float64", order="hop")
+    store = reorder(plain, tmp_path / "hop.ooc")
+    assert verify(store) == [] and once.types == store.types
+    for array in store.arrays():
+        assert (once.array(array).read() == store.array(array).read()).all(), array
+    assert store.types is not None
+    hops, nodes = store.types.hops, store.types.nodes
+    assert hops["author"][1][:2] == (0, hops["author"][1][1]) and 0 < hops["author"][1][1] < nodes["author"]
+    expected = made(make, data)
+    models = [copy.deepcopy(expected) for _ in range(2)]
+    wanted = reference(expected, data)
+    for model, savings in zip(models, [(), tuple(Saving)], strict=True):
+        losses = trained(model, store, tmp_path, _tuning=Tuning(tile_rows=4, savings=savings))
+        torch.testing.assert_close(losses, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        for found, other in zip(model.parameters(), expected.parameters(), strict=True):
+            assert (found.grad is None) == (other.grad is None)
+            if found.grad is not None:
+                torch.testing.assert_close(found.grad, other.grad, rtol=TOLERANCE, atol=TOLERANCE)
+    with ooc.Trainer(models[1], store, spill_dir=tmp_path / "spill", _tuning=tuning) as trainer:
+        stages = {stage.name: stage.rows for stage in trainer._prepared.workload.programs["train"]}
+        assert stages["loss"] == 4 and max(stages.values()) < nodes["paper"]
+        predicted = torch.as_tensor(trainer.predict())
+    with torch.no_grad():
+        rows = expected.eval()(data.x_dict, data.edge_index_dict)
+    rows = rows["paper"] if isinstance(rows, dict) else rows
+    torch.testing.assert_close(predicted, rows, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_stages_are_over_one_type_and_relays_pull_for_others(tmp_path: Path) -> None:
     data = graph()
     with ooc.Trainer(made(MODELS["means, added up"], data), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
@@ -417,9 +475,7 @@ def test_models_that_are_not_exact_are_refused_by_name(name: str, tmp_path: Path
 
 
 def test_what_graphs_with_types_do_not_have_is_refused(tmp_path: Path) -> None:
-    store, model = store_of(graph(), tmp_path), made(MODELS["rgcn"], graph())
-    with pytest.raises(OptionError, match="not trained with input_dropout"):
-        ooc.Trainer(model, store, input_dropout=0.5)
+    store = store_of(graph(), tmp_path)
     refused: list[Callable[[], Any]] = [
         lambda: ooc.NeighborLoader(store, [2], batch_size=4),
         lambda: ooc.remote_backend(store),

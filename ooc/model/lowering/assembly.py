@@ -120,7 +120,8 @@ class Assembly:
         return self.setting.num_nodes if types is None else types.nodes[value.space]
 
     def features(self, space: str = "") -> Value:
-        """x, of a type of nodes, after the dropout on the input, if there is any: its site is 0."""
+        """x, of a type of nodes, after the dropout on the input, if there is any: its site is 0, of further types of
+        nodes one that no other dropout has."""
         setting, parts = self.setting, list[Value]()
         columns = setting.num_features if setting.types is None else setting.types.features[space]
         if columns:
@@ -133,7 +134,8 @@ class Assembly:
         if len(parts) > 1:
             x = self.rowwise("features beside an embedding", lambda *rows: torch.cat(rows, dim=1), [x, parts[1]])
         if setting.input_dropout and setting.training:
-            x = Dropout(self.next_index(), x, setting.input_dropout, 0)
+            site = 0 if setting.types is None else -[*setting.types.nodes].index(space)
+            x = Dropout(self.next_index(), x, setting.input_dropout, site)
         return self._dense(x)
 
     def _dense(self, x: Value) -> Value:

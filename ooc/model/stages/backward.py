@@ -151,7 +151,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
         compute,
         f"{'sources' if opaque else 'targets'} {names.backward(stage).removeprefix('backward ')}",
         stage,
-        program.active(stage).training_rows(program.schedule.stage_hops[stage]),
+        program.active(stage).training_rows(program.schedule.stage_hops[program.schedule.stage[aggregate.upstream_of]]),
         _ONLY_PULLED,
         pull=pull,
         stores={name: brought.columns} if brought is not None and trained else {},

@@ -369,10 +369,11 @@ class Schedule:
         return value
 
     def _stage_hops(self, training: bool) -> list[int]:
-        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones have, and
-        in ``training`` those that its backward pulls the gradient of the next sum's source for: an earlier stage may
-        have computed it, for more rows."""
+        """Hops before the output, at most, of what each stage computes; a stage has all rows that later ones of its
+        type of nodes have, and in ``training`` those that its backward pulls the gradient of the next sum's source for:
+        an earlier stage may have computed it, for more rows."""
         found: list[int] = []
+        later: dict[str, int] = {}
         for stage in range(self.last, -1, -1):
             own = [self.hops[v] for v in self.in_stage(stage)]
             own += [self.hops[a.source] for a in self.messages(stage)]
@@ -380,7 +381,9 @@ class Schedule:
             above = self.pulled(stage + 1) if stage < self.last else None
             if training and above is not None and above.source.trains and not isinstance(above, Opaque):
                 own.append(self.hops[above.source])
-            found.append(max([*own, *found[-1:]], default=0))
+            space = self.spaces[stage]
+            later[space] = max([*own, later.get(space, 0)])
+            found.append(later[space])
         return found[::-1]
 
 
