@@ -233,7 +233,8 @@ class Prediction(Predictions):
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
-        own = perm_name(self._type) if self._type else "perm"
+        types = self._store.types
+        own = "perm" if types is None or self._type in ("", types.labelled) else perm_name(self._type)
         perm = self._store.array(own) if self._store.has(own) else None  # None: rows are as in the source
 
         def take(start: int, outputs_RC: Tensor) -> None:

@@ -109,12 +109,15 @@ def rows_of(trainer: ooc.Trainer, spaces: Sequence[str] = ()) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize(
-    ("name", "beside", "clip"), [("means", False, None), ("rgcn", False, 0.1), ("attention", True, None)]
+    ("name", "beside", "clip", "order"),
+    [("means", False, None, "none"), ("rgcn", False, 0.1, "hop"), ("attention", True, None, "hop")],
 )
-def test_rows_losses_and_gradients_are_pygs(name: str, beside: bool, clip: float | None, tmp_path: Path) -> None:
+def test_rows_losses_and_gradients_are_pygs(
+    name: str, beside: bool, clip: float | None, order: str, tmp_path: Path
+) -> None:
     """Of the type from which no edge leads on there is none: it would not move. ``beside``: papers have one as well."""
     data, learnt = graph(), {**WIDTHS, "venue": 2} | ({"paper": 2} if beside else {})
-    store, model = ooc.convert(data, tmp_path / "graph.ooc", dtype="float64"), made(name, data, learnt)
+    store, model = ooc.convert(data, tmp_path / "graph.ooc", dtype="float64", order=order), made(name, data, learnt)
     expected = made(name, data, learnt)
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
     with trainer_of(model, store, tmp_path, learnt, clip_norm=clip) as trainer:
