@@ -70,7 +70,8 @@ class End:
             return ""
         errors = [line for line in lines if line.startswith("ooc: error: ")]
         if self.code != 2 or len(errors) != 1 or lines[-1] != errors[0]:
-            return f"exit code {self.code} with {len(errors)} lines of error: {' | '.join(lines[-3:])}"
+            told = " | ".join(line for line in lines if "frame #" not in line)
+            return f"exit code {self.code} with {len(errors)} lines of error: {told}"
         return ""
 
 
@@ -86,8 +87,9 @@ def run(
     """``ooc`` with these arguments in a child, in which ``prepare`` is called first. What it prints is in ``log``.out
     and ``log``.err.
 
-    With ``--nproc 2`` they are two children of that one, which does what ``torchrun`` does: where one fails, it ends
-    the other. It is killed itself where the first process is. In the second ``prepare_second`` is called.
+    With ``--nproc 2`` they are two children of that one, which does what ``torchrun`` does: it keeps the store that
+    they meet in, and where one fails, it ends the other. It is killed itself where the first process is. In the second
+    ``prepare_second`` is called.
     """
     from ooc import cli
 
@@ -111,7 +113,10 @@ def run(
 
 def _launched(processes: Sequence[Callable[[], int]]) -> int:
     """All of them as processes of one training; what the first comes to."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    import torch.distributed as dist
+
+    port = _free_port()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ |= {name: str(len(processes)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     children: list[int] = []
     for rank, process in enumerate(processes):
@@ -119,6 +124,7 @@ def _launched(processes: Sequence[Callable[[], int]]) -> int:
         children.append(os.fork())
         if not children[-1]:
             _end_with(process)
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # now: its threads do not fork
     ends: dict[int, int] = {}
     failed_s, ending = float("inf"), [signal.SIGTERM]
     while len(ends) < len(children):
@@ -132,6 +138,7 @@ def _launched(processes: Sequence[Callable[[], int]]) -> int:
                 os.kill(other, ending.pop(0) if ending else signal.SIGKILL)
             failed_s = time.monotonic()
         time.sleep(0.002)
+    del store
     if ends[children[0]] < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return ends[children[0]]

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
@@ -229,11 +230,22 @@ def runs(places: npt.NDArray[np.integer[Any]], *, gap: int = 1, border: int | No
             yield first, last
 
 
+def ready_zarr() -> ModuleType:
+    """Zarr, with the thread that it needs running: where that could not be started it would wait for it for ever."""
+    import zarr
+    from zarr.core import sync
+
+    thread = sync.iothread[0]
+    if sync.loop[0] is not None and (thread is None or not thread.is_alive()):
+        sync.loop[0].close()
+        sync.loop[0] = None
+    sync._get_loop()
+    return zarr
+
+
 def open_array(group_path: Path, name: str) -> Array:
     """The array ``name`` of the group at ``group_path``, from its metadata alone."""
-    import zarr
-
-    path = group_path / name
+    path, zarr = group_path / name, ready_zarr()
     try:
         if not (path / METADATA_FILE).is_file():  # a pipe would be waited for
             raise FileNotFoundError

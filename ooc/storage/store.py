@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array
+from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array, ready_zarr
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
@@ -392,17 +392,13 @@ def open_store(path: str | Path) -> Store:
 
 def write_group(path: Path, attributes: dict[str, Any]) -> None:
     """Write the metadata of a Zarr v3 group at the folder ``path``, made if needed."""
-    import zarr
-
     made: dict[str, Buffer] = {}
-    zarr.create_group(made, attributes=attributes, zarr_format=3)
+    ready_zarr().create_group(made, attributes=attributes, zarr_format=3)
     path.mkdir(parents=True, exist_ok=True)
     (path / METADATA_FILE).write_bytes(made[METADATA_FILE].to_bytes())
 
 
 def _attributes(path: Path) -> dict[str, Any]:
-    import zarr
-
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     if path.name.endswith(PARTIAL_SUFFIX) or (partial.exists() and not path.exists()):
         raise _interrupted(path)
@@ -410,8 +406,11 @@ def _attributes(path: Path) -> dict[str, Any]:
         raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
     if not (path / METADATA_FILE).is_file():
         raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
+    zarr = ready_zarr()
     try:
-        attributes = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False).attrs.asdict()
+        attributes: dict[str, Any] = zarr.open_group(
+            path, mode="r", zarr_format=3, use_consolidated=False
+        ).attrs.asdict()
     except OSError as error:
         raise StoreError(f"{path / METADATA_FILE} cannot be read: {error.strerror}") from error
     except Exception as error:  # whatever zarr makes of a document that it cannot understand

@@ -26,6 +26,7 @@ from ooc.storage.array import (
     Array,
     chunk_rows,
     flush,
+    ready_zarr,
     runs,
 )
 
@@ -76,9 +77,7 @@ class _Writer(ABC):
 
     def _complete(self, checksums: list[int]) -> Array:
         """Write checksums and metadata, these by way of memory: of a killed zarr temporary files would be left."""
-        import zarr
-
-        array = self.array
+        array, zarr = self.array, ready_zarr()
         made: dict[str, Buffer] = {}
         zarr.create_array(
             made,

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.runs.run import RunFolder
+from ooc.train.runs.run import EMBEDDING, RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,6 +130,15 @@ def test_a_run_that_came_to_nothing_can_be_discarded(tmp_path: Path) -> None:
     assert names(tmp_path / "runs") == []
 
 
+def test_a_run_that_cannot_be_taken_back_can_be_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder.create(tmp_path / "a", {})
+    run.start()
+    (tmp_path / "a" / EMBEDDING).mkdir()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # as where no file can be opened
+    run.discard()
+    RunFolder.open(tmp_path / "a")
+
+
 def test_a_run_with_an_epoch_is_not_discarded(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", {}) as run:
         run.discard()
@@ -150,10 +160,11 @@ def test_a_closed_run_can_be_used_again(tmp_path: Path) -> None:
 
 def test_leftover_temporary_files_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / f"config.json{TEMPORARY_SUFFIX}").write_text("{")
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / "run" / f"{name}{TEMPORARY_SUFFIX}").write_text("{")
     with RunFolder.create(tmp_path / "run", {"seed": 3}) as run:
         run.start()
-    assert names(tmp_path / "run") == ["config.json"]
+    assert names(tmp_path / "run") == ["config.json", f"metrics.jsonl{TEMPORARY_SUFFIX}"]
 
 
 def test_an_existing_run_is_not_begun_again(tmp_path: Path) -> None:

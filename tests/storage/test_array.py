@@ -3,6 +3,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import google_crc32c
@@ -11,6 +12,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.core import sync
 
 from ooc.errors import StoreError
 from ooc.storage.array import DTYPES, Array, chunk_rows, open_array
@@ -153,3 +155,21 @@ def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, ob
     zarr.open_array(tmp_path / "a", mode="r")
     with pytest.raises(StoreError, match="not stored as raw rows"):
         open_array(tmp_path, "a")
+
+
+def test_zarr_is_not_waited_for_where_its_thread_cannot_be_started(tmp_path: Path) -> None:
+    """Nor the next time; once threads can be started again it works."""
+    with ArrayWriter(tmp_path, "x", (5,), "int32") as writer:
+        writer.append(np.arange(5, dtype=np.int32))
+    sync._get_loop()
+    before = sync.loop[0], sync.iothread[0]
+    sync.loop[0] = sync.iothread[0] = None
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread")))
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="no thread"):
+                    open_array(tmp_path, "x")
+        assert open_array(tmp_path, "x").shape == (5,)
+    finally:
+        sync.loop[0], sync.iothread[0] = before

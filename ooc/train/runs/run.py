@@ -173,13 +173,16 @@ class RunFolder:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
 
     def discard(self) -> None:
-        """Take back what `start` wrote, unless there is a checkpoint to go on from."""
+        """Take back what `start` wrote, unless there is a checkpoint to go on from. Where that cannot be done, the run,
+        which has no epoch, may be gone on with."""
         if self.resumed or self.has_checkpoint or not self._written:
             return
         if self.started:
+            shutil.rmtree(self.path / EMBEDDING, ignore_errors=True)
+            if (self.path / EMBEDDING).exists():
+                return self.close()
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.path / EMBEDDING, ignore_errors=True)
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):  # not empty: something else lives there
                 folder.rmdir()
@@ -368,7 +371,7 @@ def _is_occupied(path: Path) -> bool:
     if not path.is_dir():
         return True
     with _named(path):
-        return any(entry.name != CONFIG + TEMPORARY_SUFFIX for entry in path.iterdir())
+        return any(not entry.name.endswith(TEMPORARY_SUFFIX) for entry in path.iterdir())
 
 
 def _read_config(path: Path) -> Config:
