@@ -209,7 +209,10 @@ class Run:
         """Once; the bytes it has moved."""
         before = self.moved()
         run: Any = ProgramRun(
-            SimpleNamespace(workspace=self.workspace, plan=self.plan), name, [], PanelSums(lambda tile: None, 1)
+            SimpleNamespace(workspace=self.workspace, plan=self.plan, exchange=None),
+            name,
+            [],
+            PanelSums(lambda tile: None, 1),
         )  # type: ignore[arg-type]
         run.warm_up()
         self.buffered.clear()

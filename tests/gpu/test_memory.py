@@ -124,7 +124,7 @@ def gatv2(term: EdgeTerm | None) -> EdgeAggregate:
     def functions(groups: range) -> Gatv2:
         return Gatv2(ATT.detach()[0, groups.start : groups.stop], 0.2)
 
-    return FunctionAttention(2, source, target, OPTIONS, functions, att=ATT, term=term, keep=True)
+    return FunctionAttention(2, source, target, options=OPTIONS, functions=functions, att=ATT, term=term, keep=True)
 
 
 AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
@@ -134,8 +134,8 @@ AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
         2,
         Features(0, 2 * WIDTH),
         Features(1, WIDTH),
-        OPTIONS,
-        lambda groups: TransformerAttention(len(groups)),
+        options=OPTIONS,
+        functions=lambda groups: TransformerAttention(len(groups)),
         term=TERM,
         keep=True,
     ),
