@@ -11,6 +11,7 @@ with the store's checksums, and of each page a sum is kept, with which it is com
 n rows asked for, P pages of a batch, C columns.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -73,28 +74,33 @@ class Pages:
             return
         stored, sums = self.array.checksums(), np.empty(self.count, dtype=np.uint32)
         most, per_chunk = len(buffers[0]) // PAGE_BYTES, self._per_chunk
-        parts = [
-            np.arange(first, min(first + most, chunk + per_chunk))
+        parts = (
+            range(first, min(first + most, chunk + per_chunk))
             for chunk in range(0, self.count, per_chunk)
             for first in range(chunk, chunk + per_chunk, most)
-        ]
-        into = [buffers[number % len(buffers)][: len(part) * PAGE_BYTES] for number, part in enumerate(parts)]
-        tickets: list[Ticket] = []
-        checksum = 0
+        )
+        free, under_way, checksum = deque(buffers), deque[tuple[range, Bytes, Ticket]](), 0
         with reported(self._listener, f"checking {self.array.name}", self.count, "pages") as advance:
             try:
-                for number, part in enumerate(parts):
-                    for ahead in range(len(tickets), min(len(parts), number + len(buffers))):
-                        tickets.append(self.read(parts[ahead], into[ahead]))
-                    tickets[number].wait()
-                    chunk, within = divmod(int(part[0]), per_chunk)
-                    checksum = google_crc32c.extend(checksum if within else 0, into[number])
-                    sums[part] = _sums_of(into[number])
+                while True:
+                    while free and (part := next(parts, None)) is not None:
+                        into = free.popleft()
+                        ticket = self.read(np.arange(part.start, part.stop), into[: len(part) * PAGE_BYTES])
+                        under_way.append((part, into, ticket))
+                    if not under_way:
+                        break
+                    part, into, ticket = under_way[0]
+                    ticket.wait()
+                    under_way.popleft()
+                    memory, (chunk, within) = into[: len(part) * PAGE_BYTES], divmod(part.start, per_chunk)
+                    checksum = google_crc32c.extend(checksum if within else 0, memory)
+                    sums[part.start : part.stop] = _sums_of(memory)
                     if within + len(part) == per_chunk and checksum != stored[chunk]:
                         raise self.array.damaged(chunk)
-                    advance(int(part[-1]) + 1)
+                    free.append(into)
+                    advance(part.stop)
             finally:
-                for ticket in tickets:
+                for *_, ticket in under_way:
                     ticket.settle()
         self._sums[self.array.name] = sums
 
