@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{error.format_message()}{_origin(error)} (see {where} --help)")
     except click.ClickException as error:
         code = _fail(error.format_message())
-        if isinstance(error.__cause__, SpillError) and error.__cause__.is_unanswered:
+        if _is_unanswered(error):
             sys.stdout.flush()
             os._exit(code)  # the interpreter would wait for the threads that wait for the disk
         return code
@@ -154,6 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # zarr's
         return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
     return code if isinstance(code, int) else 0
+
+
+def _is_unanswered(error: BaseException | None) -> bool:
+    """Whether it comes of a disk that does not answer, be it told in other words since."""
+    if isinstance(error, SpillError) and error.is_unanswered:
+        return True
+    return error is not None and _is_unanswered(error.__cause__)
 
 
 def _origin(error: click.UsageError) -> str:

@@ -15,7 +15,8 @@ import click
 import pytest
 
 from ooc import cli, interruption
-from ooc.errors import StoreError
+from ooc.cli import _is_unanswered
+from ooc.errors import OocError, SpillError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.storage.store import open_store
@@ -115,6 +116,7 @@ def test_where_no_more_threads_can_be_started_it_says_so(
     run: RunCommand, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And ends the threads that there are."""
+    open_store(graph)  # zarr's thread stays
     before, real = threading.active_count(), threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -292,3 +294,10 @@ def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str) -> Non
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"synthetic:nodes=..." in done.stdout
+
+
+def test_a_disk_that_does_not_answer_is_known_in_other_words() -> None:
+    """As where a process says which one it is."""
+    told = OocError("rank 1: x: the disk has not answered for 300 s")
+    told.__cause__ = SpillError("x: the disk has not answered for 300 s", is_unanswered=True)
+    assert _is_unanswered(told) and not _is_unanswered(SpillError("m: reading failed"))
