@@ -158,9 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_unanswered(error: BaseException | None) -> bool:
     """Whether it comes of a disk that does not answer, be it told in other words since."""
-    if isinstance(error, SpillError) and error.is_unanswered:
-        return True
-    return error is not None and _is_unanswered(error.__cause__)
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, SpillError) and error.is_unanswered:
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
 
 
 def _origin(error: click.UsageError) -> str:

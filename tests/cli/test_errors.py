@@ -302,3 +302,5 @@ def test_a_disk_that_does_not_answer_is_known_in_other_words() -> None:
     told = OocError("rank 1: x: the disk has not answered for 300 s")
     told.__cause__ = SpillError("x: the disk has not answered for 300 s", is_unanswered=True)
     assert _is_unanswered(told) and not _is_unanswered(SpillError("m: reading failed"))
+    told.__cause__ = told
+    assert not _is_unanswered(told)

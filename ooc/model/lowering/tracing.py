@@ -249,7 +249,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         assembly.traced = calls.graph, calling.known, calls.constants
         return found
     except ModelError as error:
-        raise _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)]))) from error
+        _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)])))
+        raise
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
         bare = set() if types is None else {*types.nodes} - {*columns}
@@ -264,12 +265,11 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
 
 
 def _placed(error: ModelError, place: str) -> ModelError:
-    """``error`` with the place in the model that it is about, the innermost that is known."""
-    if not place or error.place:
-        return error
-    placed = ModelError(f"{error} (in {place})")
-    placed.place = place
-    return placed
+    """``error``, which now names the place in the model that it is about, the innermost that is known."""
+    if place and not error.place:
+        error.args = (f"{error} (in {place})",)
+        error.place = place
+    return error
 
 
 def _edge_arguments(model: nn.Module, offered: Collection[EdgeData], *, by_type: bool) -> dict[EdgeData, str]:
@@ -324,7 +324,8 @@ class _Interpreter:
             try:
                 result = next(given) if node.op == "placeholder" else self._result(node)
             except ModelError as error:
-                raise _placed(error, place_of_node(node)) from error
+                _placed(error, place_of_node(node))
+                raise
             if node.op == "output":
                 if not isinstance(result, Value) or len(result.tail) != 1:
                     raise ModelError(
