@@ -16,8 +16,9 @@ from typing import Any
 from ooc.conversion.journal import Journal
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Listener, Note, reported
-from ooc.storage.array import METADATA_FILE, exchanged, flush, lock, lock_holder
+from ooc.storage.array import exchanged, flush, lock, lock_holder
 from ooc.storage.store import PARTIAL_SUFFIX
+from ooc.storage.zarr_json import METADATA_FILE
 
 _STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
 _FINISHED = "finished"

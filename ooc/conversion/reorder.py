@@ -35,12 +35,13 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import METADATA_FILE, AnyArray, flush_all
+from ooc.storage.array import AnyArray, flush_all
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
 from ooc.storage.types import EDGES, Types, features_name, perm_name
 from ooc.storage.writer import ArrayWriter, RowScatter
+from ooc.storage.zarr_json import METADATA_FILE
 from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17

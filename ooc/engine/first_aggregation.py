@@ -21,10 +21,11 @@ from torch import Tensor
 from ooc.errors import StoreError
 from ooc.model.graph import AnyScaling, RelationScaling, ends_of
 from ooc.plan.workload import Direction, RelationEdges
-from ooc.storage.array import METADATA_FILE, Array, flush, flush_all, open_array
+from ooc.storage.array import Array, flush, flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT, Store, write_group
 from ooc.storage.types import features_name
 from ooc.storage.writer import ArrayWriter
+from ooc.storage.zarr_json import METADATA_FILE
 
 GROUP = "agg"
 _STAMP = "stamp.json"

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from ooc.errors import OocError, StoreError
 from ooc.storage.checksums import combined, of_zeros
+from ooc.storage.zarr_json import METADATA_FILE, read_array
 
 if TYPE_CHECKING:
     import zarr
@@ -38,7 +38,6 @@ MIN_CHUNK_ROWS = 1024
 GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a disk reads in the time of a request.
 READ_BYTES = 4 << 20
 CHECKSUM_FILE = "checksums.bin"
-METADATA_FILE = "zarr.json"
 TEMPORARY_SUFFIX = ".ooc-tmp"
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
@@ -230,30 +229,17 @@ def runs(places: npt.NDArray[np.integer[Any]], *, gap: int = 1, border: int | No
             yield first, last
 
 
-def ready_zarr() -> ModuleType:
-    """Zarr, with the thread that it needs running: where that could not be started it would wait for it for ever."""
-    import zarr
-    from zarr.core import sync
-
-    thread = sync.iothread[0]
-    if sync.loop[0] is not None and (thread is None or not thread.is_alive()):
-        sync.loop[0].close()
-        sync.loop[0] = None
-    sync._get_loop()
-    return zarr
-
-
 def open_array(group_path: Path, name: str) -> Array:
     """The array ``name`` of the group at ``group_path``, from its metadata alone."""
-    path, zarr = group_path / name, ready_zarr()
+    path = group_path / name
     try:
-        if not (path / METADATA_FILE).is_file():  # a pipe would be waited for
-            raise FileNotFoundError
-        found = zarr.open_array(path, mode="r", zarr_format=3)
+        found = read_array(path)
         array = Array(name, path, found.shape, found.chunks, found.dtype.str)
         plain = _is_raw(found, array)
     except FileNotFoundError as error:
         raise StoreError(f"the store {group_path} has no array {name!r}") from error
+    except (MemoryError, StoreError):
+        raise
     except Exception as error:  # whatever zarr makes of a document that it cannot understand
         raise damaged(path, error) from error
     if not plain:

@@ -6,21 +6,19 @@ import os
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import METADATA_FILE, AnyArray, Array, damaged, open_array, ready_zarr
+from ooc.storage.array import AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
 from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name
+from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
-
-if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
 
 FORMAT_VERSION = 7
 """Knows what edges of several types carry."""
@@ -392,10 +390,8 @@ def open_store(path: str | Path) -> Store:
 
 def write_group(path: Path, attributes: dict[str, Any]) -> None:
     """Write the metadata of a Zarr v3 group at the folder ``path``, made if needed."""
-    made: dict[str, Buffer] = {}
-    ready_zarr().create_group(made, attributes=attributes, zarr_format=3)
     path.mkdir(parents=True, exist_ok=True)
-    (path / METADATA_FILE).write_bytes(made[METADATA_FILE].to_bytes())
+    (path / METADATA_FILE).write_bytes(of_group(attributes))
 
 
 def _attributes(path: Path) -> dict[str, Any]:
@@ -406,13 +402,10 @@ def _attributes(path: Path) -> dict[str, Any]:
         raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
     if not (path / METADATA_FILE).is_file():
         raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
-    zarr = ready_zarr()
     try:
-        attributes: dict[str, Any] = zarr.open_group(
-            path, mode="r", zarr_format=3, use_consolidated=False
-        ).attrs.asdict()
-    except OSError as error:
-        raise StoreError(f"{path / METADATA_FILE} cannot be read: {error.strerror}") from error
+        attributes = read_group(path)
+    except (MemoryError, StoreError):
+        raise
     except Exception as error:  # whatever zarr makes of a document that it cannot understand
         raise damaged(path, error) from error
     if "ooc_format" not in attributes:

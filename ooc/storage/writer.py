@@ -10,28 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import (
-    CHECKSUM_FILE,
-    CHUNK_BYTES,
-    DTYPES,
-    METADATA_FILE,
-    AnyArray,
-    Array,
-    chunk_rows,
-    flush,
-    ready_zarr,
-    runs,
-)
-
-if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, flush, runs
+from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
 class _Writer(ABC):
@@ -76,21 +63,11 @@ class _Writer(ABC):
         self._unflushed.clear()
 
     def _complete(self, checksums: list[int]) -> Array:
-        """Write checksums and metadata, these by way of memory: of a killed zarr temporary files would be left."""
-        array, zarr = self.array, ready_zarr()
-        made: dict[str, Buffer] = {}
-        zarr.create_array(
-            made,
-            shape=array.shape,
-            chunks=array.chunks,
-            dtype=array.dtype,
-            filters=None,
-            compressors=None,
-            zarr_format=3,
-        )
+        """Write checksums and metadata."""
+        array = self.array
         contents = {
             array.path / CHECKSUM_FILE: np.array(checksums, dtype="<u4").tobytes(),
-            array.path / METADATA_FILE: made[METADATA_FILE].to_bytes(),
+            array.path / METADATA_FILE: of_array(array.shape, array.chunks, array.dtype),
         }
         with _writing(array.path):
             for path, data in contents.items():

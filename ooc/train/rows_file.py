@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import METADATA_FILE, exchanged, flush, flush_all, lock_holder, open_alone, runs
+from ooc.storage.array import exchanged, flush, flush_all, lock_holder, open_alone, runs
 from ooc.storage.writer import ArrayWriter
+from ooc.storage.zarr_json import METADATA_FILE
 
 AnyArray = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]

@@ -116,7 +116,6 @@ def test_where_no_more_threads_can_be_started_it_says_so(
     run: RunCommand, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And ends the threads that there are."""
-    open_store(graph)  # zarr's threads stay, and tqdm's
     before, real = threading.active_count(), threading.Thread.start
     known = {*threading.enumerate()}
 

@@ -12,7 +12,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.core import sync
+from zarr.core.buffer import Buffer
 
 from ooc.errors import StoreError
 from ooc.storage.array import DTYPES, Array, chunk_rows, open_array
@@ -157,19 +157,25 @@ def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, ob
         open_array(tmp_path, "a")
 
 
-def test_zarr_is_not_waited_for_where_its_thread_cannot_be_started(tmp_path: Path) -> None:
-    """Nor the next time; once threads can be started again it works."""
-    with ArrayWriter(tmp_path, "x", (5,), "int32") as writer:
-        writer.append(np.arange(5, dtype=np.int32))
-    sync._get_loop()
-    before = sync.loop[0], sync.iothread[0]
-    sync.loop[0] = sync.iothread[0] = None
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread")))
-            for _ in range(2):
-                with pytest.raises(RuntimeError, match="no thread"):
-                    open_array(tmp_path, "x")
-        assert open_array(tmp_path, "x").shape == (5,)
-    finally:
-        sync.loop[0], sync.iothread[0] = before
+def test_no_thread_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zarr's own calls start one, and wait for it for ever where it cannot be started or has died."""
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread")))
+    assert _write(tmp_path, np.zeros((5, 2), dtype=np.int32)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_documents_are_those_that_zarr_writes(tmp_path: Path, dtype: str) -> None:
+    _write(tmp_path, np.zeros((3000, 4), dtype=dtype))
+    written, form = dict[str, Buffer](), {"filters": None, "compressors": None, "zarr_format": 3}
+    zarr.create_array(written, shape=(3000, 4), chunks=open_array(tmp_path, "a").chunks, dtype=np.dtype(dtype), **form)
+    assert json.loads((tmp_path / "a" / "zarr.json").read_bytes()) == json.loads(written["zarr.json"].to_bytes())
+    write_group(tmp_path, {"a": 1, "\u00fc": [1, None, 1e300]})
+    group = zarr.create_group({}, attributes={"a": 1, "\u00fc": [1, None, 1e300]}, zarr_format=3)
+    assert json.loads((tmp_path / "zarr.json").read_bytes()) == group.metadata.to_dict() | {"node_type": "group"}
+
+
+def test_documents_without_end_are_not_read(tmp_path: Path) -> None:
+    _write(tmp_path, np.zeros((5, 2), dtype=np.int32))
+    os.truncate(tmp_path / "a" / "zarr.json", 1 << 40)
+    with pytest.raises(StoreError, match="damaged: it has more than"):
+        open_array(tmp_path, "a")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents ``zarr.json`` of a store's groups and arrays: written here, understood by zarr.
+
+Zarr opens and creates by a thread of its own that callers wait for without a limit, be it dead or short of memory.
+What a document says is for zarr to understand; its bytes are read and written like those of any other file.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooc.errors import StoreError
+
+if TYPE_CHECKING:
+    import zarr
+
+METADATA_FILE = "zarr.json"
+_MOST_BYTES = 64 << 20
+"""More is no document of a store; it would be read and taken apart in memory."""
+
+
+def read_group(path: Path) -> dict[str, Any]:
+    """The attributes of the group at the folder ``path``; any error of :func:`_document` or of zarr's."""
+    import zarr
+    from zarr.storage import MemoryStore, StorePath
+
+    return dict(zarr.AsyncGroup.from_dict(StorePath(MemoryStore()), _document(path)).attrs)
+
+
+def read_array(path: Path) -> "zarr.Array[Any]":
+    """The array at the folder ``path``, of which only the metadata can be used; errors as of :func:`read_group`."""
+    import zarr
+    from zarr.storage import MemoryStore, StorePath
+
+    return zarr.Array.from_dict(StorePath(MemoryStore()), _document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The document of the group or array at ``path``.
+
+    Raises FileNotFoundError where there is none, StoreError where it cannot be read, ValueError where it is another.
+    """
+    if not (file := path / METADATA_FILE).is_file():  # a pipe would be waited for
+        raise FileNotFoundError(file)
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        content = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}") from error
+    document = json.loads(content)
+    if not isinstance(document, dict) or document.get("zarr_format") != 3:
+        raise ValueError("it is no document of Zarr's version 3")
+    return document
+
+
+def of_group(attributes: dict[str, Any]) -> bytes:
+    """The document of a group."""
+    return _bytes({"attributes": attributes, "zarr_format": 3, "node_type": "group"})
+
+
+def of_array(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The document of an array whose chunk files are its numbers, little endian, and nothing else."""
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return _bytes(
+        {
+            "shape": shape,
+            "data_type": dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": np.zeros((), dtype).item(),
+            "codecs": [{"name": "bytes", **endian}],
+            "attributes": {},
+            "zarr_format": 3,
+            "node_type": "array",
+            "storage_transformers": [],
+        }
+    )
+
+
+def _bytes(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=2).encode()
