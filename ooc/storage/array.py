@@ -13,7 +13,7 @@ import errno
 import fcntl
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -295,15 +295,19 @@ def make_folders(path: Path) -> Iterator[Path]:
             flush(folder.absolute().parent)
 
 
-def replace_file(path: Path, data: bytes | memoryview) -> None:
-    """Give ``path`` the content ``data``: all of it or, whatever happens, none; what is there outlasts a power cut.
+def replace_file(path: Path, data: bytes | memoryview | Callable[[BinaryIO], None]) -> None:
+    """Give ``path`` the content ``data``, or what that writes: all of it or, whatever happens, none; what is there
+    outlasts a power cut.
 
     What is written first beside it, a killed process leaves to the next one that does this.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with open_alone(temporary) as file:
         try:
-            file.write(data)
+            if isinstance(data, bytes | memoryview):
+                file.write(data)
+            else:
+                data(file)
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)

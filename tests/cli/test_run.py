@@ -5,10 +5,12 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,26 @@ def test_a_failing_write_leaves_the_previous_checkpoint(tmp_path: Path, monkeypa
         assert not list((tmp_path / "run").glob(f"*{TEMPORARY_SUFFIX}"))
         loaded = run.load()
         assert loaded is not None and loaded["epoch"] == 1
+
+
+def test_a_checkpoint_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    """Nor one that a full disk cuts short, which is named."""
+    large = {**state(1), "model": {"weight": torch.zeros(500_000)}}
+    with RunFolder.create(tmp_path / "a", {"seed": 7}) as run:
+        tracemalloc.start()
+        try:
+            run.save(large)
+            assert tracemalloc.get_traced_memory()[1] < 500_000
+        finally:
+            tracemalloc.stop()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+        try:
+            with pytest.raises(RunError, match=r"checkpoint\.pt: File too large"):
+                run.save(large)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert run.last() is not None and not list((tmp_path / "a").glob(f"*{TEMPORARY_SUFFIX}"))
 
 
 def test_an_unwritable_place_is_an_error(tmp_path: Path) -> None:

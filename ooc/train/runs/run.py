@@ -30,7 +30,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
@@ -328,21 +328,44 @@ class RunFolder:
 
         if not self._written:
             return
-        # By way of memory: torch reports a full disk as an internal error without a cause.
-        buffer = io.BytesIO()
-        summing = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
-        try:
-            torch.save(_on_cpu(state), buffer)
-        finally:
-            torch.serialization.set_crc32_options(summing)
-        self._replace(name, buffer.getbuffer())
 
-    def _replace(self, name: str, data: bytes | memoryview) -> None:
+        def write(file: BinaryIO) -> None:
+            noting: Any = _Noting(file)  # torch asks for no more of a file
+            summing = torch.serialization.get_crc32_options()
+            torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
+            try:
+                torch.save(_on_cpu(state), noting)
+            finally:
+                torch.serialization.set_crc32_options(summing)
+            if noting.error is not None:
+                raise noting.error
+
+        self._replace(name, write)
+
+    def _replace(self, name: str, data: bytes | Callable[[BinaryIO], None]) -> None:
         self.start()
         if self._written:
             with _named(self.path / name):
                 replace_file(self.path / name, data)
+
+
+class _Noting:
+    """What torch writes to ``file``; it would report a full disk as an internal error without a cause."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Who has opened the file does that."""
 
 
 def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
