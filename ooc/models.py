@@ -41,8 +41,8 @@ class Relational(torch.nn.Module):
     a map of a node's own row: R-GCN (Schlichtkrull et al., ESWC 2018), as PyG's ``HeteroConv`` has it.
 
     ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Of the last layer's rows only
-    those of type ``target`` are computed, and before that what leads to them. ``roots``: relations have a map of the
-    row itself each (``SAGEConv``) instead of one for all.
+    those of type ``target``, or of several types, are computed, and before that what leads to them. ``roots``:
+    relations have a map of the row itself each (``SAGEConv``) instead of one for all.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Relational(torch.nn.Module):
         num_layers: int,
         out_channels: int,
         *,
-        target: str,
+        target: str | tuple[str, ...],
         dropout: float = 0.0,
         roots: bool = False,
     ) -> None:
         super().__init__()
-        wanted = [{target}]
+        wanted = [{target} if isinstance(target, str) else {*target}]
         while len(wanted) < num_layers:
             sources = {source for source, _, to in edge_types if to in wanted[0]}
             wanted.insert(0, wanted[0] | sources)
@@ -82,8 +82,8 @@ class Relational(torch.nn.Module):
 
     def forward(
         self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
-    ) -> torch.Tensor:
-        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``."""
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``, of several by type."""
         layers = zip(self.convs, self.alone, self.own, strict=True)
         for layer, (conv, names, own) in enumerate(layers, start=1):
             found = conv(x_dict, edge_index_dict)
@@ -93,15 +93,15 @@ class Relational(torch.nn.Module):
             x_dict = found
             if layer < len(self.convs):
                 x_dict = {name: self.dropout(rows.relu()) for name, rows in found.items()}
-        return x_dict[self.target]
+        return x_dict[self.target] if isinstance(self.target, str) else {name: x_dict[name] for name in self.target}
 
 
 class RelationalAttention(torch.nn.Module):
     """Attention over edges of several types: layers of ``HGTConv`` (Hu et al., WWW 2020), or with ``by_type`` of
     ``HANConv`` (Wang et al., WWW 2019), between linear maps; a type of nodes that no edges lead to keeps its rows.
 
-    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Rows of type ``target`` come
-    out. ``hidden_channels`` is the width of all ``heads`` together.
+    ``in_channels``: columns by type of nodes; ``edge_types``: (source, relation, target). Rows of type ``target``, or
+    of several types, come out. ``hidden_channels`` is the width of all ``heads`` together.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RelationalAttention(torch.nn.Module):
         num_layers: int,
         out_channels: int,
         *,
-        target: str,
+        target: str | tuple[str, ...],
         heads: int = 1,
         dropout: float = 0.0,
         by_type: bool = False,
@@ -130,13 +130,15 @@ class RelationalAttention(torch.nn.Module):
 
     def forward(
         self, x_dict: dict[str, torch.Tensor], edge_index_dict: dict[tuple[str, str, str], torch.Tensor]
-    ) -> torch.Tensor:
-        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``."""
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Rows by type of nodes, [2, E] by type of edges → [N, out] of type ``target``, of several by type."""
         x_dict = {name: rows.relu() for name, rows in self.lift(x_dict).items()}
         for conv in self.convs:
             x_dict = {name: self.dropout(rows) for name, rows in x_dict.items()}
             found = conv(x_dict, edge_index_dict)
             x_dict = x_dict | {name: rows for name, rows in found.items() if rows is not None}
+        if not isinstance(self.target, str):
+            return {name: self.out(x_dict[name]) for name in self.target}
         out: torch.Tensor = self.out(x_dict[self.target])
         return out
 

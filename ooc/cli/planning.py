@@ -19,6 +19,7 @@ from ooc.cli.arguments.recipe import (
     build_average,
     build_loss,
     build_model,
+    links_of,
     planned_model,
     with_decoder,
 )
@@ -246,20 +247,19 @@ class Planning:
                 what |= {"loss": build_loss(of_loss, store), "metric": metric}
                 self._jobs[spill_dtype] = prepare(model, self.graph, resources, **what)
             else:
-                self._jobs[spill_dtype] = self._prepare_links(model, settings.links, resources, **what)
+                self._jobs[spill_dtype] = self._prepare_links(model, resources, **what)
         return self._jobs[spill_dtype]
 
-    def _prepare_links(self, model: nn.Module, links: str, resources: Resources, **what: Any) -> Job:
+    def _prepare_links(self, model: nn.Module, resources: Resources, **what: Any) -> Job:
         from ooc.train.links.metrics import LinkMetric
         from ooc.train.links.objective import LinkObjective
-        from ooc.train.links.sets import Links
 
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):
             raise OptionError("--links are those of a store, not of a graph that --graph describes")
         model = with_decoder(settings, model)
         objective = LinkObjective.of(
-            Links.read(links),
+            links_of(settings),
             self.graph,
             Path(settings.spill_dir or "."),
             metric=LinkMetric.of(settings.metric or "mrr"),

@@ -10,7 +10,7 @@ import click
 
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT, COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, with_verbosity
-from ooc.cli.arguments.settings import MODEL, TrainSettings, settle_memory, with_one_memory
+from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
@@ -119,7 +119,8 @@ def command(
         given: dict[str, Any] = {"ignore_edge_data": settings.edge_data_left_out}
         made: Predictions
         if what == "scores":
-            made = PairScores(rebuilt, opened, resources, read_pairs(pairs), learnt=learnt, **given)
+            given |= {"learnt": learnt, "edge_type": edge_type(settings)}
+            made = PairScores(rebuilt, opened, resources, read_pairs(pairs), **given)
         elif not opened.num_graphs:
             given |= {"layer": layer, "node_type": node_type, "learnt": learnt}
             made = Prediction(rebuilt, opened, resources, what, nodes=wanted, **given)

@@ -302,11 +302,16 @@ def directions(store: Store) -> tuple[Direction, ...]:
 
 def _swept(store: Store) -> tuple[Direction, ...]:
     """The same, features that are kept without their zeros, and links."""
-    links = (side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr"))
-    return (*directions(store), *((Direction.FEATURES,) if store.sparse_features is not None else ()), *links)
+    features = (Direction.FEATURES,) if store.sparse_features is not None else ()
+    return (*directions(store), *features, *_of_links(store))
 
 
 _OF_GRAPHS = (Direction.IN, Direction.OUT, Direction.FEATURES)
+
+
+def _of_links(store: Store) -> list[Direction]:
+    """The topologies of links beside the graph's own."""
+    return [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
 
 
 def reverse_of(store: Store, direction: EdgesKey) -> Direction | None:
@@ -327,14 +332,14 @@ def topologies(store: Store, scalings: Collection[AnyScaling]) -> list[EdgesKey]
     if store.types is None:
         return [*_swept(store)]
     relations = dict.fromkeys(s.relation for s in scalings if isinstance(s, RelationScaling))
-    return [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
+    edges = [RelationEdges(one.folder, side) for one in relations for side in (Direction.IN, Direction.OUT)]
+    return [*edges, *_of_links(store)]
 
 
 def offset_itemsize(store: Store) -> int:
-    if store.types is not None:
-        most = max(store.types.edges.values())
-    else:
-        most = max(store.topology(direction.value)[1].shape[0] for direction in _swept(store))
+    sides: Sequence[EdgesKey] = _swept(store) if store.types is None else _of_links(store)
+    of_types = [] if store.types is None else store.types.edges.values()
+    most = max([*of_types, *(store.topology(side.value)[1].shape[0] for side in sides)])
     return 4 if most < 2**31 else 8
 
 
@@ -422,17 +427,20 @@ def load_offsets(store: Store, direction: EdgesKey) -> npt.NDArray[np.signedinte
     return rows
 
 
-def most_joined(store: Store) -> int:
-    """Edges, or links of a step, of which there are most. (Those that are scored leave nothing behind.)"""
-    sides = (side for side in _swept(store) if side.of_edges or side is Direction.LINKS)
-    return max(store.topology(side.value)[1].shape[0] for side in sides)
+def most_joined(store: Store) -> float:
+    """Edges, or links of a step, of which there are most, by rows. (Those that are scored leave nothing behind.) Of a
+    graph with types links alone."""
+    sides = _swept(store) if store.types is None else _of_links(store)
+    found = [store.topology(side.value) for side in sides if side.of_edges or side is Direction.LINKS]
+    return max((indices.shape[0] / (indptr.shape[0] - 1) for indptr, indices in found), default=0.0)
 
 
 def most_edges(store: Store) -> int:
-    """The most edges or links of any row, before offsets are loaded."""
+    """The most edges or links of any row, before offsets are loaded; of a graph with types links."""
     known = Direction.IN, Direction.OUT, Direction.LINKS, Direction.SCORED_LINKS
-    sides = (side for side in _swept(store) if side in known)
-    return max(_most_edges(store.topology(side.value)[0].read, store.num_nodes) for side in sides)
+    sides = _swept(store) if store.types is None else _of_links(store)
+    offsets = (store.topology(side.value)[0] for side in sides if side in known)
+    return max((_most_edges(array.read, array.shape[0] - 1) for array in offsets), default=0)
 
 
 def _most_edges(offsets: Callable[[int, int], npt.NDArray[np.signedinteger]], rows: int) -> int:

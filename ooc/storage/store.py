@@ -121,7 +121,7 @@ class Store:
         self.num_incomplete = int(attributes.get("incomplete_labels", 0))
         self.num_graphs = int(attributes.get("num_graphs", 0))
         self.source: dict[str, Any] = dict(attributes["source"])
-        self._arrays = arrays
+        self._arrays, self._neighbours = arrays, self.num_nodes
         self.sparse_features: SparseArray | None = None
         if "num_feature_entries" in attributes:
             self.sparse_features = SparseArray("x", path / "x", self.num_features, arrays)
@@ -195,6 +195,8 @@ class Store:
         """How many there may be to lead to by the ``indices`` of a topology: nodes of the type at the other end, and of
         features their columns."""
         if self.types is not None:
+            if not direction.startswith(f"{EDGES}/"):
+                return self._neighbours
             kind = self._edge_type(direction)
             return self.types.nodes[kind.source if direction.endswith("/in") else kind.target]
         return self.num_features if direction == "x" else self.num_nodes
@@ -231,9 +233,12 @@ class Store:
             raise ValueError(f"direction {direction!r} is neither 'in' nor 'out'")
         return "in" if self.undirected and direction == "out" else direction
 
-    def joined_by(self, arrays: Mapping[str, Array]) -> "Store":
-        """The same store with further ``arrays``, which lie elsewhere."""
-        return Store(self.path, self.attributes, {**self._arrays, **arrays}, identity=self._identity)
+    def joined_by(self, arrays: Mapping[str, Array], *, neighbours: int) -> "Store":
+        """The same store with further ``arrays``, which lie elsewhere; topologies among them lead to so many
+        ``neighbours``."""
+        joined = Store(self.path, self.attributes, {**self._arrays, **arrays}, identity=self._identity)
+        joined._neighbours = neighbours
+        return joined
 
     @property
     def id_type(self) -> np.dtype[Any]:

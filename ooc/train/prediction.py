@@ -174,17 +174,29 @@ class Prediction(Predictions):
         self._what = _what(what, store.task)
         if store.types is not None:
             check_types(store, resources)
-        self._type = _node_type(store, self._what, layer, node_type, learnt, some=nodes is not None)
+        of_links = isinstance(model, LinkPredictor)
+        of_encoder = of_links and layer is None and store.types is not None
+        self._type = _node_type(
+            store, self._what, layer, node_type, learnt, some=nodes is not None, of_encoder=of_encoder
+        )
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        columns, of_links = {} if learnt is None else learnt.widths, isinstance(model, LinkPredictor)
+        columns = {} if learnt is None else learnt.widths
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
             model = model.encoder
         whole = self._wanted is None
+        outputs_of = (self._type,) if of_encoder else ()
         resources, network = _lowered(
-            model, store, resources, ignore_edge_data, columns, whole=whole, of_classes=not of_links
+            model,
+            store,
+            resources,
+            ignore_edge_data,
+            columns,
+            whole=whole,
+            of_classes=not of_links,
+            outputs_of=outputs_of,
         )
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
@@ -349,14 +361,27 @@ def _what(name: str, task: Task) -> What:
 
 
 def _node_type(
-    store: Store, what: What, layer: int | None, node_type: str | None, learnt: LearntRows | None, *, some: bool
+    store: Store,
+    what: What,
+    layer: int | None,
+    node_type: str | None,
+    learnt: LearntRows | None,
+    *,
+    some: bool,
+    of_encoder: bool,
 ) -> str:
     """The type of nodes whose embedding is wanted; "" where the graph has but one, or what is wanted is of the type
-    that is labelled. OptionError for what is not to be had. ``some``: not all nodes of it are wanted."""
+    that is labelled. OptionError for what is not to be had. ``some``: not all nodes of it are wanted; ``of_encoder``:
+    what an encoder of links gives for nodes of any type."""
     if store.types is None or what is not What.EMBEDDINGS:
         if node_type is not None:
             raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
         return ""
+    if of_encoder:
+        if node_type is None or node_type not in store.types.nodes or some:
+            kinds = ", ".join(store.types.nodes)
+            raise OptionError(f"{store.path}: embeddings are of all nodes of a type, which is to be said: {kinds}")
+        return node_type
     known = () if learnt is None else learnt.spaces
     if layer != 0 or node_type not in known or some:
         of = f": {', '.join(known)}" if known else ", of which it has none"
@@ -389,13 +414,14 @@ def _lowered(
     *,
     whole: bool,
     of_classes: bool,
+    outputs_of: tuple[str, ...],
 ) -> tuple[Resources, Network]:
     """Resources that suit the model, and its layers. Of some nodes' sake the features of all are not aggregated, but a
     kept aggregation used."""
 
     def lowered(*savings: Saving) -> tuple[Resources, Network]:
         options: dict[str, Any] = {"savings": savings, "ignore_edge_data": ignore_edge_data, "of_classes": of_classes}
-        options["embedding_columns"] = embedding_columns
+        options |= {"embedding_columns": embedding_columns, "outputs_of": outputs_of}
         return lower_model(model, store, resources, input_dropout=0.0, **options)[:2]
 
     sized, network = lowered(Saving.FIRST_AGGREGATION)

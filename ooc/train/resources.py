@@ -116,10 +116,10 @@ class Resources:
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             usual = min(usual, _height_of(_MOST_VALUES, columns + _features_joined(store.types)))
         tile_rows = self.tile_rows or usual
-        of_edges = opaque_columns(model, columns) if store.types is None else 0
-        if not self.tile_rows and not self.on_device and of_edges:
+        of_edges, joined = opaque_columns(model, columns), most_joined(store)
+        if not self.tile_rows and not self.on_device and of_edges and joined:
             edge_bytes = dtype_of(model).itemsize * of_edges
-            edges_per_row = max(1.0, most_joined(store) / store.num_nodes)
+            edges_per_row = max(1.0, joined)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):

@@ -127,13 +127,14 @@ def prepare(
     optimizer_options: Sequence[Mapping[str, Any]] = (),
     scoring_only: bool = False,
     learnt: LearntRows | None = None,
+    outputs_of: tuple[str, ...] = (),
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
     Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``objective``: what
     takes the place of ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the
-    program ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. Raises ModelError for
-    what cannot be run exactly.
+    program ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. ``outputs_of``: see
+    ``Setting``. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     store.check_one_graph("training of the full graph", takes_types=True)
@@ -154,6 +155,7 @@ def prepare(
         compute_dtype=compute_dtype,
         embedding_columns={} if learnt is None else learnt.widths,
         of_classes=objective is None,
+        outputs_of=outputs_of,
         results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
     )
     if learnt is not None:
@@ -514,6 +516,7 @@ def lower_model(
     embedding_columns: Mapping[str, int] = MappingProxyType({}),
     of_classes: bool = True,
     results: Results = Results.FIRST,
+    outputs_of: tuple[str, ...] = (),
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
@@ -521,7 +524,7 @@ def lower_model(
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
-    ``results``: which of several are meant.
+    ``results``: which of several are meant. ``outputs_of``: see ``Setting``.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not embedding_columns:
@@ -555,6 +558,7 @@ def lower_model(
             sparse_products=not given.on_device,
             most_edges=of_a_row,
             types=store.types,
+            outputs_of=outputs_of,
             results=results,
         )
         classes = store.num_classes if of_classes else 0

@@ -461,7 +461,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "another aggregation": (lambda data: Relations(data, hidden_sage("median")), r"SAGEConv \(.*\): graphs with types"),
     "rows of two types": (Mixed, "sum looks across rows"),
-    "rows of another type": (OfAuthors, "gives rows of 'author', labelled are 'paper'"),
+    "rows of another type": (OfAuthors, "gives rows of 'author', needed are those of 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
     "hgt": (Transformed, "HGTConv .* types of edges, or in another order"),
 }

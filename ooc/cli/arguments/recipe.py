@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ooc.cli.arguments.optimization import build_embedding, build_optimizer, build_schedule
-from ooc.cli.arguments.settings import TrainSettings, model_name, own_model, refuse
+from ooc.cli.arguments.settings import TrainSettings, edge_type, model_name, own_model, refuse
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ooc.storage.store import Store
     from ooc.train.batched.graphs import GraphBounds
     from ooc.train.links.metrics import LinkMetric
+    from ooc.train.links.sets import Links
     from ooc.train.metrics import Metric
     from ooc.train.runs.run import RunFolder
     from ooc.train.trainer import Trainer
@@ -233,7 +234,9 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
     heads = _heads(settings)
     edge_types = [(one.source, one.relation, one.target) for one in types.edges]
     shape = columns, edge_types, settings.hidden, settings.layers, outputs
-    common: dict[str, Any] = {"target": types.labelled, "dropout": settings.dropout, **heads}
+    link_type = edge_type(settings)
+    ends = types.labelled if link_type is None else tuple(dict.fromkeys((link_type[0], link_type[2])))
+    common: dict[str, Any] = {"target": ends, "dropout": settings.dropout, **heads}
     if heads:
         return RelationalAttention(*shape, by_type=settings.model == "han", **common)
     return Relational(*shape, roots=settings.model == "sage", **common)
@@ -439,13 +442,21 @@ def graph_bounds(settings: TrainSettings) -> "GraphBounds":
     return GraphBounds(**{one.name: getattr(settings, one.name) for one in fields(GraphBounds)})
 
 
+def links_of(settings: TrainSettings) -> "Links":
+    """Those that are trained and scored."""
+    from ooc.train.links.sets import Links
+
+    assert settings.links is not None
+    asked: dict[str, Any] = {"filtered": settings.filtered, "edge_type": edge_type(settings)}
+    return replace(Links.read(settings.links), negatives=settings.ranked, **asked)
+
+
 def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
     from ooc.train.batched.graphs import GraphTrainer
     from ooc.train.batched.sampled import SampledTrainer, Sampling
-    from ooc.train.links.sets import Links
     from ooc.train.links.trainer import LinkTrainer
     from ooc.train.trainer import Trainer
 
@@ -453,8 +464,7 @@ def build_trainer(
     optimizer = build_optimizer(settings, model)
     kind: Callable[..., Trainer] = Trainer
     if settings.links is not None:
-        links = Links.read(settings.links)
-        kind = partial(LinkTrainer, links=links, negatives=settings.negatives, steps=settings.link_steps)
+        kind = partial(LinkTrainer, links=links_of(settings), negatives=settings.negatives, steps=settings.link_steps)
     elif store.num_graphs:
         kind = partial(GraphTrainer, **asdict(graph_bounds(settings)), accumulate=settings.accumulate)
     elif settings.sampler != "none":

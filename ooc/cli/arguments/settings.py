@@ -266,6 +266,16 @@ class TrainSettings:
     decoder: str = _LINKS(
         "dot", ChoiceType(*DECODERS), "What makes a score of two embeddings, which are --hidden wide."
     )
+    link_type: str | None = _LINKS(
+        None,
+        click.STRING,
+        "Of a graph with types: the type of edges that links are of; heads are its sources.",
+        metavar="SOURCE,RELATION,TARGET",
+    )
+    filtered: bool = _LINKS(
+        False, click.BOOL, "Draw no pairs that are linked, neither to train on nor to rank against."
+    )
+    ranked: int = _LINKS(100, COUNT_OR_ZERO, "Tails that each link is ranked against, where the file has none; 0: all.")
     negatives: int = _LINKS(1, COUNT, "Pairs that are no links for each that is one: its head, tails drawn evenly.")
     link_steps: int = _LINKS(1, COUNT, "Steps of an epoch, each with a part of the links and the whole graph.")
     schedule: str = _RATE(
@@ -468,7 +478,7 @@ _NOT_SAMPLED = {
 _OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
 _OF_NEIGHBOURS = ("fanouts", "sampler")
 _OF_BATCHES = ("fanouts", "batch_size")
-_OF_LINKS = ("decoder", "negatives", "link_steps")
+_OF_LINKS = ("decoder", "link_type", "filtered", "ranked", "negatives", "link_steps")
 _NOT_OF_LINKS = {
     "sampler": "links are trained on the whole graph",
     "loss": "the loss of links is binary cross-entropy",
@@ -512,6 +522,16 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
     if settings.norm == "graph" and settings.residual:
         what = "--norm graph with --residual would take statistics over several graphs"
         raise OptionError(f"{what}; leave out one of them")
+
+
+def edge_type(settings: TrainSettings) -> tuple[str, str, str] | None:
+    """That of the links, of a graph with types; OptionError for what is none."""
+    if settings.link_type is None:
+        return None
+    parts = settings.link_type.split(",")
+    if len(parts) != 3:
+        raise OptionError(f"--link-type {settings.link_type} is not of the form SOURCE,RELATION,TARGET")
+    return parts[0], parts[1], parts[2]
 
 
 def check_links(settings: TrainSettings) -> None:

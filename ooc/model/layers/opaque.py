@@ -66,7 +66,8 @@ added: tiles have half as many edges on average."""
 
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
-    masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours."""
+    masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
+    ``target``: where neighbours are nodes of another type, the rows themselves."""
 
     pulls_targets = True
 
@@ -81,8 +82,10 @@ class Opaque(EdgeAggregate):
         site: int,
         keep: bool,
         against: bool,
+        target: Value | None = None,
     ) -> None:
-        super().__init__(index, source, None, groups=1, result=probed.columns, kept=0, keep=keep)
+        super().__init__(index, source, target, groups=1, result=probed.columns, kept=0, keep=keep)
+        self.space = self.brought.space
         self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
         self.parameters = probed.parameters
         self.layer = layer
@@ -114,12 +117,21 @@ class Opaque(EdgeAggregate):
 
     @property
     def brought(self) -> Value:
-        return self.source
+        return self.source if self.target is None else self.target
+
+    @property
+    def rows_train(self) -> bool:
+        """Whether any of the rows that it is given have a gradient."""
+        return any(value.trains for value in self.inputs)
+
+    @property
+    def trains_target(self) -> bool:
+        return self.own_trains or self.rows_train
 
     @property
     def pulled_target_columns(self) -> int:
-        """Those of the source; of one that has no gradient a column of zeros, since a pull gives something."""
-        return self.source.columns if self.source.trains else 1
+        """Those of the source; where no rows have a gradient a column of zeros, since a pull gives something."""
+        return self.source.columns if self.rows_train else 1
 
     def needs(self) -> tuple[Value, ...]:
         return ()
@@ -163,7 +175,7 @@ class Opaque(EdgeAggregate):
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
     ) -> Scattered:
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
-        trains = self.source.trains
+        trains = self.rows_train
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         parts = partial(self._backward_parts, key, tile, source, own, parameters)
         wait = len(tile.indices_E) <= self.waiting_edges
@@ -174,9 +186,9 @@ class Opaque(EdgeAggregate):
             sums = [added(total, part) for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)]
             if trains:
                 rows[start : start + len(of_rows)] += of_rows
-                if of_others is not None and isinstance(others, list) and wait:
+                if of_others is not None and isinstance(others, list) and wait and self.source.trains:
                     others.append(of_others)
-        if not wait and trains:
+        if not wait and self.source.trains:
             others = (of_others for _, (_, of_others, _) in parts() if of_others is not None)
         pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
         return Scattered(rows, others, pairs)
@@ -190,7 +202,7 @@ class Opaque(EdgeAggregate):
         parameters: Sequence[nn.Parameter],
     ) -> Iterator[tuple[int, Part]]:
         """From a tile's rows of the result's gradient, run by run, and where its rows begin among the tile's."""
-        module, trains = self._own_module(), self.source.trains
+        module, trains = self._own_module(), self.rows_train
         for run, split in self._runs(key, module, tile, source):
             start = run.start - tile.start
             gradient = own[start : start + run.rows]
@@ -203,7 +215,7 @@ class Opaque(EdgeAggregate):
             with self._running(key, near):
                 d_x, of_parameters = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
             d_x = torch.zeros_like(x_SC) if d_x is None else d_x
-            others = (near.others_S, d_x[run.rows :]) if trains and not near.stands_in else None
+            others = (near.others_S, d_x[run.rows :]) if self.source.trains and not near.stands_in else None
             yield start, (d_x[: run.rows], others, of_parameters)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
@@ -222,7 +234,7 @@ class Opaque(EdgeAggregate):
 
     def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
         is_forward, found = own is None, self.probed
-        waiting = 0 if is_forward or not self.source.trains else self.source.columns * itemsize
+        waiting = 0 if is_forward or not self.rows_train else self.source.columns * itemsize
         _, of_edge, of_row = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
         at_once = self.edges_at_once(on_device=on_device)
@@ -272,16 +284,18 @@ def lower_opaque(
     *,
     part: int | None = None,
     kind: type[Opaque] = Opaque,
+    target: Value | None = None,
 ) -> Value:
     """What an opaque layer gives for these arguments, one ``part`` of it if it gives several; ModelError where it
-    cannot be run tile by tile."""
+    cannot be run tile by tile. ``target``: in place of the arguments' rows those that edges lead to."""
     layer, (source, *others) = layer_of(conv, where, args, kwargs, part)
     if others:  # side by side, as a run gathers rows of one matrix
         source = assembly.rowwise(where, lambda *rows: torch.cat(rows, dim=1), [source, *others])
     assembly.edge_data.update(layer.edge_data)
     setting = assembly.setting
     module = sharing(conv, where)
-    record = setting.training and (source.trains or any(p.requires_grad for p in conv.parameters()))
+    rows_train = source.trains or (target is not None and target.trains)
+    record = setting.training and (rows_train or any(p.requires_grad for p in conv.parameters()))
     question = layer, source.columns, record, module.training
     probed = next((found for asked, found in setting.probed if asked == question), None)
     if probed is None:
@@ -295,10 +309,11 @@ def lower_opaque(
             in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
         )
         setting.probed.append((question, probed))
-    keep = setting.training and (source.trains or bool(probed.parameters))
+    keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
     assembly.convolved.append(source)
     flipped = any(isinstance(one, Graph) and one.flipped for one in (*args, *kwargs.values()))
     against = flipped != layer.sums_at_sources
-    return kind(assembly.next_index(), source, layer, module, probed, site=site, keep=keep, against=against)
+    options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "target": target}
+    return kind(assembly.next_index(), source, layer, module, probed, **options)

@@ -60,8 +60,9 @@ class Setting:
     a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: by type of nodes, of
     rows that are trained themselves, which are the model's input, behind the features if there are such.
     ``most_edges``: into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and
-    edges, where the counts are those of the type that is scored. ``results``: of a model that gives several. ``lower``
-    has an answer of its own for type, order and mode."""
+    edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
+    model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
+    an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -76,6 +77,7 @@ class Setting:
     most_edges: Callable[[], float] = lambda: inf
     dtype: torch.dtype = torch.float32
     types: Types | None = None
+    outputs_of: tuple[str, ...] = ()
     sum_first: Callable[[int, int, tuple[int, ...], bool, AnyScaling], bool] = lambda *question: True
     training: bool = True
     results: Results = Results.FIRST
@@ -95,8 +97,9 @@ class Assembly:
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
     ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
     zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
-    kept of, ``result_columns`` those of several results that lie side by side, ``traced`` the model's calls, what each
-    stands for, and the tensors that its forward makes."""
+    kept of, ``result_columns`` those of several results that lie side by side, ``second`` the rows of the second type
+    where a model gives those of two types of nodes, ``traced`` the model's calls, what each stands for, and the tensors
+    that its forward makes."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -109,6 +112,7 @@ class Assembly:
         self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
         self.result_columns: tuple[int, ...] = ()
+        self.second: Value | None = None
         self.traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ooc.errors import ModelError
-from ooc.model.graph import ActiveRows, AnyScaling, ends_of
+from ooc.model.graph import ActiveRows, AnyScaling, RelationScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -219,7 +219,7 @@ def lower(
     assembly, training = draft, output
     if not all(sum_first(*question) for question in asked):
         assembly, training = _assembled(model, setting)
-    aggregates, types = [v for v in values_of(training) if isinstance(v, Aggregate)], setting.types
+    aggregates = [v for v in values_of(training) if isinstance(v, Aggregate)]
     once = any(v.once for v in aggregates)
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
@@ -243,7 +243,7 @@ def lower(
     return Network(
         training=training,
         evaluation=evaluation,
-        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if types or not isinstance(v, EdgeAggregate))),
+        scalings=tuple(dict.fromkeys(v.scaling for v in aggregates if _is_scaled(v))),
         dtype=setting.dtype,
         parameters=[parameter for parameter in parameters if id(parameter) in taking_part],
         idle=[parameter for parameter in parameters if id(parameter) not in taking_part],
@@ -254,6 +254,11 @@ def lower(
         result_columns=assembly.result_columns,
         traced=assembly.traced,
     )
+
+
+def _is_scaled(aggregate: Aggregate) -> bool:
+    """Whether it asks for rows' factors, or for edges of a type."""
+    return isinstance(aggregate.scaling, RelationScaling) or not isinstance(aggregate, EdgeAggregate)
 
 
 def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:

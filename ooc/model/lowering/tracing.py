@@ -122,17 +122,19 @@ class _Whole(nn.Module):
         return chosen(self.model(x, edge_index, **given), self.results)
 
 
-def chosen(output: Any, results: Results, labelled: str = "") -> Tensor:
-    """What is meant of what a model gives, where that may be by type of nodes the rows of the type ``labelled``."""
+def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:
+    """What is meant of what a model gives, where that may be by type of nodes the rows of one type, or of two."""
 
     def of_type(one: Any) -> Any:
-        if not labelled or not isinstance(one, dict):
+        if not isinstance(one, dict) and len(spaces) < 2:
             return one
-        if labelled not in one:
-            raise ModelError(f"the model gives nothing for {labelled!r}, the type that has labels")
-        return one[labelled]
+        if missing := [space for space in spaces if not isinstance(one, dict) or space not in one]:
+            raise ModelError(f"the model gives nothing for {missing[0]!r}, of whose nodes rows are needed")
+        return both_types(*(one[space] for space in spaces)) if len(spaces) == 2 else one[spaces[0]]
 
     several = isinstance(output, (tuple, list))
+    if several and len(spaces) == 2:
+        raise ModelError("the model gives several results, of which rows of two types of nodes are needed")
     first: Tensor = of_type(output[0] if several else output)
     return side_by_side(*map(of_type, output)) if several and results is Results.ALL else first
 
@@ -145,30 +147,42 @@ def side_by_side(*results: Any) -> Tensor:
     return torch.cat(results, dim=1)
 
 
+def both_types(first: Any, second: Any) -> Tensor:
+    """The rows of two types of nodes, in one call of a trace."""
+    if isinstance(first, fx.Proxy):
+        together: Any = first.tracer.create_proxy("call_function", both_types, (first, second), {})
+        return cast(Tensor, together)
+    return torch.cat((first, second))
+
+
 class _WholeOfTypes(nn.Module):
     """A model called as those for graphs with types are: with dictionaries by type of rows, of edges, and of what edges
     carry. ``places``: argument and type of each of the tensors that ``forward`` takes one by one. Of what the model
-    gives, the rows of the type ``labelled``; where it gives several results, what ``results`` says."""
+    gives, the rows of the types ``spaces``; where it gives several results, what ``results`` says."""
 
-    def __init__(self, model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str, results: Results) -> None:
+    def __init__(
+        self, model: nn.Module, places: Sequence[tuple[str, Any]], spaces: Sequence[str], results: Results
+    ) -> None:
         super().__init__()
         self.model = model
         self.places = places
-        self.labelled, self.results = labelled, results
+        self.spaces, self.results = spaces, results
 
     def call(self, *given: Tensor) -> Tensor:
         arguments: dict[str, dict[Any, Tensor]] = {"x_dict": {}, "edge_index_dict": {}}
         for (name, kind), one in zip(self.places, given, strict=True):
             arguments.setdefault(name, {})[kind] = one
         output = self.model(arguments.pop("x_dict"), arguments.pop("edge_index_dict"), **arguments)
-        return chosen(output, self.results, self.labelled)
+        return chosen(output, self.results, self.spaces)
 
 
-def _whole_of_types(model: nn.Module, places: Sequence[tuple[str, Any]], labelled: str, results: Results) -> nn.Module:
+def _whole_of_types(
+    model: nn.Module, places: Sequence[tuple[str, Any]], spaces: Sequence[str], results: Results
+) -> nn.Module:
     """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
     names = ", ".join(f"given{at}" for at in range(len(places)))
     forward = eval(f"lambda self, {names}: self.call({names})")
-    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, labelled, results)
+    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, spaces, results)
     return whole
 
 
@@ -199,6 +213,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         more = ", and edge_weight or edge_attr where the store has them"
         more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
+    spaces = () if types is None else assembly.setting.outputs_of or (types.labelled,)
     columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
     as_given = model.training
     try:
@@ -228,7 +243,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
                 widths = [width for _, _, width in carried]
                 tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
-                whole = _whole_of_types(model, places, types.labelled, results)
+                whole = _whole_of_types(model, places, spaces, results)
             calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
@@ -240,8 +255,10 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 edges = [Graph(relation=one) for one in types.edges]
                 edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, taken)]
             found = _Interpreter(whole, assembly).run(calls, [*map(assembly.features, columns), *edges])
-            if found.space != types.labelled:
-                raise ModelError(f"model {kind} gives rows of {found.space!r}, labelled are {types.labelled!r}")
+            for space, rows_of in zip(spaces, (found, assembly.second), strict=False):
+                if rows_of is None or rows_of.space != space:
+                    rows = "nothing" if rows_of is None else f"rows of {rows_of.space!r}"
+                    raise ModelError(f"model {kind} gives {rows}, needed are those of {space!r}")
             return found
         inputs = [EdgeInput(data) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
         calling = _Interpreter(whole, assembly)
@@ -491,6 +508,9 @@ class _Interpreter:
             return self._joined(*args)
         if target is side_by_side:
             return self._beside(args)
+        if target is both_types:
+            first, self._assembly.second = args
+            return first
         if target is operator.getitem:
             self._check_all_rows(name, *args)
         if target in WHOLE and isinstance(args[0], Value):

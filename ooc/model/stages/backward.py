@@ -135,7 +135,9 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
     if aggregate.after is not None:
         per_edge = replace(per_edge, beside=names.of("dt", aggregate.after))
-    scattered = names.of("dm", aggregate) if opaque and trained else None
+    if isinstance(aggregate, Opaque) and aggregate.target is not None:
+        per_edge = replace(per_edge, beside=names.value(aggregate.target))
+    scattered = names.of("dm", aggregate) if opaque and aggregate.source.trains else None
     just_so = trained and brought is not None and not opaque and aggregate.pulled_target_columns == brought.columns
     pull = Pull(
         *(names.of("m", aggregate), pulled, program.context.along(aggregate), per_edge, aggregate.edge_data, scattered),

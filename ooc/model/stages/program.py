@@ -277,9 +277,10 @@ class Program:
                 found.append((value, names.of("dp", shared)))
         for aggregate in (barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)):
             brought = aggregate.brought if aggregate.before is None else None  # which gets the others' sum
-            if brought is not None and brought.trains and schedule.stage[brought] == stage:
-                kinds = ("dt", "dm") if isinstance(aggregate, Opaque) else ("dt",)
-                found += [(brought, names.of(kind, aggregate)) for kind in kinds]
+            ends = [("dt", brought), *([("dm", aggregate.source)] if isinstance(aggregate, Opaque) else [])]
+            for kind, end in ends:
+                if end is not None and end.trains and schedule.stage[end] == stage:
+                    found.append((end, names.of(kind, aggregate)))
         return found
 
     def passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:

@@ -126,7 +126,8 @@ class Schedule:
         if isinstance(value, (Aggregate, Moments)):
             source, pulls = value.source, isinstance(value, Aggregate)
             product = pulls and self._is_for_one(source, value)
-            if (product or (pulls and self._training and source.trains)) and self.spaces[-1] != source.space:
+            is_pulled_back = pulls and self._training and source.trains and not isinstance(value, Opaque)
+            if (product or is_pulled_back) and self.spaces[-1] != source.space:
                 self._begin(None, source.space)
             if product:
                 self.stage[source] = len(self.barriers) - 1

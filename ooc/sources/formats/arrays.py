@@ -396,12 +396,14 @@ def pyg_source(data: Any, request: Request) -> Source:
 
 
 def _of_types(data: Any, request: Request) -> Source:
-    """The graph of a HeteroData of several types: one of them has labels and splits, each has features or none."""
+    """The graph of a HeteroData of several types: one of them has labels and splits (the first one counts as such,
+    where none has, and links alone can be trained), each has features or none."""
     name = "the PyG HeteroData"
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
-    if len(labelled) != 1 or not data.edge_types:
+    if len(labelled) > 1 or not data.edge_types:
         told = ", ".join(labelled) or "none"
-        raise SourceError(f"{name}: one type of nodes has to have labels, and there have to be edges; with y: {told}")
+        raise SourceError(f"{name}: one type of nodes may have labels, and there have to be edges; with y: {told}")
+    labelled = labelled or data.node_types[:1]
     nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
     source = nodes.pop(labelled[0])

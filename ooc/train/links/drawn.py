@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ooc.plan.workload import Direction
 from ooc.storage.mixing import GOLDEN, mixed
-from ooc.storage.store import Store
 from ooc.train.links.arrays import LinkArray
+from ooc.train.links.ends import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, KnownLinks
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -73,40 +73,48 @@ class Permutation:
 class TrainingLinks:
     """The training links of a store by their heads, with K negatives each, and the files that a step's are in.
 
-    ``links_2E``: rows of heads and tails. ``reversible``: they may be wanted by their tails, too. ``total``: links and
-    negatives.
+    ``links_2E``: rows of heads and tails, which lead between such ``ends``. ``reversible``: they may be wanted by their
+    tails, too. ``filtered``: what is drawn and is an edge of the graph, or one of the links, is left out.
     """
 
     def __init__(
-        self, folder: Path, store: Store, links_2E: Ints, negatives: int, seed: int, *, reversible: bool
+        self,
+        folder: Path,
+        ends: Ends,
+        links_2E: Ints,
+        negatives: int,
+        seed: int,
+        *,
+        reversible: bool,
+        filtered: bool = False,
     ) -> None:
-        self._seed, self._nodes, self._negatives = seed, store.num_nodes, negatives
-        self._ids, self._reversed_in = store, -1
+        self._seed, self._ends, self._negatives, self._reversed_in = seed, ends, negatives, -1
+        self._known = KnownLinks(ends) if filtered else None
         heads, tails = links_2E
-        links, nodes = len(heads), store.num_nodes
-        self.total = links * (1 + negatives)
+        links, nodes, self._nodes = len(heads), ends.tails, ends.heads
+        total = links * (1 + negatives)
         self._copies = -(-links * negatives // nodes)
         index = np.int32 if nodes <= 2**31 else np.int64
         made = partial(LinkArray, folder, Direction.LINKS)
-        self._first = _offsets(heads, nodes)
+        self._first = _offsets(heads, ends.heads)
         self._order, self._tails = made("order", links, np.int64), made("tails", links, index)
         order = np.lexsort((tails, heads))
         self._order.put(0, order)
         self._tails.put(0, tails[order])
-        offsets = made("indptr", nodes + 1, np.int64)
+        offsets = made("indptr", ends.heads + 1, np.int64)
         offsets.put(0, self._first * (1 + negatives))
-        self._indices, self._labels = made("indices", self.total, index), made("edge_weight", self.total, np.float32)
+        self._indices, self._labels = made("indices", total, index), made("edge_weight", total, np.float32)
         self._most = int(np.diff(self._first).max()) * (1 + negatives)
         arrays = [offsets, self._indices, self._labels]
         if reversible:
             made = partial(LinkArray, folder, Direction.LINKS_REVERSED)
             self._heads, self._reversed_offsets = made("heads", links, index), made("indptr", nodes + 1, np.int64)
             self._heads.put(0, heads[np.argsort(tails, kind="stable")])
-            ends = _offsets(tails, nodes) + self._copies * np.arange(nodes + 1)
-            self._reversed_offsets.put(0, ends)
-            self._reversed = made("indices", int(ends[-1]), index)
-            self._at_once = max(1, _LINKS_AT_ONCE * nodes // int(ends[-1]))
-            starts = np.append(ends[:: self._at_once], ends[-1])
+            stops = _offsets(tails, nodes) + self._copies * np.arange(nodes + 1)
+            self._reversed_offsets.put(0, stops)
+            self._reversed = made("indices", int(stops[-1]), index)
+            self._at_once = max(1, _LINKS_AT_ONCE * nodes // int(stops[-1]))
+            starts = np.append(stops[:: self._at_once], stops[-1])
             self._most = max(self._most, int(np.diff(starts).max()))
             arrays += [self._reversed_offsets, self._reversed]
         self.arrays: dict[str, LinkArray] = {array.name: array for array in arrays}
@@ -115,7 +123,9 @@ class TrainingLinks:
     @property
     def nbytes(self) -> int:
         """Of host memory, from the first step to the last."""
-        return int(self._first.nbytes) + _BYTES_AT_ONCE * min(max(_LINKS_AT_ONCE, self._most), self._all)
+        at_once = min(max(_LINKS_AT_ONCE, self._most), self._all)
+        of_known = 0 if self._known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * at_once
+        return int(self._first.nbytes) + _BYTES_AT_ONCE * at_once + of_known
 
     def draw(self, epoch: int, step: int, steps: int, *, both_ways: bool) -> int:
         """Write the links of a step, with ``both_ways`` by their tails, too; returns how many there are, negatives
@@ -126,11 +136,11 @@ class TrainingLinks:
             tails = np.concatenate((self._tails.read(first, last).astype(np.int64)[:, None], tails_nK), axis=1)
             labels = np.zeros(tails.shape, dtype=np.float32)
             labels[:, 0] = 1
+            if self._known is not None:
+                labels[:, 1:][self._linked(self._known, heads, tails[:, 0], tails_nK)] = np.nan
             if steps > 1:
                 labels[self._step_of(epoch, first, last, steps) != step] = np.nan
-                count += int((~np.isnan(labels)).sum())
-            else:
-                count += labels.size
+            count += labels.size - int(np.isnan(labels).sum())
             order = np.lexsort((labels.reshape(-1), tails.reshape(-1), np.repeat(heads, tails.shape[1])))
             self._indices.put(first * (1 + self._negatives), tails.reshape(-1)[order])
             self._labels.put(first * (1 + self._negatives), labels.reshape(-1)[order])
@@ -140,13 +150,23 @@ class TrainingLinks:
         return count
 
     def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
-        """Which links of those given a step has, ascending, and the tails drawn for each, by their ids."""
+        """Which links of those given a step has, ascending, and the tails drawn for each, by their ids; -1 of those
+        that are left out."""
         links = self._tails.shape[0]
+        tails_EK = self._drawn(epoch, 0, links)
+        found = self._ends.ids(-1)[tails_EK].astype(np.int64)
+        if self._known is not None:
+            heads = np.repeat(np.arange(self._nodes), np.diff(self._first))
+            found[self._linked(self._known, heads, self._tails.read().astype(np.int64), tails_EK)] = -1
         chosen = np.flatnonzero(self._step_of(epoch, 0, links, steps) == step)
-        tails_nK, numbers = self._drawn(epoch, 0, links)[chosen], self._order.read()[chosen]
+        numbers = self._order.read()[chosen]
         order = np.argsort(numbers)
-        ids = self._ids.read_ids(0, self._nodes)
-        return torch.from_numpy(numbers[order]), torch.from_numpy(ids[tails_nK[order]].astype(np.int64))
+        return torch.from_numpy(numbers[order]), torch.from_numpy(found[chosen][order])
+
+    @staticmethod
+    def _linked(known: KnownLinks, heads_n: Ints, tails_n: Ints, drawn_nK: Ints) -> npt.NDArray[np.bool_]:
+        """Which of those drawn for all links of some heads are tails of one of these, or linked in the graph [n, K]."""
+        return known.of(heads_n, drawn_nK) | known.among(heads_n, drawn_nK, np.stack((heads_n, tails_n)))
 
     def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
         """Links from one to another, of whole heads, and the head of each."""
@@ -163,7 +183,7 @@ class TrainingLinks:
 
     def _permutation(self, epoch: int) -> Permutation:
         """Of the copies of all nodes, one node's behind the other's."""
-        return Permutation(self._copies * self._nodes, self._seed, epoch, _NEGATIVE)
+        return Permutation(self._copies * self._ends.tails, self._seed, epoch, _NEGATIVE)
 
     def _drawn(self, epoch: int, first: int, last: int) -> Ints:
         """Tails [n, K] for links from one to another."""
@@ -174,9 +194,9 @@ class TrainingLinks:
     def _reverse(self, epoch: int) -> None:
         """Write the heads of every tail, by tails: those of its links, then for each of its copies that of the link
         that it is drawn for, or where it is drawn for none, itself, which says nothing."""
-        permutation, copies = self._permutation(epoch), self._copies
-        for first in range(0, self._nodes, self._at_once):
-            last = min(self._nodes, first + self._at_once)
+        permutation, copies, nodes = self._permutation(epoch), self._copies, self._ends.tails
+        for first in range(0, nodes, self._at_once):
+            last = min(nodes, first + self._at_once)
             ends = self._reversed_offsets.read(first, last + 1)
             draws = permutation.inverse(np.arange(first * copies, last * copies, dtype=np.uint64)).astype(np.int64)
             links = draws // self._negatives

@@ -20,7 +20,6 @@ from ooc.engine.session import Prepared
 from ooc.errors import OptionError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
-from ooc.storage.store import Store
 from ooc.train.links.arrays import LinkArray, ReversedLinks
 from ooc.train.metrics import RANKING_BYTES, roc_auc
 
@@ -28,6 +27,8 @@ Ints = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.floating]
 
 _SIDE = Direction.SCORED_LINKS
+NOBODY = -1
+"""In the place of a tail: there is none, and no link is ranked against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class LinkMetric:
         return float((1 / (len(ascending) - 0.5 * (below_E + not_above_E) + 1)).mean())
 
     def total_of_own(self, scores_EK: Scores) -> float:
-        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own."""
+        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own; NaN is
+        none."""
         positive_E1, negative_EK = scores_EK[:, :1], scores_EK[:, 1:]
         better = (negative_EK > positive_E1).sum(axis=1) + (negative_EK >= positive_E1).sum(axis=1)
         rank_E = 0.5 * better + 1
@@ -77,7 +79,7 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """Links [2, E] of a split and what they are ranked against: pairs [2, M], or tails [n, K] of their own for any of
-    them, by their numbers. Rows of the store."""
+    them, by their numbers, ``NOBODY`` among them. Rows of the store."""
 
     links_2E: Ints
     shared_2M: Ints | None = None
@@ -86,19 +88,21 @@ class Ranked:
     """K."""
 
 
-_UNITS_AT_ONCE = 1 << 12
-"""Links that are written or ranked together, each with its own negatives."""
+_UNITS_AT_ONCE, _SCORES_AT_ONCE = 1 << 12, 1 << 17
+"""Links that are written or ranked together, and their scores, each with its own negatives."""
 
 
 class LinkScorer:
     """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
-    own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept."""
+    own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept, NaN of what is
+    no pair. ``heads`` and ``tails``: how many nodes there are of either."""
 
     def __init__(
         self,
         metric: LinkMetric,
         splits: Mapping[str, Ranked],
-        store: Store,
+        heads: int,
+        tails: int,
         folder: Path,
         dtype: str,
         *,
@@ -109,8 +113,8 @@ class LinkScorer:
         parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_2E, one) for split, one in splits.items()]
         parts += [(split, pairs_2M, None) for split, pairs_2M in shared.items()]
         none = np.zeros((2, 0), np.int64)
-        heads, tails = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
-        order = np.argsort(heads, kind="stable")
+        head_U, tail_U = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
+        order = np.argsort(head_U, kind="stable")
         sizes = np.concatenate(
             [none[0], *(np.full(pairs.shape[1], 1 + (one.each if one is not None else 0)) for _, pairs, one in parts)]
         )
@@ -124,28 +128,31 @@ class LinkScorer:
         self._each = {split: one.each for split, one in splits.items()}
         self._scores: Scores = np.zeros(int(sizes.sum()), dtype=dtype)
         by_head = np.concatenate(([0], np.cumsum(sizes[order])))
-        offsets = by_head[np.searchsorted(heads[order], np.arange(store.num_nodes + 1))]
-        index = np.int32 if store.num_nodes <= 2**31 else np.int64
-        made = {"indptr": LinkArray(folder, _SIDE, "indptr", store.num_nodes + 1, np.int64)}
+        offsets = by_head[np.searchsorted(head_U[order], np.arange(heads + 1))]
+        index = np.int32 if tails <= 2**31 else np.int64
+        made = {"indptr": LinkArray(folder, _SIDE, "indptr", heads + 1, np.int64)}
         made["indices"] = LinkArray(folder, _SIDE, "indices", len(self._scores), index)
         made["edge_weight"] = LinkArray(folder, _SIDE, "edge_weight", len(self._scores), np.float32)
         made["indptr"].put(0, offsets)
         owners = {split: first for (split, _, one), first in zip(parts, ends, strict=False) if one is not None}
-        for first in range(0, len(order), _UNITS_AT_ONCE):
-            units = order[first : first + _UNITS_AT_ONCE]
+        self._at_once = max(1, min(_UNITS_AT_ONCE, _SCORES_AT_ONCE // (1 + max(self._each.values(), default=0))))
+        for first in range(0, len(order), self._at_once):
+            units = order[first : first + self._at_once]
             written = np.empty(int(sizes[units].sum()), dtype=np.int64)
             at = starts[units] - by_head[first]
-            written[at] = tails[units]
+            written[at] = tail_U[units]
             for split, one in splits.items():
                 mine = (units >= owners[split]) & (units < owners[split] + one.links_2E.shape[1])
                 if one.own is not None and mine.any():
                     places = at[mine][:, None] + np.arange(1, 1 + one.each)
                     written[places] = one.own(units[mine] - owners[split])
-            made["indices"].put(int(by_head[first]), written)
+            is_nobody = written == NOBODY
+            made["indices"].put(int(by_head[first]), np.where(is_nobody, 0, written))
+            made["edge_weight"].put(int(by_head[first]), np.where(is_nobody, np.float32(np.nan), np.float32(0)))
         self.arrays: dict[str, LinkArray] = {array.name: array for array in made.values()}
         self._reversed: ReversedLinks | None = None
         if reversible:
-            self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], store.num_nodes)
+            self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], tails)
             self.arrays |= self._reversed.arrays
 
     @property
@@ -155,7 +162,7 @@ class LinkScorer:
         shared = sum(len(starts) for (split, _), starts in self._starts.items() if not self._each[split])
         ranked = len(self._scores) if self._metric.value == "roc-auc" else shared
         at_once = (
-            min(_UNITS_AT_ONCE, len(self._starts[split, False])) * (1 + each) for split, each in self._each.items()
+            min(self._at_once, len(self._starts[split, False])) * (1 + each) for split, each in self._each.items()
         )
         held = sum(starts.nbytes for starts in self._starts.values()) + self._scores.nbytes
         reversing = 0 if self._reversed is None else self._reversed.nbytes
@@ -189,10 +196,11 @@ class LinkScorer:
             return self._metric.of_shared(self._scores[starts], self._scores[self._starts[split, True]])
         columns = np.arange(1, 1 + each)
         if self._metric.value == "roc-auc":
-            return self._metric.of_shared(self._scores[starts], self._scores[starts[:, None] + columns].reshape(-1))
+            negative = self._scores[starts[:, None] + columns].reshape(-1)
+            return self._metric.of_shared(self._scores[starts], negative[~np.isnan(negative)])
         total = 0.0
-        for first in range(0, len(starts), _UNITS_AT_ONCE):
+        for first in range(0, len(starts), self._at_once):
             total += self._metric.total_of_own(
-                self._scores[starts[first : first + _UNITS_AT_ONCE, None] + np.arange(1 + each)]
+                self._scores[starts[first : first + self._at_once, None] + np.arange(1 + each)]
             )
         return total / len(starts)

@@ -13,8 +13,9 @@ from ooc.errors import OptionError
 from ooc.model.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.links.drawn import TrainingLinks
+from ooc.train.links.ends import Ends, KnownLinks, Places
 from ooc.train.links.metrics import LinkMetric, LinkScorer
-from ooc.train.links.sets import Links, Places, scored_links
+from ooc.train.links.sets import Links, scored_links
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, prepare
@@ -28,9 +29,9 @@ class LinkObjective(Objective):
     score_operators = 0
     gradient_operators = 3
 
-    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, nodes: int = 1) -> None:
-        """``training`` None: nothing is trained. ``nodes``: of the graph."""
-        self.divisor, self.nodes = 1.0, nodes
+    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, ends: Ends) -> None:
+        """``training`` None: nothing is trained. Links lead between such ``ends``."""
+        self.divisor, self.nodes, self.ends = 1.0, ends.heads, ends
         self.training, self.scorer = training, scorer
         self._sum: Tensor | float = 0.0
 
@@ -50,19 +51,24 @@ class LinkObjective(Objective):
         """That of these links of a store, whose files are made in ``folder``; OptionError for links that are none."""
         if resources.on_device:
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
-        store.check_one_graph("link prediction")
-        places = Places(store, resources.limits.memory_bytes)
+        store.check_one_graph("link prediction", takes_types=True)
+        ends = Ends.of(store, links.edge_type)
+        places = Places(ends, resources.limits.memory_bytes)
         train_2E = places.edges() if links.train is None else places.rows("train", links.train)
-        scored = {
-            split: scored_links(store, places, links, split, seed)
-            for split in ("valid", "test")
-            if getattr(links, split) is not None
-        }
-        reversible = resources.ranks.count == 1  # several processes have embeddings in memory
-        training = TrainingLinks(folder, store, train_2E, negatives, seed, reversible=reversible)
+        splits = [split for split in ("valid", "test") if getattr(links, split) is not None]
+        known = None
+        if links.filtered:
+            held_out = [places.rows(split, getattr(links, split)) for split in splits]
+            places.check(sum(pairs.shape[1] for pairs in (train_2E, *held_out)))
+            known = KnownLinks(ends, [train_2E, *held_out])
+        scored = {split: scored_links(ends, places, links, split, seed, known) for split in splits}
+        reversible = _are_known_both_ways(ends, resources)
+        training = TrainingLinks(
+            folder, ends, train_2E, negatives, seed, reversible=reversible, filtered=links.filtered
+        )
         name = str(dtype).removeprefix("torch.")
-        scorer = LinkScorer(metric, scored, store, folder, name, reversible=reversible)
-        return cls(training, scorer, store.num_nodes)
+        scorer = LinkScorer(metric, scored, ends.heads, ends.tails, folder, name, reversible=reversible)
+        return cls(training, scorer, ends)
 
     def prepared(
         self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
@@ -70,9 +76,9 @@ class LinkObjective(Objective):
         """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
         are computed, too: it is not known which."""
         trained = {} if self.training is None else self.training.arrays
-        joined = store.joined_by(trained | self.scorer.arrays)
+        joined = store.joined_by(trained | self.scorer.arrays, neighbours=self.ends.tails)
         left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
-        return prepare(model, joined, resources, savings=left, objective=self, **given)
+        return prepare(model, joined, resources, savings=left, objective=self, outputs_of=self.ends.types, **given)
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
@@ -101,3 +107,9 @@ class LinkObjective(Objective):
         if exchange is not None:
             self.scorer.gather(exchange)
         return dict.fromkeys(SPLITS) | self.scorer.scores()
+
+
+def _are_known_both_ways(ends: Ends, resources: Resources) -> bool:
+    """Whether links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
+    processes, and of a graph with types, are in memory."""
+    return resources.ranks.count == 1 and ends.edge_type is None

@@ -12,9 +12,9 @@ from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import dtype_of
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
+from ooc.train.links.ends import Ends, Places
 from ooc.train.links.metrics import LinkMetric, LinkScorer, Ranked
 from ooc.train.links.objective import LinkObjective
-from ooc.train.links.sets import Places
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids
@@ -24,8 +24,8 @@ _PAIRS_AT_ONCE = 1 << 16
 
 
 class PairScores(Predictions):
-    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. Other arguments
-    as of ``Prediction``."""
+    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. ``edge_type``:
+    as ``Links`` has it. Other arguments as of ``Prediction``."""
 
     called = "pair"
 
@@ -38,20 +38,21 @@ class PairScores(Predictions):
         *,
         ignore_edge_data: str = "none",
         learnt: LearntRows | None = None,
+        edge_type: tuple[str, str, str] | None = None,
     ) -> None:
         if not isinstance(model, LinkPredictor):
             raise ModelError(f"pairs are scored by an ooc.LinkPredictor, not by {type(model).__name__}")
         if resources.on_device:
             raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
-        store.check_one_graph("scoring of pairs")
+        store.check_one_graph("scoring of pairs", takes_types=True)
+        ends = Ends.of(store, edge_type)
         self._store, self._limits, self._what = store, resources.limits, What.LOGITS
         self._model_dtype = dtype_of(model)
-        rows_2E = Places(store, resources.limits.memory_bytes).rows("to score", pairs)
-        wanted = {"pairs": Ranked(rows_2E)}
-        given = (LinkMetric("mrr"), wanted, store, resources.spill_dir, self.dtype.name)
-        self._scorer = LinkScorer(*given, reversible=True)
+        rows_2E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
+        given = (LinkMetric("mrr"), {"pairs": Ranked(rows_2E)}, ends.heads, ends.tails, resources.spill_dir)
+        self._scorer = LinkScorer(*given, self.dtype.name, reversible=edge_type is None)
         self._pairs = rows_2E.shape[1]
-        objective = LinkObjective(None, self._scorer)
+        objective = LinkObjective(None, self._scorer, ends)
         savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
         job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
         self._prepared = job.ready()

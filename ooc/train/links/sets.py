@@ -5,29 +5,27 @@ Shapes: E links, K negatives of each.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.errors import BudgetError, OptionError
-from ooc.sizes import format_size
-from ooc.storage.store import SPLITS, Store
+from ooc.errors import OptionError
+from ooc.storage.store import SPLITS
 from ooc.train.links.drawn import words
-from ooc.train.links.metrics import Ranked
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
+from ooc.train.links.ends import Ends, KnownLinks, Places
+from ooc.train.links.metrics import NOBODY, Ranked
 
 Ints = npt.NDArray[np.int64]
 
-_BYTES_PER_LINK = 64
-"""Of all links given, while they are put in order."""
 _EVALUATED = 3
 """Draws of tails that scored links are ranked against, in their key."""
+_DRAWN_AGAIN = 16
+"""Times that a pair which is linked is drawn again."""
 _NAMES = ("train", "valid", "test", "valid_negatives", "test_negatives")
 
 
@@ -39,7 +37,12 @@ class Links:
     carry messages, whether or not they are among the links; leave out of the graph what is scored.
     ``valid_negatives`` and ``test_negatives`` are pairs that are no links: [2, M], against all of which each link is
     ranked (as OGB does for ``hits@K``), or [E, K], tails of their own for every link's head (as for ``mrr``). None:
-    ``negatives`` tails for each link, drawn once.
+    ``negatives`` tails for each link, drawn once; 0: all there are but its own.
+
+    ``filtered``: pairs that are linked are no negatives. In training those are left out that are edges of the graph or
+    training links; what is drawn to rank against is drawn again, and of all tails those are left out, that are linked
+    by an edge of the graph or a link of any split. ``edge_type``: of a graph with types, (source, relation, target):
+    heads are nodes of the one type, tails of the other.
     """
 
     train: Any = None
@@ -48,15 +51,23 @@ class Links:
     valid_negatives: Any = None
     test_negatives: Any = None
     negatives: int = 100
+    filtered: bool = False
+    edge_type: tuple[str, str, str] | None = None
 
     @classmethod
-    def of_split(cls, train: "Data", valid: "Data", test: "Data") -> "Links":
-        """What PyG's ``RandomLinkSplit`` gives; train on the edges of ``train``."""
+    def of_split(
+        cls, train: Any, valid: Any, test: Any, edge_type: tuple[str, str, str] | None = None, **options: Any
+    ) -> "Links":
+        """What PyG's ``RandomLinkSplit`` gives; train on the edges of ``train``. Of ``HeteroData`` links are those of
+        ``edge_type``. Splits that have no negatives are ranked by ``options``."""
 
-        def pairs(data: "Data", label: int) -> Tensor:
-            return cast(Tensor, data.edge_label_index[:, data.edge_label == label])
+        def pairs(data: Any, label: int) -> Tensor | None:
+            data = data if edge_type is None else data[edge_type]
+            found: Tensor = data.edge_label_index[:, data.edge_label == label]
+            return found if found.shape[1] else None
 
-        return cls(pairs(train, 1), pairs(valid, 1), pairs(test, 1), pairs(valid, 0), pairs(test, 0))
+        splits = pairs(train, 1), pairs(valid, 1), pairs(test, 1)
+        return cls(*splits, pairs(valid, 0), pairs(test, 0), edge_type=edge_type, **options)
 
     @classmethod
     def read(cls, path: str | Path) -> "Links":
@@ -105,85 +116,49 @@ def _numpy_globals() -> list[Any]:
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
 
 
-# ---- which rows links lead to --------------------------------------------------------------------------------
-
-
-class Places:
-    """The rows of nodes by their ids in the source; found once, [N]."""
-
-    def __init__(self, store: Store, memory_bytes: int) -> None:
-        self._store, self._memory_bytes = store, memory_bytes
-        self._check(16 * store.num_nodes, f"finding {store.num_nodes:,} nodes")
-        ids = store.read_ids(0, store.num_nodes)
-        self._order = None if _is_range(ids) else np.argsort(ids, kind="stable")
-        self._ids = ids if self._order is None else ids[self._order]
-
-    def rows(self, what: str, links: Any) -> Ints:
-        """[2, E] of links by ids. OptionError where they are none."""
-        found = np.asarray(links)
-        if found.ndim != 2 or found.shape[0] != 2 or not found.shape[1]:
-            shape = list(found.shape)
-            raise OptionError(f"links {what} must be [2, E], heads above tails, E at least 1, not {shape}")
-        return self.of(what, found)
-
-    def edges(self) -> Ints:
-        """[2, E] of the graph's own, as rows."""
-        store, side = self._store, "in" if self._store.undirected else "out"
-        self.check(store.num_edges)
-        offsets, tails = (array.read().astype(np.int64) for array in store.topology(side))
-        found = np.stack((np.repeat(np.arange(store.num_nodes), np.diff(offsets)), tails))
-        kept = found[0] < found[1] if store.undirected else found[0] != found[1]
-        if not kept.any():
-            raise OptionError(f"{store.path} has no edges to train as links")
-        return found[:, kept]
-
-    def of(self, what: str, ids: Any) -> Ints:
-        """Of any ids; in their shape."""
-        asked = np.asarray(ids)
-        texts = self._ids.dtype.kind == "S"
-        if asked.dtype.kind not in ("USTO" if texts else "iu"):
-            raise OptionError(f"links {what} must be ids of nodes, not {asked.dtype}")
-        self.check(-(-asked.size // 2))
-        if texts and asked.dtype.kind != "S":
-            asked = np.char.encode(asked.astype(str), "utf-8")
-        at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
-        if (absent := self._ids[at] != asked).any():
-            raise OptionError(f"links {what}: there is no node {asked[absent].flat[0]} in {self._store.path}")
-        return np.asarray(at if self._order is None else self._order[at], dtype=np.int64)
-
-    def check(self, links: int) -> None:
-        """BudgetError where so many of them take too much while they are put in order."""
-        self._check(_BYTES_PER_LINK * links, f"putting {links:,} links in order")
-
-    def _check(self, needed: int, what: str) -> None:
-        if needed > self._memory_bytes:
-            there = format_size(self._memory_bytes)
-            raise BudgetError(f"{what} needs {format_size(needed)} of memory; it may take {there}")
-
-
-def _is_range(ids: npt.NDArray[Any]) -> bool:
-    return ids.dtype.kind != "S" and bool((ids == np.arange(len(ids))).all())
-
-
 # ---- links that are scored ------------------------------------------------------------------------------------------
 
 
-def scored_links(store: Store, places: Places, links: Links, split: str, seed: int) -> Ranked:
-    """The links of a split and what they are ranked against."""
+def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
+    """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
     links_2E = places.rows(split, getattr(links, split))
     count, name = links_2E.shape[1], f"{split}_negatives"
     given = getattr(links, name)
-    if given is None:
-
-        def drawn(numbers_n: Ints) -> Ints:
-            numbers = (numbers_n[:, None] * links.negatives + np.arange(links.negatives)).astype(np.uint64)
-            found = words(numbers, seed, SPLITS.index(split), _EVALUATED) % np.uint64(store.num_nodes)
-            return found.astype(np.int64)
-
+    if given is None and links.negatives:
+        drawn = partial(
+            _drawn_tails, ends, links_2E[0], links.negatives, (seed, SPLITS.index(split), _EVALUATED), known
+        )
         return Ranked(links_2E, own=drawn, each=links.negatives)
+    if given is None:
+        return Ranked(links_2E, own=partial(_all_tails, ends, links_2E, known), each=ends.tails)
     pairs = np.asarray(given)
     if pairs.ndim == 2 and pairs.shape[0] == 2 and count != 2:
         return Ranked(links_2E, shared_2M=places.rows(name, pairs))
     if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
-        return Ranked(links_2E, own=lambda numbers: places.of(name, pairs[numbers]), each=pairs.shape[1])
+        return Ranked(links_2E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
     raise OptionError(f"{name} must be [2, M] or [{count}, K], not {list(pairs.shape)}")
+
+
+def _drawn_tails(
+    ends: Ends, heads_E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
+) -> Ints:
+    """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
+    numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
+    found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
+    for again in range(_DRAWN_AGAIN if known is not None else 0):
+        assert known is not None
+        linked = known.of(heads_E[numbers_n], np.maximum(found, 0))
+        if not linked.any():
+            break
+        drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
+        found[linked] = drawn.astype(np.int64) if again < _DRAWN_AGAIN - 1 else NOBODY
+    return found
+
+
+def _all_tails(ends: Ends, links_2E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
+    """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
+    found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
+    if known is not None:
+        found[known.of(links_2E[0, numbers_n], found)] = NOBODY
+    np.put_along_axis(found, links_2E[1, numbers_n, None], NOBODY, axis=1)
+    return found

@@ -96,7 +96,7 @@ class LinkTrainer(Trainer):
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:
         """Steps over all parts of the links; the last one's gradients are left for the epoch's own step."""
-        total = 0.0
+        total, counted = 0.0, 0
         for step in range(self._steps):
             both_ways = Direction.LINKS_REVERSED in self._prepared.plan.topologies
             count = self._training.draw(self.epoch, step, self._steps, both_ways=both_ways)
@@ -105,10 +105,11 @@ class LinkTrainer(Trainer):
             self._objective.divisor = float(max(1, count))  # type: ignore[attr-defined]
             self._step_number = step
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
+            counted += count
             if step < self._steps - 1:
                 self._update()
                 self._commit_rows()
-        return total / self._training.total
+        return total / max(1, counted)
 
     def _start(self) -> None:
         super()._start()
@@ -124,11 +125,14 @@ class LinkTrainer(Trainer):
 
     def negatives(self, epoch: int, step: int = 0) -> tuple[Tensor, Tensor]:
         """What a step of an epoch (from 0) is made of: which of the training links [e], and the tails [e, K] that were
-        drawn for each; both int64, in the order and by the numbers of the links given."""
+        drawn for each, -1 where that is left out; both int64, in the order and by the numbers of the links given."""
         return self._training.drawn(epoch, step, self._steps)
 
     def predict(self, what: str = "embeddings", **given: Any) -> Tensor | None:
-        """Embeddings of nodes, what the encoder gives; other arguments as of ``Trainer.predict``."""
+        """Embeddings of nodes, what the encoder gives; other arguments as of ``Trainer.predict``. Of a graph with types
+        those of all nodes of ``node_type``, by default the links' heads."""
+        if what == "embeddings" and self._links.edge_type is not None and given.get("layer") is None:
+            given.setdefault("node_type", self._links.edge_type[0])
         return super().predict(what, **given)
 
     @interruptible_by_ctrl_c()
@@ -136,6 +140,7 @@ class LinkTrainer(Trainer):
         """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is, or
         averaged weights, where there are such."""
         self._session.close()  # its memory is needed
-        asked = PairScores(self.model, self.store, self._resources, pairs, learnt=self._learnt)
+        options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
+        asked = PairScores(self.model, self.store, self._resources, pairs, **options)
         with self._averaging.in_place(), closing(asked) as found:
             return found.read()
