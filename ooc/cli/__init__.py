@@ -8,6 +8,7 @@ import errno
 import importlib
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -48,6 +49,7 @@ _COLUMN = re.compile(r"columns=\{(['\"])(.+?)\1: '(.+?)'\}")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
 _VARIABLES = "OOC"
 """What the names of environment variables begin with."""
+_SILENCE = logging.NullHandler()
 _STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
 
@@ -216,6 +218,7 @@ def _fail(message: str) -> int:
 def _prepare_streams() -> None:
     """Stand in for streams that are closed, and let a terminal that is not UTF-8 show what it cannot as ``\\uXXXX``."""
     _open_descriptors()
+    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # what a thread died of is told by who waits for it
     # Python has None for a stream that was closed when it started: what would be written there is not wanted.
     if sys.stdout is None:
         sys.stdout = _nowhere()

@@ -13,7 +13,7 @@ remains to be sorted, and a process that finds the list and the files goes on wi
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.conversion.edges import Keys, Run, Values, taken
+from ooc.threads import Threads
 
 KEY_BYTES = 8
 _FAN_OUT = 128  # A part's number must fit a byte.
@@ -202,7 +203,7 @@ class Sorter:
         size = min(self._capacity, max((bucket.count for bucket in self._waiting), default=0))
         # Taken once, and used in turn: memory does not depend on when freed buffers are given back.
         self._buffers = [_Buffer(size, self._values) for _ in range(self._workers + 1)]
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="ooc-sort")
+        pool = Threads(self._workers, "ooc-sort")
         try:
             while self._waiting:
                 bucket = self._waiting[0]
@@ -220,14 +221,14 @@ class Sorter:
                     yield Step(self._repeated(bucket), tuple(self._waiting), spent)
                     continue
                 future, buffer = self._reading.pop(bucket)
-                future.result()
+                pool.result(future)
                 yield Step(buffer.runs(self._block), tuple(self._waiting), spent)
                 self._buffers.append(buffer)
         finally:
             pool.shutdown(cancel_futures=True)
             self._buffers, self._reading = [], {}
 
-    def _read_ahead(self, pool: ThreadPoolExecutor) -> None:
+    def _read_ahead(self, pool: Threads) -> None:
         """Have the next buckets read and sorted, as many as there are buffers for."""
         for bucket in self._waiting:
             if not self._buffers or bucket.count > self._capacity:

@@ -12,7 +12,7 @@ other, in the order of the tiles.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from time import perf_counter
@@ -26,6 +26,7 @@ from torch import Tensor
 from ooc.plan.layout.grid import Grid
 from ooc.plan.workload import EdgesKey
 from ooc.ranks import Ranks
+from ooc.threads import Threads
 
 _WORTH_SORTING_OUT = 0.8
 """Of all rows: where more of them are wanted, all are sent, right from where they lie to where they go."""
@@ -131,7 +132,7 @@ class Exchange:
     def __init__(self, ranks: Ranks, shares: Sequence[range]) -> None:
         self._ranks, self._shares = ranks, shares
         self._beside = replace(ranks, group=ranks.beside)
-        self._sender: ThreadPoolExecutor | None = None
+        self._sender: Threads | None = None
         self._halos: dict[EdgesKey, Halo] = {}
         self.received_bytes = 0
         self.waited_s = 0.0
@@ -180,14 +181,15 @@ class Exchange:
         every process the one (its start) that is there by now. All have to begin the same in the same order."""
         halo = None if direction is None else self._halos.get(direction)
         if self._sender is None:
-            self._sender = ThreadPoolExecutor(1, "exchange")
+            self._sender = Threads(1, "exchange")
         return self._sender.submit(self._send, matrix_NC, halo, part)
 
     def wait(self, *begun: "Future[None]") -> None:
         """Return when what has been begun is there."""
         started = perf_counter()
         for one in begun:
-            one.result()
+            assert self._sender is not None
+            self._sender.result(one)
         self.waited_s += perf_counter() - started
 
     @torch.no_grad()

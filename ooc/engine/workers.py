@@ -11,8 +11,9 @@ a task is a queue's entry and one lock, not a future with its condition, and res
 that the thread that takes them need not wake for each.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -22,7 +23,9 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 
+from ooc.errors import OocError
 from ooc.plan.simulate.condensed import Lane
+from ooc.threads import LOOK_S, check_alive
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,14 +41,14 @@ class WorkerPool:
         self._lanes: list[Lane] | None = None
         self._since_s = 0.0
         self.tasks: SimpleQueue[_Task[Any] | None] | None = SimpleQueue() if workers > 1 else None
-        self._threads: list[Thread] = []
+        self.threads: list[Thread] = []
         if self.tasks is not None:
             try:
                 for number in range(workers):
                     work = (self.tasks, number)
                     thread = Thread(target=self._work, args=work, name=f"ooc-tile_{number}", daemon=True)
                     thread.start()
-                    self._threads.append(thread)
+                    self.threads.append(thread)
             except BaseException:  # the system may allow no more
                 self.close()
                 raise
@@ -57,12 +60,12 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the threads. May be called twice."""
-        for _ in self._threads:
+        for _ in self.threads:
             assert self.tasks is not None
             self.tasks.put(None)
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
-        self._threads.clear()
+        self.threads.clear()
 
     def watch(self, lanes: list[Lane] | None, since_s: float) -> None:
         """From here on, note when each worker computes in a lane of its own, in seconds from ``since_s``; None: no
@@ -123,9 +126,9 @@ class OrderedPipeline(Generic[T, R]):
     def _reduce_first(self, count: int) -> None:
         """Wait for the last of the first ``count`` tasks to begin with: the others are done by then, or nearly."""
         if count:
-            self._pending[count - 1].wait()
+            self._pending[count - 1].wait(self._pool.threads)
         for _ in range(count):
-            self._reduce(self._pending.popleft().result())
+            self._reduce(self._pending.popleft().result(self._pool.threads))
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +139,8 @@ class OrderedPipeline(Generic[T, R]):
         for task in self._pending:
             task.left_out = True
         for task in self._pending:
-            task.wait()
+            with contextlib.suppress(OocError):  # one of them has died, which is told already
+                task.wait(self._pool.threads)
         self._pending.clear()
 
 
@@ -165,14 +169,15 @@ class _Task(Generic[R]):
         finally:
             self._done.release()
 
-    def wait(self) -> None:
-        """Return when it has been run."""
-        with self._done:
-            pass
+    def wait(self, threads: Collection[Thread]) -> None:
+        """Return when it has been run; OocError where one of ``threads`` has died."""
+        while not self._done.acquire(timeout=LOOK_S):
+            check_alive(threads)
+        self._done.release()
 
-    def result(self) -> R:
-        """What ``compute`` gave or raised, when it has."""
-        self.wait()
+    def result(self, threads: Collection[Thread]) -> R:
+        """What ``compute`` gave or raised, when it has; OocError as of :meth:`wait`."""
+        self.wait(threads)
         if self._error is not None:
             raise self._error
         return cast(R, self._result)

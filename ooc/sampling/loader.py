@@ -8,7 +8,6 @@ other reads the rows of one batch while the one before is in use. N nodes; n nod
 import contextlib
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -42,6 +41,7 @@ from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
+from ooc.threads import Threads
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -249,9 +249,9 @@ _Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
 def ahead(items: Generator[T], *, name: str) -> Generator[T]:
     """The same, each made on a thread of its own while the one before it is used. The thread ends with the last item,
     or when the generator is closed or dropped."""
-    with contextlib.closing(items), ThreadPoolExecutor(1, name) as thread:
+    with contextlib.closing(items), Threads(1, name) as thread:
         made = thread.submit(next, items, _END)
-        while (item := made.result()) is not _END:
+        while (item := thread.result(made)) is not _END:
             made = thread.submit(next, items, _END)
             yield item
 

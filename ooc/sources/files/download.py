@@ -20,7 +20,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -33,6 +32,7 @@ from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
 from ooc.storage.array import lock, replace_file
+from ooc.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -175,11 +175,11 @@ class _Part:
 def _fetch_all(part: _Part) -> None:
     """Fetch what is missing, a range a connection; raises the first error once all connections are closed."""
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="ooc-download")
+    pool = Threads(_CONNECTIONS, "ooc-download")
     with requests.Session() as session:
         try:
             ranges = [pool.submit(_fetch_range, session, part, *missing, stopped) for missing in part.missing()]
-            for fetched in as_completed(ranges):
+            for fetched in pool.completed(ranges):
                 fetched.result()
             pool.shutdown()
         except BaseException as error:

@@ -7,9 +7,10 @@ Inflating, sorting, copying and file I/O all let go of the interpreter, so threa
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from ooc.threads import Threads
 
 T = TypeVar("T")
 
@@ -29,11 +30,11 @@ def prefetched(items: Iterable[T]) -> Iterator[Iterator[T]]:
     What producing raises is raised where the item would have come. At the end the thread is gone and a
     generator closed, however far it got.
     """
-    iterator, pool = iter(items), ThreadPoolExecutor(1, thread_name_prefix="ooc-prefetched")
+    iterator, pool = iter(items), Threads(1, "ooc-prefetched")
     made = deque(pool.submit(next, iterator, _END) for _ in range(2))
 
     def consume() -> Iterator[T]:
-        while (item := made.popleft().result()) is not _END:
+        while (item := pool.result(made.popleft())) is not _END:
             made.append(pool.submit(next, iterator, _END))
             yield item
             del item  # Not held while the next is waited for.

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what threads do, but not for what one that has died was to do.
+
+A thread that runs out of memory between two pieces of work ends, and the piece that it had taken is never done;
+Python's pools do not tell those that wait for it.
+"""
+
+from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from threading import Thread
+from typing import TypeVar
+
+from ooc.errors import OocError
+
+T = TypeVar("T")
+
+LOOK_S = 5.0
+"""How often whoever waits looks whether the threads live."""
+
+
+def check_alive(threads: Collection[Thread]) -> None:
+    """OocError where one of them has ended, as none should while there is work."""
+    for thread in threads:
+        if not thread.is_alive():
+            raise OocError(f"thread {thread.name} died, as one does that runs out of memory between two pieces of work")
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool of ``count`` threads of that ``name``."""
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, name)
+
+    def result(self, future: Future[T]) -> T:
+        """What work of this pool gives, or raises, once it is done; OocError where a thread has died."""
+        return next(self.completed([future])).result()
+
+    def completed(self, futures: Collection[Future[T]]) -> Iterator[Future[T]]:
+        """The same of several, as they are done."""
+        left = {*futures}
+        while left:
+            done, left = wait(left, LOOK_S, FIRST_COMPLETED)
+            if not done:
+                check_alive(self._threads)
+            yield from done
