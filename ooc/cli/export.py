@@ -27,8 +27,10 @@ def command(
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
     """
+    from ooc.cli.arguments.optimization import build_embedding
     from ooc.cli.arguments.recipe import rebuild_model
     from ooc.cli.arguments.settings import TrainSettings
+    from ooc.storage.types import Types
     from ooc.train.runs.run import RunFolder
     from ooc.train.runs.weights import export_weights, load_weights
 
@@ -43,7 +45,10 @@ def command(
         facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
         click.echo(json.dumps(facts, indent=2))
     elif verbosity > Verbosity.ERROR:
-        if settings.embedding:
-            rows = f"ooc predict {run} --what embeddings --layer 0 --weights {weights} --out embedding.npy"
-            click.echo(f"the embedding of the nodes is not among them; {rows} writes it", err=True)
+        if (embedding := build_embedding(settings)) is not None:
+            for kind in embedding.widths(Types.of(folder.config["store_facts"])):
+                of_type, out_file = (f"--type {kind} ", f"{kind}.npy") if kind else ("", "embedding.npy")
+                rows = f"ooc predict {run} --what embeddings --layer 0 {of_type}--weights {weights} --out {out_file}"
+                whose = f"nodes {kind!r}" if kind else "the nodes"
+                click.echo(f"the embedding of {whose} is not among them; {rows} writes it", err=True)
         click.echo(f"{out}: {len(state)} tensors, {format_size(nbytes)}, of {model_name(settings.model)}")

@@ -118,23 +118,25 @@ class Session:
         self.close()
         self._prepared = prepared
 
-    def check_disk(self) -> None:
-        """Raise BudgetError when scratch data will not fit where it goes; a spill folder that is missing is made. Of
-        several processes the first says so for all, whose folder is taken to be one."""
+    def check_disk(self, beside: int = 0) -> None:
+        """Raise BudgetError when scratch data will not fit where it goes, with so many bytes of an embedding that are
+        going to lie ``beside`` it; a spill folder that is missing is made. Of several processes the first says so for
+        all, whose folder is taken to be one."""
         needed, exchange = self._prepared.plan.spill_bytes, self._prepared.exchange
         if exchange is None:
-            self._check_disk(needed)
+            self._check_disk(needed, beside)
         else:
             together = int(sum(exchange.of_all(needed)))
-            exchange.told(lambda: self._check_disk(together))
+            exchange.told(lambda: self._check_disk(together, beside))
 
-    def _check_disk(self, needed: int) -> None:
+    def _check_disk(self, needed: int, beside: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
         free = shutil.disk_usage(there).free
-        if needed > free:
+        if needed + beside > free:
+            learnt = f" and keeps an embedding of {format_size(beside)} on its disk" if beside else ""
             raise BudgetError(
-                f"the plan spills {format_size(needed)} to {self._spill_dir}, where {format_size(free)} are free; "
-                "give another spill_dir= or more memory"
+                f"the plan spills {format_size(needed)} to {self._spill_dir}{learnt}, where {format_size(free)} are "
+                "free; give another spill_dir= or more memory"
             )
         try:
             self._spill_dir.mkdir(parents=True, exist_ok=True)

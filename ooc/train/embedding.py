@@ -168,12 +168,31 @@ class LearntRows:
             self._fill()
         self._open = True
 
+    def _versions_kept(self, name: str, steps_unsaved: bool) -> int:
+        """How many files there are of an array."""
+        in_run = self._folder is not None
+        return 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces)
+
+    def room_beside(self, scratch: Path, steps_unsaved: bool) -> int:
+        """Bytes that files which are not there yet take on the disk of ``scratch``."""
+        if self._open:
+            return 0
+        folder = self._folder or scratch
+        places = [
+            next(above for above in (one, *one.absolute().parents) if above.exists()) for one in (folder, scratch)
+        ]
+        if len({place.stat().st_dev for place in places}) > 1:
+            return 0
+        taken = sum(array.file_nbytes * self._versions_kept(name, steps_unsaved) for name, array in self.arrays.items())
+        there = [file.stat().st_size for file in folder.rglob("*.npy")] if self._folder is not None else []
+        return max(0, taken - sum(there))
+
     def _make_files(self, scratch: Path, steps_unsaved: bool) -> None:
         folder, in_run = self._folder or scratch, self._folder is not None
         try:
             list(make_folders(folder))
             for name, array in self.arrays.items():
-                count = 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces)
+                count = self._versions_kept(name, steps_unsaved)
                 if in_run:
                     array.paths = [folder / f"{name}.{version}.npy" for version in range(count)]
                     list(make_folders(array.paths[0].parent))

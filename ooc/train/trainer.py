@@ -332,7 +332,8 @@ class Trainer:
         self._snapshot.check()
         if self._session.started:
             return
-        self._session.check_disk()
+        beside = 0 if self._learnt is None else self._learnt.room_beside(self.spill_dir, self._steps_unsaved)
+        self._session.check_disk(beside)
         if self._run is not None:
             self._run.start()
         self._start_embedding()

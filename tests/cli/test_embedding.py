@@ -53,6 +53,7 @@ def test_types_without_features_have_one_each(run: RunCommand, here: Path) -> No
     assert run("train", "typed.ooc", *small, "--embedding", "author=6,topic=3", "--epochs", "1", "--out", "r")[0] == 0
     assert run("train", "--resume", "--out", "r", "--epochs", "2", "--quiet")[0] == 0
     words = ("predict", "r", "--what", "embeddings", "--layer", "0", "--out", "rows.npy", "--quiet")
+    assert "--layer 0 --type topic --weights best --out topic.npy writes it" in run("export", "r", "weights.pt")[2]
     assert run(*words, "--type", "topic")[0] == 0
     assert np.load(here / "rows.npy").shape == (112, 3)
     code, _, err = run(*words, "--force")

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -305,3 +306,14 @@ def test_rows_are_on_the_disk_before_a_checkpoint_names_them(store: Store, tmp_p
         patch.setattr(LearntRows, "commit", committed)
         trainer.fit(2, progress=False)
     assert seen == [set(), set()]
+
+
+def test_what_is_too_large_for_the_disk_is_refused_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedding counts, with what is kept of it, and leaves nothing there."""
+    monkeypatch.setattr("ooc.engine.session.shutil.disk_usage", lambda folder: SimpleNamespace(free=500_000))
+    refused = pytest.raises(ooc.BudgetError, match=r"keeps an embedding of .* where 500 KB are free")
+    with trainer_of(store, APART, tmp_path / "run") as trainer, refused:
+        trainer.fit(1, progress=False)
+    assert not (tmp_path / "run" / "embedding").exists()
