@@ -109,8 +109,9 @@ def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[s
 @click.option("--drop-edge-data", is_flag=True, help="Convert without the weights or features that edges have.")
 @click.option(
     "--hold-out-links",
-    metavar="VALID,TEST[,SEED]",
-    help="Shares of the edges to leave out of the graph, as links for ooc train --links; they go to NAME.links.npz.",
+    metavar="VALID,TEST[,SEED][:TYPE[:REVERSE]]",
+    help="Shares of the edges to leave out of the graph, as links for ooc train --links; they go to NAME.links.npz. Of "
+    "a graph with types those of one, as 0.05,0.1:user,rates,movie, and of its reverse, if there is one.",
 )
 @click.option(
     "--column",

@@ -129,8 +129,8 @@ def convert(
         feature_form=feature_form,
         hold_out=None if hold_out_links is None else HeldOut.parse(hold_out_links),
     )
-    if options.hold_out is not None and graph.graph_offsets is not None:
-        raise OptionError(f"{graph.name} has many graphs, none of whose links are held out; leave out hold_out_links=")
+    if options.hold_out is not None:
+        options.hold_out.check(graph)
     sizes, ordered = Sizes.of(graph), order == "hop"
     if ordered and graph.graph_offsets is not None:
         raise OptionError(f"{graph.name} has many graphs, whose rows stay together; leave out order='hop'")
@@ -209,7 +209,9 @@ def _fill(
     else:
         _write(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
-        undirected = open_store(store).undirected
+        kind = options.hold_out.edge_type
+        within = kind is not None and kind.source == kind.target
+        undirected = options.symmetrize and within if kind is not None else open_store(store).undirected
         options.hold_out.write(graph, links, undirected=undirected, block_edges=shares.edges, budget_bytes=budget)
         work.listener(Note(f"{graph.name}: edges that are held out as links are in {links}"))
     if ordered:

@@ -2,13 +2,14 @@
 """Edges that are left out of a store, as links to score a model by: PyG's RandomLinkSplit, but for exact counts.
 
 Which ones, a hash of an edge's two ends says, and of a seed: both directions of an edge and its repetitions go
-together, nothing has to be held to choose them, and so many are held out on average. Self-loops stay.
+together, nothing has to be held to choose them, and so many are held out on average. Self-loops stay. Of a graph with
+types they are edges of one type, and those of its reverse with them.
 
 n edges of a block, E edges held out.
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError
 from ooc.sizes import too_small
-from ooc.sources.source import Source
+from ooc.sources.source import RelationSource, Source
 from ooc.storage.array import replace_file
 from ooc.storage.mixing import GOLDEN, mixed
+from ooc.storage.types import EdgeType
 
 _SPLITS = ("valid", "test")
 _BYTES_PER_LINK = 96
@@ -28,42 +30,81 @@ _BYTES_PER_LINK = 96
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The shares of edges that are held out for validation and for testing, chosen by a ``seed``."""
+    """The shares of edges that are held out for validation and for testing, chosen by a ``seed``; of a graph with types
+    those of ``edge_type``, and of edges of type ``reverse`` those that are theirs the other way round."""
 
     valid: float
     test: float
     seed: int = 0
+    edge_type: EdgeType | None = None
+    reverse: EdgeType | None = None
 
     @classmethod
     def parse(cls, text: str) -> "HeldOut":
-        """``0.05,0.1`` or ``0.05,0.1,7``. OptionError for anything else."""
-        parts = text.split(",")
+        """``0.05,0.1``, ``0.05,0.1,7``, ``0.05,0.1:user,rates,movie`` or ``0.05,0.1:user,rates,movie:rated_by``.
+        OptionError for anything else."""
+        shares, colon, kinds = text.partition(":")
+        kind, _, reverse = kinds.partition(":")
+        parts, ends = shares.split(","), kind.split(",")
         try:
-            found = cls(float(parts[0]), float(parts[1]), *map(int, parts[2:3]))
+            found = cls(float(parts[0]), float(parts[1]), int(parts[2]) if parts[2:] else 0)
         except (ValueError, IndexError):
             found = cls(-1, -1)
         known = found.valid >= 0 and found.test >= 0 and 0 < found.valid + found.test < 1
-        if len(parts) > 3 or not known or not 0 <= found.seed < 2**63:
+        if len(parts) > 3 or not known or not 0 <= found.seed < 2**63 or (colon and len(ends) != 3):
             raise OptionError(f"links to hold out, {text!r}, are no two shares below 1 together, such as 0.05,0.1")
-        return found
+        if not colon:
+            return found
+        edge_type = EdgeType(*ends)
+        other = EdgeType(edge_type.target, reverse, edge_type.source) if reverse else edge_type.reverse
+        return replace(found, edge_type=edge_type, reverse=other)
+
+    def check(self, source: Source) -> None:
+        """OptionError where the graph has no such edges, or is not told which."""
+        if source.graph_offsets is not None:
+            which = "many graphs, none of whose links are held out"
+            raise OptionError(f"{source.name} has {which}; leave out hold_out_links=")
+        if source.types is None and self.edge_type is not None:
+            raise OptionError(f"{source.name} has one type of edges; leave out :{','.join(self.edge_type)}")
+        if source.types is not None and (self.edge_type is None or self.edge_type not in source.types.edges):
+            there = "; ".join(map(",".join, source.types.edges))
+            raise OptionError(
+                f"{source.name} has edges {there}; say which are held out, as hold_out_links='0.05,0.1:…'"
+            )
+
+    def kept_of(
+        self, relation: EdgeType, sources: npt.NDArray[Any], targets: npt.NDArray[Any]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which edges of a type stay [n]; None: all of them."""
+        if relation == self.edge_type:
+            return self.of(sources, targets) < 0
+        return self.of(targets, sources) < 0 if relation == self.reverse else None
 
     def of(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Which split edges are held out for [n]: 0 validation, 1 testing; -1: none."""
-        low, high = (np.asarray(side(sources, targets), dtype=np.uint64) for side in (np.minimum, np.maximum))
+        within = self.edge_type is None or self.edge_type.source == self.edge_type.target
+        ends = (np.minimum(sources, targets), np.maximum(sources, targets)) if within else (sources, targets)
+        low, high = (np.asarray(end, dtype=np.uint64) for end in ends)
         seed = mixed(np.full(1, self.seed, dtype=np.uint64) + GOLDEN)
         share = mixed((low ^ mixed((high ^ seed) + GOLDEN)) + GOLDEN) / np.float64(2**64)
         found = np.where(share < self.valid, 0, np.where(share < self.valid + self.test, 1, -1)).astype(np.int8)
-        found[sources == targets] = -1
+        if within:
+            found[sources == targets] = -1
         return found
 
     def write(self, source: Source, out: Path, *, undirected: bool, block_edges: int, budget_bytes: int) -> None:
         """``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, into the file ``out``;
         ``undirected``: each pair once."""
-        most = int((self.valid + self.test) * source.num_edges * 1.1) + 1000
-        if (needed := _BYTES_PER_LINK * most + 24 * source.num_nodes * (source.ids is not None)) > budget_bytes:
+        edges: Source | RelationSource = source
+        called = [source.ids is not None] * 2
+        if source.types is not None and self.edge_type is not None:
+            edges, labelled = source.types.edges[self.edge_type], source.types.labelled
+            called = [called[0] and end == labelled for end in (self.edge_type.source, self.edge_type.target)]
+        most = int((self.valid + self.test) * edges.num_edges * 1.1) + 1000
+        if (needed := _BYTES_PER_LINK * most + 24 * source.num_nodes * any(called)) > budget_bytes:
             raise too_small(f"holding out {most:,} links", needed, budget_bytes)
         found: tuple[list[Any], list[Any]] = ([], [])
-        for block in source.edges(block_edges):
+        for block in edges.edges(block_edges):
             sources, targets = (np.asarray(side, dtype=np.int64) for side in block[:2])
             split = self.of(sources, targets)
             for number, pairs in enumerate(found):
@@ -73,10 +114,13 @@ class HeldOut:
             pairs_2E = np.concatenate(pairs, axis=1)
             links[name] = np.unique(np.sort(pairs_2E, axis=0) if undirected else pairs_2E, axis=1)
             pairs.clear()
-        if source.ids is not None:
+        if source.ids is not None and any(called):
             ids = np.concatenate(list(source.ids(block_edges)))
             ids = ids.view(f"S{source.id_bytes}").reshape(-1) if source.id_bytes else ids
-            links = {name: ids[pairs] for name, pairs in links.items()}
+            links = {
+                name: np.stack([ids[end] if known else end for end, known in zip(pairs, called, strict=True)])
+                for name, pairs in links.items()
+            }
         file = io.BytesIO()
         given: dict[str, Any] = {name: pairs for name, pairs in links.items() if pairs.size}
         np.savez(file, **given)

@@ -12,6 +12,7 @@ from typing import Any
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm
+from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.node_arrays import write_features, write_labels
 from ooc.conversion.output import Workplace
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, both_ways, spread, write_direction
@@ -29,7 +30,6 @@ def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
         "self_loops": options.self_loops,
         "row_normalize": options.row_normalize,
         "feature_form='sparse'": options.sparse_features,
-        "hold_out_links": options.hold_out is not None,
     }
     for name, given in asked.items():
         if given:
@@ -132,7 +132,7 @@ def _write_relation(
     folders = {side: work.scratch / relation.folder / side for side in forms}
     (work.scratch / relation.folder).mkdir(parents=True, exist_ok=True)
     other = "in" if symmetric else "out"
-    pieces = _packed(relation, found, ends, forms["in"], values, shares.edges, other=other)
+    pieces = _packed(relation, found, ends, forms["in"], values, shares.edges, other=other, hold_out=options.hold_out)
     stream = EdgeStream(f"edges {relation}", f"reading edges {relation}", pieces, found.num_edges)
     parts = parts_for(found.num_edges * (1 + symmetric), shares.sort_keys)
     buckets = spread(work, stream, folders, KeyForm(widest), parts, values)
@@ -170,9 +170,10 @@ def _packed(
     size: int,
     *,
     other: str,
+    hold_out: HeldOut | None,
 ) -> Pieces:
-    """The edges as keys of each direction, the ``other`` of which their reverse go to, and how many have come so far;
-    SourceError for one that leaves the graph."""
+    """The edges as keys of each direction, the ``other`` of which their reverse go to, and how many have come so far,
+    without those that are held out; SourceError for one that leaves the graph."""
     done = 0
     with prefetched(found.edges(size)) as blocks:
         for block in blocks:
@@ -181,7 +182,12 @@ def _packed(
                     raise SourceError(f"an edge {relation} leaves the graph: nodes {kind!r} are 0 to {count - 1}")
             carried = values.records(block.data, len(block.sources), done) if values is not None else None
             done += len(block.sources)
-            inward, outward = form.pack(block.targets, block.sources), form.pack(block.sources, block.targets)
+            sources, targets = block.sources, block.targets
+            kept = None if hold_out is None else hold_out.kept_of(relation, sources, targets)
+            if kept is not None:
+                sources, targets = sources[kept], targets[kept]
+                carried = None if carried is None else carried[kept]
+            inward, outward = form.pack(targets, sources), form.pack(sources, targets)
             if carried is not None and other == "in":
                 yield done, [("in", both_ways(inward, outward, carried, once=False))]
             else:

@@ -229,6 +229,28 @@ def test_what_cannot_be_is_refused_by_name(split: list[HeteroData], store: Store
         ooc.LinkTrainer(_model(OfUsers, split[0]), store, links)
 
 
+@pytest.mark.parametrize("kind", [_RATES, _KNOWS])
+def test_edges_of_a_type_are_held_out(split: list[HeteroData], tmp_path: Path, kind: tuple[str, str, str]) -> None:
+    """And those that lead back."""
+    data, text = split[0], "0.2,0.3,5:" + ",".join(kind)
+    store = ooc.convert(data, tmp_path / "g.ooc", hold_out_links=text)
+    links, assertions = ooc.Links.read(tmp_path / "g.links.npz"), 0
+    held = {*map(tuple, np.concatenate((links.valid, links.test), axis=1).T.tolist())}
+    assert held
+    for one in data.edge_types:
+        indptr, indices = (array.read() for array in store.topology(f"edges/{'__'.join(one)}/out"))
+        left = [*zip(np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)).tolist(), indices.tolist(), strict=True)]
+        given = [*map(tuple, data[one].edge_index.T.tolist())]
+        back = one == (kind[2], f"rev_{kind[1]}", kind[0])
+        gone = {(tail, head) for head, tail in held} if back else held if one == kind else set()
+        assert sorted(left) == sorted(edge for edge in given if edge not in gone)
+        assertions += len(left) < len(given)
+    assert assertions == (2 if kind == _RATES else 1)
+    for wrong in ("0.1,0.1", "0.1,0.1:user,movie", "0.1,0.1:user,likes,movie"):
+        with pytest.raises(ooc.OptionError):
+            ooc.convert(data, tmp_path / "h.ooc", hold_out_links=wrong)
+
+
 def test_from_the_command_line(split: list[HeteroData], tmp_path: Path) -> None:
     """A run that is gone on with is an undisturbed one; scores and embeddings are predicted; it is planned."""
     links = ooc.Links.of_split(*split, _RATES)
