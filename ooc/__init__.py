@@ -9,7 +9,6 @@
     ooc.LinkTrainer(ooc.LinkPredictor(encoder), store, ooc.Links(pairs))   links instead of nodes
     features, graph = ooc.remote_backend(store)      a store for PyG's own loaders
     with ooc.offload(module, gpu_budget="2G"): ...   any module's two passes in a budget (planner: ooc.plan_chain)
-
 Errors for users, each an ooc.OocError: OptionError, SourceError, StoreError, BudgetError, ModelError, HardwareError,
 SpillError, TrainingError, RunError, RankError. ``import ooc`` imports neither torch nor numpy.
 """
