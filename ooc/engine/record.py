@@ -73,8 +73,8 @@ class EpochRecord:
     memory under each budget. ``passes`` are those of the training program, one after the other. ``to_device_bytes`` and
     ``to_host_bytes`` went over the wire to a device with memory of its own, and came back. ``ssd_way`` is the engine
     that read and wrote the SSD, and how that got to such a device. ``received_bytes`` are of rows that other processes
-    of the training have sent, and ``exchange_wait_s`` what was waited for them, who computes longer included; of
-    several processes the first one's times and bytes are told.
+    of the training have sent, and ``exchange_wait_s`` what was waited for them and for sums, who computes longer
+    included; of several processes the first one's times and bytes are told.
     """
 
     epoch: int
