@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, sweeps_of
-from ooc.plan.workload import PerEdge, Workload
+from ooc.plan.workload import PerEdge, Stage, Workload
 
 MULTIPLIES_PER_PULL = 32
 """Multiply-adds of a dense product that take as long as pulling one value of one neighbour. Measured on two AVX-512
@@ -160,6 +160,28 @@ class Portion(NamedTuple):
     steps: int
 
 
+def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardware: Hardware) -> float:
+    """To compute some rows of a stage with their edges, pulling all columns at once, on one thread of a CPU or a
+    device; what steps, tiles and operators cost however few rows they have is left out."""
+    processor, seconds = hardware.processor, 0.0
+    if stage.pull is not None:
+        source, kind = workload.matrices[stage.pull.source], stage.pull.per_edge
+        seconds += pull_seconds(hardware, edges, source.columns, source.columns, workload.pulled_itemsize, rows=rows)
+        if kind is not None:
+            nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=kind.groups, slab_groups=kind.groups)
+            seconds += nbytes / processor.stream_bytes_per_s
+    columns = sum(workload.matrices[name].columns for name in (*stage.loads, *stage.stores))
+    return seconds + _rows_seconds(stage, rows, columns, workload, hardware)
+
+
+def _rows_seconds(stage: Stage, rows: int, columns: int, workload: Workload, hardware: Hardware) -> float:
+    """Of dense products and element-wise work on some rows of a stage that loads and stores so many columns."""
+    processor = hardware.processor
+    rate = processor.multiplies_per_s.get(workload.dtype, processor.multiplies_per_s["float32"])
+    streamed_bytes = stage.streamed_bytes_per_row or _TIMES_STREAMED * columns * workload.pulled_itemsize
+    return rows * (streamed_bytes / processor.stream_bytes_per_s + stage.multiplies_per_row / rate)
+
+
 def computing_of(
     item: Pass, portion: Portion, workload: Workload, matrices: Mapping[str, MatrixPlan], hardware: Hardware
 ) -> Computing:
@@ -194,12 +216,8 @@ def computing_of(
         alone += tiles * slabs * operators * processor.seconds_per_operator
     if isinstance(item, RowPass):
         stage = item.stage
-        rate = processor.multiplies_per_s.get(workload.dtype, processor.multiplies_per_s["float32"])
-        streamed_bytes = stage.streamed_bytes_per_row
-        if not streamed_bytes:
-            columns_used = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
-            streamed_bytes = _TIMES_STREAMED * columns_used * workload.pulled_itemsize
-        shared += rows * streamed_bytes / processor.stream_bytes_per_s + rows * stage.multiplies_per_row / rate
+        columns_used = sum(matrices[name].matrix.columns for name in (*item.loads, *item.stores))
+        shared += _rows_seconds(stage, rows, columns_used, workload, hardware)
         alone += tiles * (processor.seconds_per_tile + stage.operators * processor.seconds_per_operator)
     else:
         shared += _TIMES_PUT * rows * columns * workload.pulled_itemsize / processor.stream_bytes_per_s

@@ -40,7 +40,7 @@ from ooc.model.graph import (
 from ooc.model.lowering.assembly import Results, Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.stages import StageBuilder, Step, panel_rows
+from ooc.model.stages import TELLING_BYTES, StageBuilder, Step, panel_rows
 from ooc.model.workload import (
     EdgeCounts,
     ScatterCounts,
@@ -52,6 +52,7 @@ from ooc.model.workload import (
     stored,
 )
 from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan.cost import stage_seconds
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.shuffle import GatheredRows
@@ -312,25 +313,34 @@ class Job:
     def _shared_out(self) -> Exchange:
         """A share of the rows for every process, of as much to do as goes with its speed."""
         ranks, nodes, (height, weights) = self.resources.ranks, self._store.num_nodes, self._panels()
-        if len(weights) < ranks.count:
-            for_how_many = f"{len(weights)} processes, of {height} each; {ranks.count} are too many"
+        if len(weights[0]) < ranks.count:
+            for_how_many = f"{len(weights[0])} processes, of {height} each; {ranks.count} are too many"
             raise OptionError(f"{self._store.path} has rows for {for_how_many}")
         self._shares = divide_rows(weights, height, nodes, self._speeds)
         return Exchange(ranks, self._shares)
 
-    def _panels(self) -> tuple[int, list[float]]:
-        """Rows of a panel, and what there is to do for each: an edge counts one, a row as many as a mean row has."""
-        nodes, edges = self._store.num_nodes, self._store.num_edges
+    def _panels(self) -> tuple[int, list[list[float]]]:
+        """Rows of a panel, and the seconds that an epoch computes for each, apart for stages of different rows: who has
+        none of the first ones has nothing to do in some."""
+        workload, nodes, hardware = self.workload, self._store.num_nodes, self.resources.hardware
         height = panel_rows(nodes, self.resources.tile_rows)
-        before = np.asarray(self._counts.tile_edges(Direction.IN, height))
-        heights = np.minimum(height, nodes - height * np.arange(len(before) - 1))
-        return height, (np.diff(before) + heights * max(1, edges / nodes)).tolist()
+        starts, found = range(0, nodes, height), dict[int, list[float]]()
+        for stage in workload.programs["train"]:
+            seconds = found.setdefault(stage.rows, [0.0] * len(starts))
+            edges = None if stage.pull is None else workload.topologies[stage.pull.direction]
+            for panel, start in enumerate(starts):
+                rows = range(start, max(start, min(start + height, stage.rows)))
+                pulled = edges.edges_of(rows, workload.tile_rows) if edges is not None and rows else 0
+                seconds[panel] += stage_seconds(stage, len(rows), pulled, workload, hardware)
+        return height, [*found.values()]
 
     def even_out(self, taken_s: Sequence[float]) -> bool:
         """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
         where these are as even as panels allow. To be asked by all of them with the same figures."""
         height, weights = self._panels()
-        done = [sum(weights[one.start // height : -(-one.stop // height)]) for one in self._shares]
+        done = [
+            sum(sum(some[one.start // height : -(-one.stop // height)]) for some in weights) for one in self._shares
+        ]
         speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
         if divide_rows(weights, height, self._store.num_nodes, speeds) == self._shares:
             return False
@@ -360,7 +370,8 @@ class Job:
 
     def _admit_halos(self, memory: HaloMemory) -> None:
         widest = max((matrix.columns for matrix in self.workload.matrices.values()), default=0)
-        self._exchange_bytes = memory.nbytes(widest * self._network.dtype.itemsize, self.resources.ranks.count)
+        of_rows = memory.nbytes(widest * self._network.dtype.itemsize, self.resources.ranks.count)
+        self._exchange_bytes = of_rows + TELLING_BYTES
         self._candidates.clear()
 
     def _halo_directions(self) -> list[EdgesKey]:

@@ -20,6 +20,11 @@ from ooc.model.stages.context import Contribution, Tile
 
 PANELS = 32
 """At most."""
+_TOLD_BYTES = 1 << 18
+"""Of gradients of panels that go to another process at once: every message waits until all are scheduled. With four
+processes on two busy cores 32 messages of 32 KB took 0.26 s, four of 256 KB 0.01 s."""
+TELLING_BYTES = 4 * _TOLD_BYTES
+"""That takes at most beside one panel at a time: packed and unpacked, twice each."""
 
 
 def panel_rows(rows: int, tile_rows: int) -> int:
@@ -30,7 +35,8 @@ def panel_rows(rows: int, tile_rows: int) -> int:
 class PanelSums:
     """Takes in the tiles of a pass in order, and hands the sums of whole panels to ``add``; then ``end_pass``.
 
-    ``gather``: where there are several processes, from what one has of its panels, in order, to what all have.
+    ``gather``: where there are several processes, from what one has of its panels, some at a time and in order, to what
+    all have.
     """
 
     def __init__(
@@ -78,8 +84,18 @@ class PanelSums:
         if self._gather is None:
             return
         found, self._found = self._found, []
-        for panel in self._gather([self._packed(panel) for panel in found], reverse):
-            self._add(self._unpacked(panel))
+        told: list[list[Any]] = []
+        room = 0
+        for panel in found:
+            nbytes = sum(gradient.nbytes for _, gradient in panel.gradients)
+            if not told or nbytes > room:
+                told.append([])
+                room = _TOLD_BYTES
+            told[-1].append(self._packed(panel))
+            room -= nbytes
+        for panels in self._gather(told, reverse):
+            for packed in panels:
+                self._add(self._unpacked(packed))
 
     def _close(self) -> None:
         panel, self._sum = self._sum, None
