@@ -209,11 +209,9 @@ class Exchange:
         if halo is not None:
             self._some_rows(matrix_NC, halo, parts)
             return
-        for rank, share in enumerate(parts):
-            rows = matrix_NC[share.start : share.stop]
-            if rows.numel():
-                self._beside.broadcast(rows.view(torch.uint8), rank)
-                self.received_bytes += rows.nbytes * (rank != self._ranks.rank)
+        rows = [matrix_NC[share.start : share.stop].view(torch.uint8) for share in parts]
+        self._beside.broadcast_parts(rows)
+        self.received_bytes += sum(some.nbytes for some in rows) - rows[self._ranks.rank].nbytes
 
     def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger]) -> None:
         """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
