@@ -26,6 +26,7 @@ from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.workload import Direction
 from ooc.prefetch.device import Device
+from ooc.prefetch.engine import Engine
 from ooc.sizes import format_size
 from ooc.storage.array import Array
 from ooc.storage.store import Store
@@ -204,6 +205,11 @@ class Session:
                 for block in range(matrix.grid.blocks):
                     runtime.workspace.await_written(matrix.number(0, block))
                 matrix.array.note(matrix.sums(written=True).written())
+
+    @property
+    def engine(self) -> Engine:
+        """What reads and writes the SSD, and counts."""
+        return self._running().engine
 
     def record(self, started: Taken, *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""

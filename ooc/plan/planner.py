@@ -105,7 +105,7 @@ def _excess(plan: Plan, limits: Limits) -> str:
     """Who writes how much, what may be written, and what would do."""
     larger = "memory=" if limits.one_memory else "host_budget="
     lowest = plan.lowest("train")
-    written: dict[str, int] = {}
+    written = {"optimizer state": plan.state_bytes}
     for blocks in lowest.store:
         for block in blocks:
             name, _, _ = plan.blocks.where(block)

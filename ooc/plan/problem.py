@@ -98,7 +98,7 @@ class Problem:
         traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
         passes = zip(layout.programs["train"], traffic, strict=True)
         seconds = sum(pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes)
-        written = sum(moved.ssd_write_bytes for moved in traffic)
+        written = sum(moved.ssd_write_bytes for moved in traffic) + self.workload.state_bytes
         match self.goal:
             case Goal.SECONDS:
                 return 0, seconds

@@ -326,7 +326,8 @@ class Workload:
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
     memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: by direction, how what
     opaque layers gather over its edges can be shuffled; without that, it can only be in memory whole. ``share``: the
-    rows that this process computes, of each stage as many of them as it has (None: all).
+    rows that this process computes, of each stage as many of them as it has (None: all). ``state_bytes``: that the
+    optimizer reads from the SSD and writes there to make its step.
     """
 
     rows: int
@@ -347,6 +348,7 @@ class Workload:
     parts: Parts | None = None
     bucketing: Mapping[EdgesKey, Bucketing] = field(default_factory=dict)
     share: range | None = None
+    state_bytes: int = 0
 
     def own(self, rows: int) -> range:
         """Which of the first ``rows`` rows this process computes."""

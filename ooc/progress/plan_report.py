@@ -129,6 +129,7 @@ class PlanReport:
             "gpu_peak_bytes": plan.device_peak_bytes,
             "host_peak_bytes": plan.host_peak_bytes,
             "spill_bytes": plan.spill_bytes,
+            "optimizer_state_bytes": plan.state_bytes,
             "bottleneck": timeline.bottleneck.value,
             "resources": [
                 {"resource": resource.value, "busy_s": busy_s, "bytes": moved.get(resource, 0)}

@@ -53,7 +53,9 @@ def describe_memory(report: PlanReport, spill_dir: Path) -> str:
     else:
         sizes = format_size(limits.memory_bytes)
     where = "here" if spill_dir.resolve() == Path.cwd() else f"in {spill_dir}"
-    return sizes + (f"; {format_size(spilled)} of scratch on the disk, {where}" if spilled else "")
+    stepped = report.plan.state_bytes
+    kept = f"; {format_size(stepped)} of what the optimizer keeps on the disk" if stepped else ""
+    return sizes + kept + (f"; {format_size(spilled)} of scratch on the disk, {where}" if spilled else "")
 
 
 def describe_waiting(report: PlanReport) -> str:

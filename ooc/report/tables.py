@@ -40,6 +40,8 @@ def print_summary(report: PlanReport, console: Console) -> None:
         say(console, f"{tier.where}: {format_size(tier.promised_bytes)} of {format_size(tier.limit_bytes)}, at most")
     if plan.spill_bytes:
         say(console, f"disk: {format_size(plan.spill_bytes)} of scratch")
+    if plan.state_bytes:
+        say(console, f"disk: {format_size(plan.state_bytes)} of what the optimizer keeps; a run has two versions")
     if plan.learnt_bytes:
         say(
             console,

@@ -71,6 +71,7 @@ from ooc.train.embedding import LearntRows
 from ooc.train.loss import LossOfResults, RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
+from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
 from ooc.train.resources import Resources, spill_dtype
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
@@ -125,16 +126,18 @@ def prepare(
     compute_dtype: str = "float32",
     seed: int = 0,
     savings: Collection[Saving] = tuple(Saving),
-    optimizer_options: Sequence[Mapping[str, Any]] = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    optimizer_state: str = "memory",
+    state_folder: Path | None = None,
     scoring_only: bool = False,
     learnt: LearntRows | None = None,
     outputs_of: tuple[str, ...] = (),
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``; ``optimizer_options`` are those of each of the optimizer's groups. ``objective``: what
-    takes the place of ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the
-    program ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. ``outputs_of``: see
+    Arguments as of ``Trainer``; ``state_folder``: where a run has what the optimizer keeps. ``objective``: what takes
+    the place of ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the program
+    ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. ``outputs_of``: see
     ``Setting``. Raises ModelError for what cannot be run exactly.
     """
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
@@ -195,8 +198,10 @@ def prepare(
         programs,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
+        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer),
         learnt=learnt,
+        state=_state_on_disk(network, resources, None if scoring_only else optimizer, optimizer_state, state_folder),
+        state_where=optimizer_state,
     )
 
 
@@ -204,7 +209,8 @@ class Job:
     """A network on a graph, its programs, and plans of them for any machine and budgets.
 
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
-    embedding that the network reads.
+    embedding that the network reads. ``state``: what the optimizer keeps, where it can be on the SSD, as it is if
+    ``state_where`` says so, or where no plan is found otherwise.
     """
 
     def __init__(
@@ -221,8 +227,13 @@ class Job:
         extra_host_bytes: int = 0,
         extra_device_bytes: int = 0,
         learnt: LearntRows | None = None,
+        state: StateOnDisk | None = None,
+        state_where: str = "memory",
     ) -> None:
         self.resources = resources
+        self.state, self._state_where = state, state_where
+        self.has_state_on_disk = False
+        """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
         self._learnt = learnt
         self.objective = objective
         self._network = network
@@ -274,6 +285,7 @@ class Job:
         """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
         what is fixed by hand counts, no budget."""
         limits = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None)
+        self._keep_state(on_disk=True)
         problem = Problem(self.workload, limits, hardware)
         return problem.capacity.parts(minimum_memory(problem))
 
@@ -427,7 +439,28 @@ class Job:
             )
 
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
-        """The candidate and plan that make the shortest epoch; verified."""
+        """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD only
+        where there is no plan otherwise."""
+        self._keep_state(on_disk=False)
+        try:
+            return self._chosen(limits, hardware)
+        except BudgetError:
+            before = self.has_state_on_disk
+            self._keep_state(on_disk=True)
+            if self.has_state_on_disk == before:
+                raise
+        return self._chosen(limits, hardware)
+
+    def _keep_state(self, *, on_disk: bool) -> None:
+        """What the optimizer keeps is on the SSD, if that spares memory, or not, unless it is settled."""
+        state, where = self.state, self._state_where
+        spares = state is not None and state.spared_bytes > state.pieces_bytes + state.step_bytes
+        on_disk = state is not None and (where == "ssd" or (where == "auto" and on_disk and spares))
+        if on_disk != self.has_state_on_disk:
+            self.has_state_on_disk = on_disk
+            self._candidates.clear()
+
+    def _chosen(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
         chosen = choose_workload(lambda recomputed: self._candidate(recomputed).workload, limits, hardware)
         verify_plan(chosen.plan)
         return self._candidate(chosen.recomputed), chosen.plan
@@ -469,6 +502,14 @@ class Job:
             threads=resources.threads,
             steps=steps,
         )
+        if self.state is not None and self.has_state_on_disk:
+            pieces, beside = self.state.pieces_bytes, self.state.step_bytes - self.state.spared_bytes
+            workload = replace(
+                workload,
+                fixed_host_bytes=workload.fixed_host_bytes + (pieces if resources.on_device else 0),
+                fixed_device_bytes=workload.fixed_device_bytes + beside + (0 if resources.on_device else pieces),
+                state_bytes=self.state.nbytes,
+            )
         kept = workload.kept
         if self._spill_dtype != network.dtype:
             # What is computed again comes of rounded values: then the plan would change results.
@@ -694,8 +735,27 @@ def _check_embedding(resources: Resources, averaging: Averaging) -> None:
             raise OptionError(f"an embedding is not trained {how}; leave out one of the two")
 
 
-def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
+def _state_on_disk(
+    network: Network, resources: Resources, optimizer: torch.optim.Optimizer | None, where: str, folder: Path | None
+) -> StateOnDisk | None:
+    """What the optimizer keeps, if that may be on the SSD. OptionError where it is to be there and cannot."""
+    if where not in WHERE:
+        raise OptionError(f"optimizer state {where!r} is not one of {', '.join(WHERE)}")
+    if optimizer is None:
+        return None
+    if where != "ssd" and (resources.ranks.count > 1 or why_in_memory(optimizer) is not None):
+        return None
+    if resources.ranks.count > 1:
+        raise OptionError("several processes keep the optimizer's state in memory; leave out optimizer_state")
+    cut_off = {id(parameter) for parameter in network.cut_off}
+    stepped = [parameter for parameter in network.parameters if id(parameter) not in cut_off]
+    state = StateOnDisk(optimizer, stepped, folder=folder)
+    return state if state.nbytes else None
+
+
+def _further_state_nbytes(network: Network, optimizer: torch.optim.Optimizer | None) -> int:
     """What optimizers keep of every parameter beside the two numbers that a workload counts: a third one."""
+    options = [] if optimizer is None else optimizer.param_groups
     third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options)
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize if third else 0
 

@@ -40,9 +40,10 @@ from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
+from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
-from ooc.train.runs.run import EMBEDDING, TIMELINE, RunFolder, holds_run
+from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
@@ -70,6 +71,9 @@ class Trainer:
 
     _prepared: Prepared
     _session: Session
+    _state: TrainingState
+    _kept: StateOnDisk | None = None
+    """What the optimizer keeps, where that may be on the SSD."""
 
     @interruptible_by_ctrl_c()
     def fit(
@@ -201,7 +205,10 @@ class Trainer:
                 gradient.mul_(self._learnt.stepping.factor)
         elif self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
-        self.optimizer.step()
+        if self._kept is None or not self._planned.has_state_on_disk:
+            self.optimizer.step()
+        else:
+            self._kept.step(self._session.engine)
 
     @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
@@ -338,6 +345,8 @@ class Trainer:
             self._run.start()
         self._start_embedding()
         self._session.start()
+        if self._kept is not None and self._planned.has_state_on_disk:
+            self._kept.open(self.spill_dir, self._session.engine)
 
     def _start_embedding(self) -> None:
         """Have its rows; not anew where a run has some that nobody has asked to go on with."""
@@ -375,6 +384,7 @@ class Trainer:
         block_rows: int | None = None,
         slab_columns: int | None = None,
         max_ssd_writes: str | int | None = None,
+        optimizer_state: str = "auto",
         spill_dtype: str | None = None,
         compute_dtype: str = "float32",
         threads: int | None = None,
@@ -392,9 +402,11 @@ class Trainer:
         of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default: the
         disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
         ``slab_columns`` override the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds
-        what a training epoch may write to the SSD (scoring comes on top). ``spill_dtype="bfloat16"`` keeps
-        intermediates in half the bytes; sums are still taken in the model's own type, and results again do not depend
-        on the budgets. ``compute_dtype="bfloat16"`` rounds the factors of dense products, as autocast does.
+        what a training epoch may write to the SSD (scoring comes on top). ``optimizer_state`` says where what the
+        optimizer keeps of large parameters is: ``"memory"``, ``"ssd"``, or there only if it must (``"auto"``).
+        ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still taken in the model's own type,
+        and results again do not depend on the budgets. ``compute_dtype="bfloat16"`` rounds the factors of dense
+        products, as autocast does.
 
         Modules that are in eval mode, in a model that is in training mode when it is given here, train in eval mode (a
         frozen ``BatchNorm``); otherwise all of it trains as ``model.train()`` leaves it. Modes set later have no part.
@@ -470,7 +482,9 @@ class Trainer:
             compute_dtype=compute_dtype,
             seed=seed,
             savings=_tuning.savings,
-            optimizer_options=self.optimizer.param_groups,
+            optimizer=self.optimizer,
+            optimizer_state=optimizer_state,
+            state_folder=None if out is None else out.path / OPTIMIZER,
             learnt=self._learnt,
         )
         self._ready(make, resources, [model] if average is None else [model, average])
@@ -480,9 +494,18 @@ class Trainer:
             self._run.config |= facts
         self._snapshot = ModelSnapshot(model)
         self._state = TrainingState(
-            model, self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
+            model,
+            self.optimizer,
+            self._schedules,
+            self._averaging,
+            self.metric,
+            self._run,
+            seed,
+            self._learnt,
+            kept=self._kept,
+            on_disk=self._kept is not None and self._planned.has_state_on_disk,
         )
-        held = getattr(self, "_session", None), self._learnt, self._run
+        held = getattr(self, "_session", None), self._learnt, self._kept, self._run
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
         dropped.atexit = False  # the process gives everything back by itself
 
@@ -492,6 +515,7 @@ class Trainer:
         self._planned, self._objective = job, job.objective
         self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
         self._prepared = job.ready()
+        self._kept = job.state
         self.hardware, self.limits = job.resources.hardware, job.resources.limits
         self.workload, self.plan = self._prepared.workload, self._prepared.plan
         self.spill_dir = self._prepared.spill_dir
@@ -519,6 +543,8 @@ class Trainer:
         self._session.close()
         if self._learnt is not None:
             self._learnt.close()
+        if self._kept is not None:
+            self._kept.close()
         self._close_run()
 
     def _close_run(self) -> None:
@@ -569,12 +595,15 @@ def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder 
     return RunFolder.open(out, given={"seed": seed}) if holds_run(Path(out)) else RunFolder.create(out, {"seed": seed})
 
 
-def _close_dropped(model: str, session: Session | None, learnt: LearntRows | None, run: RunFolder | None) -> None:
+def _close_dropped(
+    model: str, session: Session | None, learnt: LearntRows | None, kept: StateOnDisk | None, run: RunFolder | None
+) -> None:
     """What ``close`` does, for a trainer that nobody holds any more."""
     if session is not None and session.started:
         warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
         session.close()
-    if learnt is not None:
-        learnt.close()
+    for files in (learnt, kept):
+        if files is not None:
+            files.close()
     if run is not None:
         run.close()

@@ -324,6 +324,11 @@ class TrainSettings:
     max_ssd_writes: int | None = _RESOURCES(
         None, SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"
     )
+    optimizer_state: str = _RESOURCES(
+        "auto",
+        ChoiceType("auto", "memory", "ssd"),
+        "Where what the optimizer keeps of large parameters is: in memory, on the SSD, or there only if it must.",
+    )
     block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as memory allows.")
     slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as memory allows.")
     device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
@@ -469,6 +474,7 @@ _NOT_SAMPLED = {
     "embedding": "its rows are stepped all together",
     "spill_dtype": "batches are not spilled",
     "max_ssd_writes": "batches write nothing",
+    "optimizer_state": "batches keep it in memory",
     "block_rows": "batches have no blocks",
     "slab_columns": "batches have no slabs",
     "gpu_budget": "give --memory",

@@ -39,6 +39,7 @@ LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
 _GIVE_ROWS_BY_TYPE = (HANConv, HGTConv)
 _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
+_NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
@@ -456,15 +457,21 @@ def _same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> 
 
 
 def _largest(one: Tensor) -> float:
-    return float(one.abs().nan_to_num(0.0, 0.0).max()) if one.numel() else 0.0
+    return max((float(part.abs().nan_to_num(0.0, 0.0).max()) for part in _parts(one)), default=0.0)
 
 
 def _close(one: Tensor | None, other: Tensor | None, *, floor: float) -> bool:
     if one is None or other is None:
         return one is other
-    return one.shape == other.shape and torch.allclose(
-        one, other, rtol=_TOLERANCE, atol=_TOLERANCE * _largest(other) + floor, equal_nan=True
-    )
+    tolerances = {"rtol": _TOLERANCE, "atol": _TOLERANCE * _largest(other) + floor}
+    pairs = zip(_parts(one), _parts(other), strict=True) if one.shape == other.shape else ((one, other),)
+    return all(a.shape == b.shape and torch.allclose(a, b, **tolerances, equal_nan=True) for a, b in pairs)
+
+
+def _parts(one: Tensor) -> Sequence[Tensor]:
+    """All of its numbers, a few at a time: of a gradient as large as the widest weight, of which comparisons make
+    several copies."""
+    return one.reshape(-1).chunk(1 + one.numel() // _NUMBERS_AT_ONCE) if one.numel() else ()
 
 
 def _kind(node: fx.Node) -> tuple[str, str]:

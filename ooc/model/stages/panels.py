@@ -48,7 +48,6 @@ class PanelSums:
     ) -> None:
         self._add, self._rows, self._gather = add, rows, gather
         self._sum: Tile | None = None
-        self._is_own = False
         self._found: list[Tile] = []
         self._summed: list[Summed] = []
         self._moments: list[Moments] = []
@@ -62,18 +61,20 @@ class PanelSums:
         """The next tile."""
         before = self._sum
         if before is None or before.start // self._rows != tile.start // self._rows:
+            del before
             self._close()
             tile.inputs.clear()
             tile.factors.clear()
-            self._sum, self._is_own = tile, False
+            self._sum = tile
+            if tile.stop - tile.start < self._rows:  # others follow, and what a tile found may be a view of something
+                for at, (summed, gradient) in enumerate(tile.gradients):  # one by one, before there are those of others
+                    tile.gradients[at] = summed, gradient.clone()
             return
-        if not self._is_own:  # what a tile found may be a view of something
-            before.gradients = [(summed, gradient.clone()) for summed, gradient in before.gradients]
-            self._is_own = True
         before.start, before.stop = min(before.start, tile.start), max(before.stop, tile.stop)
         before.diverged |= tile.diverged
         before.squares += tile.squares
         _add_gradients(before.gradients, tile.gradients)
+        tile.gradients.clear()
         _add_contribution(before.contribution, tile.contribution)
         _add_moments(before, tile)
 

@@ -65,8 +65,8 @@ class Plan(Layout):
     program.
 
     ``share``: the rows that this process computes, where it is one of several; the regions hold those of all.
-    ``recomputed`` matrices are never kept. ``scratch_bytes`` bounds the computation's temporaries, which lie beside
-    the arena and count like it.
+    ``state_bytes``: that the optimizer reads and writes for its step. ``recomputed`` matrices are never kept.
+    ``scratch_bytes`` bounds the computation's temporaries, which lie beside the arena and count like it.
 
     On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
     the first ``device_arena_bytes`` count as the device's, the rest as the host's. Where the device has memory of its
@@ -84,6 +84,7 @@ class Plan(Layout):
     fixed_host_bytes: int
     device_limit_bytes: int
     host_limit_bytes: int
+    state_bytes: int = 0
     share: range | None = None
     host_frames: int = 0
     staged: dict[str, Staging] = field(default_factory=dict)
@@ -174,9 +175,14 @@ class Plan(Layout):
         return self.bytes_written("train")
 
     def bytes_read(self, name: str) -> int:
-        """Bytes that the program ``name`` reads from the SSD once the memory is filled, all without blocks included."""
+        """Bytes that the program ``name`` reads from the SSD once the memory is filled, all without blocks included,
+        and what the optimizer reads for the step that follows."""
         streamed = sum(streamed_read_bytes(item, self.matrices) for item in self.programs[name])
-        return self.lowest(name).read_bytes + streamed
+        return self.lowest(name).read_bytes + streamed + self.stepped_bytes(name)
+
+    def stepped_bytes(self, name: str) -> int:
+        """What the optimizer reads, and writes, after program ``name``."""
+        return self.state_bytes if name.startswith("train") else 0
 
     def filling_bytes(self, name: str) -> int:
         """Bytes that it reads besides when another program has run before it, or none: what it finds in memory else."""
@@ -186,7 +192,7 @@ class Plan(Layout):
     def bytes_written(self, name: str) -> int:
         """Bytes that it writes there."""
         streamed = sum(streamed_write_bytes(item, self.matrices) for item in self.programs[name])
-        return self.lowest(name).write_bytes + streamed
+        return self.lowest(name).write_bytes + streamed + self.stepped_bytes(name)
 
     def received(self, name: str) -> list[list[Received]]:
         """What other processes send to this one in each pass of program ``name``: rows of what is pulled, as they are
@@ -385,6 +391,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         fixed_host_bytes=workload.fixed_host_bytes,
         device_limit_bytes=device_limit_bytes,
         host_limit_bytes=host_limit_bytes,
+        state_bytes=workload.state_bytes,
         share=workload.share,
         host_frames=max([IN_TRANSFER, *(s.program.frames for s in staged.values())]) if staged else 0,
         staged=staged,

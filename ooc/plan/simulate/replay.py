@@ -6,7 +6,7 @@ step before it is done; a step begins when the last but one is done; writes leav
 with the reads; a pass ends when all its steps are done.
 """
 
-from ooc.plan.cost import Computing, Portion, computing_of
+from ooc.plan.cost import Computing, Portion, computing_of, ssd_seconds
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import Pass, shuffles_in, streamed_write_bytes
 from ooc.plan.layout.shuffle import Shuffle
@@ -19,6 +19,8 @@ from ooc.plan.workload import Workload
 
 _TILES_AHEAD = 3
 """Tiles a thread that are put out before the executor waits for one: so far does a step begin before the last ends."""
+_STEP_BYTES = 1 << 19
+"""Of a request of what an optimizer keeps."""
 _WAITING_SHARE = 0.1
 """Of a pass's time: whoever waits longer than this is bound by what it waits for."""
 
@@ -56,9 +58,19 @@ class Replay:
         for item in self.plan.programs[self.name]:
             self._pass(item)
         self._move(len(self.program.bounds))
-        epoch_s = self._drain()
+        epoch_s = self._step_optimizer(self._drain())
         self.events.sort(key=lambda event: (event.start_s, event.end_s))
         return Timeline(self.name, epoch_s, tuple(self.events), tuple(self.passes), self._memory())
+
+    def _step_optimizer(self, now: float) -> float:
+        """When it has made its step, of which only what it moves takes time here."""
+        nbytes = self.plan.stepped_bytes(self.name)
+        if not nbytes:
+            return now
+        end_s = now + ssd_seconds(self.hardware, read_bytes=nbytes, write_bytes=nbytes, request_bytes=_STEP_BYTES)
+        last = len(self.plan.programs[self.name]) - 1
+        self.events += [Event(way, now, end_s, last, nbytes) for way in (Resource.SSD_READ, Resource.SSD_WRITE)]
+        return end_s
 
     def _drain(self) -> float:
         """Let all that is under way end: when it has, with what has moved among the events."""

@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 _DROPOUT = 2**33
 """Beside seed, epoch and batch in the key of what the layers draw."""
-_FULL_GRAPH = {"device": ("auto", "cpu"), "spill_dtype": (None, "float32", "float64"), "embedding": (None,)}
+_FULL_GRAPH = {
+    "device": ("auto", "cpu"),
+    "spill_dtype": (None, "float32", "float64"),
+    "embedding": (None,),
+    "optimizer_state": ("auto", "memory"),
+}
 _AUTOCAST_SHARE = 1.5
 """What a step may take with autocast of what it takes without, as rounded copies come on top; of five models of two to
 five layers it was 0.8 to 1.13."""

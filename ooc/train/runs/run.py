@@ -11,8 +11,9 @@
     RUN/checkpoint.pt    state after the last finished epoch, with the lines of metrics.jsonl before it
     RUN/best.pt          weights of the epoch with the best validation score
     RUN/embedding/       versions of an embedding that is trained along; the two states name theirs
+    RUN/optimizer/       versions of what the optimizer keeps, where that is on the SSD; the checkpoint names its own
 
-Every file but the metrics and the embedding's is replaced whole (temporary + fsync + rename), so that a process killed
+Every file but the metrics and those in folders is replaced whole (temporary + fsync + rename), so that a process killed
 at any moment leaves the previous version. The metrics are appended to, and may end in a torn line
 or lack lines or have some more than the checkpoint knows; `RunFolder.load` mends that, by the
 checkpoint's copy, which has all of a line but its passes. The states are zip files, whose checksums
@@ -51,6 +52,7 @@ PLANNED = "planned.json"
 TIMELINE = "timeline.json"
 STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
+OPTIMIZER = "optimizer"
 SEEDS = "seeds.json"
 """In the folder around the runs of several seeds (``ooc.train.runs.seeds``)."""
 _MOST_STARTS = 50
@@ -178,9 +180,10 @@ class RunFolder:
         if self.resumed or self.has_checkpoint or not self._written:
             return
         if self.started:
-            shutil.rmtree(self.path / EMBEDDING, ignore_errors=True)
-            if (self.path / EMBEDDING).exists():
-                return self.close()
+            for folder in (self.path / EMBEDDING, self.path / OPTIMIZER):
+                shutil.rmtree(folder, ignore_errors=True)
+                if folder.exists():
+                    return self.close()
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         for folder in reversed(self._made):

@@ -15,6 +15,7 @@ from ooc.errors import RunError, TrainingError
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
 from ooc.train.metrics import Metric
+from ooc.train.optimizer_state import PIECE, StateOnDisk
 from ooc.train.runs.run import RunFolder
 from ooc.train.schedule import Schedules
 
@@ -33,6 +34,9 @@ class TrainingState:
     run: RunFolder | None
     seed: int
     learnt: LearntRows | None = None
+    kept: StateOnDisk | None = None
+    """Of the optimizer, where that may be on the SSD, and whether it is there."""
+    on_disk: bool = False
     epoch: int = field(default=0, init=False)
     best: dict[str, Any] | None = field(default=None, init=False)
     stale: int = field(default=0, init=False)
@@ -47,6 +51,8 @@ class TrainingState:
             self.run.save(self._state(record))
             if self.learnt is not None:
                 self.learnt.saved()
+            if self.kept is not None:
+                self.kept.saved()
             self.run.append(record)
             self._saved = record.epoch
 
@@ -65,7 +71,9 @@ class TrainingState:
         asked = None if moved is None else set(map(id, moved))
         parameters = [(name, p) for name, p in self.model.named_parameters() if asked is None or id(p) in asked]
         trained = {name: p.detach() for name, p in parameters if p.requires_grad}
-        finite = [torch.isfinite(weights).all() for weights in trained.values()]
+        flat = [weights.reshape(-1) for weights in trained.values()]
+        parts = (one[start : start + PIECE] for one in flat for start in range(0, len(one), PIECE))
+        finite = [torch.isfinite(part).all() for part in parts]  # which makes copies
         if finite and not bool(torch.stack(finite).all()):
             name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
             raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
@@ -103,6 +111,7 @@ class TrainingState:
             "epoch": record.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_state": None if self.kept is None else self.kept.state(),
             "schedules": self.schedules.state(),
             "average": self.averaging.state(),
             "record": record.as_dict(),
@@ -127,6 +136,8 @@ class TrainingState:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self.kept is not None:
+                self.kept.load(state.get("optimizer_state"), into_memory=not self.on_disk)
             self.averaging.load(state.get("average"))
             self.schedules.load(state.get("schedules", []))
             epoch, best, stale = state["epoch"], state["best"], state["stale_epochs"]
@@ -148,6 +159,8 @@ class TrainingState:
                 raise RunError(f"the checkpoint of {self._path} is of another model: {of}")
         if _is_of_another_kind(state["optimizer"], self.optimizer.state_dict()):
             raise RunError(f"the checkpoint of {self._path} is of another optimizer")
+        if state.get("optimizer_state") is not None and self.kept is None:
+            raise RunError("the run was begun with what the optimizer keeps on the SSD, where it cannot be now")
         if (state.get("embedding") is None) != (self.learnt is None):
             raise RunError("the run was begun with an embedding or this trainer has one, not both")
         if (state.get("average") is None) == self.averaging.active:

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an optimizer keeps of a model's large parameters, on the SSD instead of in memory, as ZeRO-Infinity has it
+(Rajbhandari et al., SC 2021): read, stepped and written in pieces, each by torch's own optimizer.
+
+An optimizer that steps every number by itself makes the same bits of a parameter in pieces as of it whole. Of a run
+there are two versions, and a step never writes the one that the last checkpoint names, so that this is still there
+whenever the process ends; else there is one file, which ends with the process.
+"""
+
+import copy
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ooc.errors import OptionError, RunError, SpillError
+from ooc.prefetch.arena import Arena, Bytes
+from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket, open_file
+from ooc.prefetch.spill import create_spill
+from ooc.sizes import format_size
+from ooc.storage.array import flush, make_folders
+
+WHERE = ("auto", "memory", "ssd")
+"""Where what an optimizer keeps may be."""
+PIECE = 1 << 16
+"""Numbers of a parameter that are stepped at once; of one that has fewer, all stays in memory."""
+_IN_MEMORY = 3
+"""Pieces: one that is read, one that is stepped, one that is written."""
+_OF_A_STEP = 3
+"""Tensors of a piece that torch makes to step it, at most, beside those that it keeps."""
+_ELEMENTWISE = (
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
+    torch.optim.SGD,
+)
+_NAME = "optimizer state"
+
+
+def why_in_memory(optimizer: Optimizer) -> str | None:
+    """Why what ``optimizer`` keeps cannot be on the SSD, unless it can: each number has to be stepped by itself."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in _ELEMENTWISE:
+        known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+        return f"what {name} keeps has to be in memory; on the SSD may be that of {known}"
+    for option in ("fused", "capturable", "differentiable"):
+        if any(group.get(option) for group in optimizer.param_groups):
+            return f"what {name} keeps has to be in memory with {option}=True"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Paged:
+    """A parameter, and the names of what is kept of every number of it."""
+
+    parameter: nn.Parameter
+    names: tuple[str, ...]
+
+    @property
+    def starts(self) -> range:
+        """The first number of every piece."""
+        return range(0, self.parameter.numel(), PIECE)
+
+
+class StateOnDisk:
+    """What ``optimizer`` keeps of those among ``parameters`` that it steps and that have at least ``PIECE`` numbers.
+
+    ``folder``: of the run that it belongs to (None: of none). OptionError where the optimizer has no such state. What
+    single numbers it keeps, such as how many steps were made, stay with the optimizer, where all is again after
+    ``close``.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Collection[nn.Parameter], *, folder: Path | None = None
+    ) -> None:
+        why = why_in_memory(optimizer)
+        if why is not None:
+            raise OptionError(why)
+        self._optimizer, self._folder = optimizer, folder
+        asked = {id(one) for one in parameters if one.numel() >= PIECE and one.is_contiguous()}
+        found = [(group, one) for group in optimizer.param_groups for one in group["params"] if id(one) in asked]
+        paged = [_Paged(one, _kept_of(optimizer, group, one)) for group, one in found]
+        self._paged = [one for one in paged if one.names]
+        self._itemsize = max((one.parameter.itemsize for one in self._paged), default=0)
+        self._most = max((len(one.names) for one in self._paged), default=0)
+        self._stride = self._most * PIECE * self._itemsize
+        self._count = sum(len(one.starts) for one in self._paged)
+        self._files: list[OpenFile] = []
+        self._current: int | None = None  # None: nothing has been stepped, and nothing is there
+        self._saved: int | None = None
+        self._crcs: dict[int, list[int]] = {}
+        self._half_done = False
+
+    # ---- what it takes ---------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """That a step reads, and writes: of one version."""
+        return self._count * self._stride
+
+    @property
+    def spared_bytes(self) -> int:
+        """Of memory: what is kept, and what torch makes to step a parameter whole."""
+        return sum((len(one.names) + 1) * one.parameter.nbytes for one in self._paged)
+
+    @property
+    def pieces_bytes(self) -> int:
+        """What pieces that come and go are in."""
+        return _IN_MEMORY * self._stride
+
+    @property
+    def step_bytes(self) -> int:
+        """What a piece takes besides while it is stepped."""
+        return (self._most + _OF_A_STEP) * PIECE * self._itemsize
+
+    # ---- files -----------------------------------------------------------------------------------------------
+
+    def open(self, scratch: Path, engine: Engine) -> None:
+        """Have the files, in ``scratch`` where they belong to no run; what the optimizer has in memory goes there.
+        SpillError where there is no room."""
+        if self._files or not self._paged:
+            return
+        if self._folder is None:
+            self._files = [create_spill(scratch, _NAME, self.nbytes)]
+        else:
+            list(make_folders(self._folder))
+            for version in range(2):
+                self._files.append(_open_version(_path(self._folder, version), self.nbytes))
+            flush(self._folder)
+        if self._current is None:
+            self._take_in(engine)
+
+    def _take_in(self, engine: Engine) -> None:
+        """Write what the optimizer has in memory, which is freed."""
+        state = self._optimizer.state
+        known = [any(name in state[one.parameter] for name in one.names) for one in self._paged]
+        if not any(known):
+            return
+        if not all(known):
+            raise OptionError("of some large parameters the optimizer has state, of others none; keep it in memory")
+
+        def fill(one: _Paged, start: int, kept: Mapping[str, Tensor]) -> None:
+            for name, row in kept.items():
+                row.copy_(state[one.parameter][name].reshape(-1)[start : start + PIECE])
+
+        self._through(engine, fill)
+        for one in self._paged:
+            for name in one.names:
+                del state[one.parameter][name]
+
+    def close(self) -> None:
+        """Let go of the files; the optimizer has all in memory again, where it can be read. May be called twice."""
+        files, self._files = self._files, []
+        try:
+            if files and self._current is not None:
+                if self._half_done:
+                    raise SpillError("of some pieces it is the state before a step, of others that after it")
+                self._give_back(files[self._current].buffered)
+        except (OSError, SpillError):
+            for one in self._paged:
+                self._optimizer.state.pop(one.parameter, None)
+        finally:
+            self._current = None
+            for file in files:
+                file.close()
+
+    def _give_back(self, descriptor: int) -> None:
+        assert self._current is not None
+        for at, (one, start) in enumerate(self._pieces()):
+            read = os.pread(descriptor, self._stride, at * self._stride)
+            memory = np.frombuffer(bytearray(read), dtype=np.uint8)
+            self._check(memory, self._current, at)
+            for name, row in self._rows(memory, one, start).items():
+                state = self._optimizer.state[one.parameter]
+                whole = state.setdefault(name, torch.empty_like(one.parameter, requires_grad=False))
+                whole.view(-1)[start : start + PIECE].copy_(row)
+
+    # ---- steps -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, engine: Engine) -> None:
+        """One step of the optimizer, of all parameters. RunError after one that was interrupted halfway."""
+        if self._half_done:
+            raise RunError(
+                "a step of the optimizer was interrupted halfway; make a trainer anew, or go on with the run"
+            )
+        self._half_done = True
+        optimizer, groups = self._optimizer, self._optimizer.param_groups
+        paged, of = {id(one.parameter) for one in self._paged}, {id(p): g for g in groups for p in g["params"]}
+        optimizer.param_groups = [{**g, "params": [p for p in g["params"] if id(p) not in paged]} for g in groups]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.param_groups = groups
+        alone, is_new = copy.copy(optimizer), self._current is None
+
+        def step(one: _Paged, start: int, kept: Mapping[str, Tensor]) -> None:
+            whole = one.parameter
+            assert whole.grad is not None, "those whose gradient is cut off are not among the parameters"
+            piece = nn.Parameter(whole.detach().view(-1)[start : start + PIECE])
+            piece.grad = whole.grad.view(-1)[start : start + PIECE]
+            state = copy.deepcopy(optimizer.state[whole])
+            if not is_new:
+                state |= {name: row.to(piece.device) for name, row in kept.items()}
+            after = _stepped(alone, of[id(whole)], piece, state)
+            for name, row in kept.items():
+                if after[name].data_ptr() != row.data_ptr():
+                    row.copy_(after[name])
+            if start == one.starts[-1]:
+                optimizer.state[whole] = {name: value for name, value in after.items() if name not in kept}
+
+        self._through(engine, step)
+        self._half_done = False
+
+    def _through(self, engine: Engine, work: Callable[[_Paged, int, Mapping[str, Tensor]], None]) -> None:
+        """The current version to the next one, or to itself if no checkpoint names it, piece by piece; ``work`` is
+        given the parameter, the piece's first number and what is kept of it by name, to be changed."""
+        source = self._current
+        target = source if source is not None and source != self._saved else int(self._saved == 0)
+        arena, crcs = Arena(self.pieces_bytes), list[int]()
+        views = [arena.view(at * self._stride, self._stride) for at in range(_IN_MEMORY)]
+        reads, writes = dict[int, Ticket](), dict[int, Ticket]()
+
+        def prepare(at: int) -> None:
+            """Its memory is free, and is being filled."""
+            if at >= self._count or at in reads:
+                return
+            if at - _IN_MEMORY in writes:
+                writes[at - _IN_MEMORY].wait()
+            if source is not None:
+                reads[at] = engine.read([self._span(source, at)], views[at % _IN_MEMORY])
+
+        try:
+            for at, (one, start) in enumerate(self._pieces()):
+                memory = views[at % _IN_MEMORY]
+                prepare(at)
+                prepare(at + 1)
+                if source is not None:
+                    reads[at].wait()
+                    self._check(memory, source, at)
+                work(one, start, self._rows(memory, one, start))
+                crcs.append(google_crc32c.extend(0, memory))
+                writes[at] = engine.write([self._span(target, at)], memory)
+            for write in writes.values():
+                write.wait()
+        finally:
+            for ticket in (*reads.values(), *writes.values()):
+                ticket.settle()
+            arena.close()
+        if self._folder is not None:
+            flush(_path(self._folder, target))
+        self._current, self._crcs[target] = target, crcs
+
+    def _pieces(self) -> Iterator[tuple[_Paged, int]]:
+        return ((one, start) for one in self._paged for start in one.starts)
+
+    def _rows(self, memory: Bytes, one: _Paged, start: int) -> dict[str, Tensor]:
+        """What a piece's memory holds, by name."""
+        kept = torch.frombuffer(memory, dtype=one.parameter.dtype).view(-1, PIECE)
+        numbers = min(PIECE, one.parameter.numel() - start)
+        return {name: kept[at, :numbers] for at, name in enumerate(one.names)}
+
+    def _span(self, version: int, at: int) -> Span:
+        return Span(self._files[version], at * self._stride, self._stride, _NAME)
+
+    def _check(self, memory: Bytes, version: int, at: int) -> None:
+        if google_crc32c.extend(0, memory) != self._crcs[version][at]:
+            raise SpillError(f"{_NAME}: the SSD returns other bytes than were written there")
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """The current version, for a checkpoint: ``saved`` when that is written. None where all is in memory."""
+        if self._current is None:
+            return None
+        return {"version": self._current, "crcs": self._crcs[self._current], "pieces": self._layout}
+
+    @property
+    def _layout(self) -> list[list[Any]]:
+        return [[one.parameter.numel(), *one.names] for one in self._paged]
+
+    def saved(self) -> None:
+        """A checkpoint names the current version: it stays until the next one."""
+        self._saved = self._current
+
+    def load(self, state: object, *, into_memory: bool) -> None:
+        """Go on from what a checkpoint has of ``state()``. RunError where that is not there, or does not fit."""
+        self._current, self._half_done = None, False
+        if state is None:
+            return
+        known = state if isinstance(state, dict) else {}
+        version, crcs = known.get("version"), known.get("crcs")
+        fits = known.get("pieces") == self._layout and isinstance(crcs, list) and len(crcs) == self._count
+        if not fits or version not in (0, 1) or self._folder is None:
+            raise RunError("what the optimizer keeps of large parameters is of another model or optimizer")
+        path = _path(self._folder, version)
+        try:
+            if path.stat().st_size != self.nbytes:
+                raise RunError(f"{path} is not what the checkpoint names")
+            self._current, self._crcs = version, {version: list(crcs or ())}
+            if into_memory:
+                with path.open("rb") as file:
+                    self._give_back(file.fileno())
+                self._current = None
+        except (OSError, SpillError) as error:
+            raise RunError(f"{path}: {error}") from error
+        self._saved = version
+
+
+def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> tuple[str, ...]:
+    """The names of what ``optimizer`` keeps of every number of a parameter: tried on two."""
+    tried = nn.Parameter(torch.zeros(2, dtype=parameter.dtype))
+    tried.grad = torch.zeros_like(tried)
+    state = {
+        name: torch.zeros_like(tried) if isinstance(kept, Tensor) and kept.shape == parameter.shape else kept
+        for name, kept in optimizer.state.get(parameter, {}).items()
+    }
+    after = _stepped(copy.copy(optimizer), group, tried, copy.deepcopy(state))
+    return tuple(name for name, kept in after.items() if isinstance(kept, Tensor) and kept.shape == tried.shape)
+
+
+def _stepped(
+    alone: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter, state: dict[str, Any]
+) -> dict[str, Any]:
+    """What ``alone``, a copy of an optimizer, keeps of a parameter after a step of it by the options of ``group``."""
+    alone.param_groups = [{**group, "params": [parameter]}]
+    alone.state = defaultdict(dict, {parameter: state})
+    with torch.no_grad():
+        alone.step()
+    after: dict[str, Any] = alone.state[parameter]
+    return after
+
+
+def _path(folder: Path, version: int) -> Path:
+    return folder / f"state.{version}"
+
+
+def _open_version(path: Path, nbytes: int) -> OpenFile:
+    """A version's file, of its full size, whatever is in it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            os.posix_fallocate(descriptor, 0, nbytes)
+        finally:
+            os.close(descriptor)
+        return open_file(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        room = format_size(nbytes)
+        raise SpillError(f"{path}: no room for {room} of what the optimizer keeps: {error.strerror}") from None
