@@ -9,8 +9,9 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
     dropout          masks of rows, of edges (both ends draw alike), and inside layers that are run as they are
     bags             a row's edges head by head, and the softmax over them, piece after piece
     gat              GAT's attention: scores from one scalar at each end
+    dot_attention    attention by dot products of rows, of which an edge has nothing but its scores
     edge_function    any message and score per edge, under autograd
-    functions        GATv2, TransformerConv and GINE as edge functions
+    functions        GATv2, TransformerConv, GINE and ResGatedGraphConv as edge functions
     maximum          the largest of the neighbours' rows, gradients shared among ties
     pulls            which of these, or of those of a GPU (``cuda``), compute where a tensor is
     neighbourhood    the graph around some rows, for layers that are run as they are

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ooc.kernels.edges import ColumnCopy, Piece
@@ -85,6 +86,21 @@ class Bags:
     def sums(self, values_X: Tensor) -> Tensor:
         """Sum of every bag [R, H]."""
         return self._reduce(np.add, values_X, 0.0)
+
+    def dots(self, own_RHK: Tensor) -> Tensor:
+        """The product of every neighbour's row with the bag's own [X]."""
+        own_BK, offsets = own_RHK.reshape(-1, own_RHK.shape[2]), self._offsets_B1
+        empty = -(-self._edges // len(self.matrix_VK)) - len(own_BK)
+        if empty > 0:  # torch takes no more edges than there are pairs, which repeated ones may be
+            own_BK, offsets = F.pad(own_BK, (0, 0, 0, empty)), F.pad(offsets, (0, empty), value=self._edges)
+        size, nothing_X = (len(own_BK), len(self.matrix_VK)), own_BK.new_zeros(self._edges)
+        bags_BV = torch.sparse_csr_tensor(offsets, self._row_X, nothing_X, size, check_invariants=False)
+        found: Tensor = torch.sparse.sampled_addmm(bags_BV, own_BK, self.matrix_VK.t(), beta=0.0).values()
+        return found
+
+    def weighted(self, weight_X: Tensor) -> Tensor:
+        """Σ weight · neighbour's row over every bag [R, H, K]."""
+        return pull(self.matrix_VK, self._row_X, self._offsets_B1, weight_X).view(*self._shape, -1)
 
     def sums_apart(self, weight_X: Tensor, is_first_X: Tensor, is_kept_X: Tensor | None = None) -> Tensor:
         """Σ weight · neighbour's row, over those edges of every bag that are ``is_first_X`` and over the others, apart

@@ -22,11 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ooc.kernels import dot_attention
 from ooc.kernels.bags import RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EDGES_PER_PIECE as EDGES_PER_PIECE
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
+from ooc.kernels.functions import TransformerAttention
 from ooc.kernels.tensors import gradients_of
 from ooc.plan.workload import Direction
 
@@ -119,6 +121,8 @@ def pull_messages(
     """Forward: targets pull sources over in-edges → what they make of their edges [R, O = ``columns``], and what the
     backward pass needs of it beside dZ: lse [R, H], or nothing. ``terms`` of the tile's edges, ``heads`` of a softmax.
     """
+    if heads is not None and is_dot_product(function, terms):
+        return dot_attention.attend(tile, heads.heads, heads.dropout, source_NS=source_NW, query_RV=target_RV)
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
@@ -177,6 +181,8 @@ def pull_source_gradients(
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
+    if heads is not None and is_dot_product(function, terms):
+        return dot_attention.pull_sources(tile, heads.heads, heads.dropout, target_NP=target_NP, source_RS=source_RW)
     backward = _Backward(function, tile, heads, Direction.OUT, terms, torch.zeros_like(source_RW))
     for piece in pieces(tile, len(target_NP), EDGES_PER_PIECE):
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E).requires_grad_()
@@ -198,6 +204,16 @@ def pull_target_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
     terms' linear map (``EdgeTerms.map_gradient``)."""
+    if heads is not None and is_dot_product(function, terms):
+        assert upstream_R.statistics is not None
+        found_RV = dot_attention.pull_targets(
+            *(tile, heads.heads, heads.dropout),
+            source_NS=source_NW,
+            query_RV=target_RV,
+            gradient_RO=upstream_R.gradient,
+            statistics=upstream_R.statistics,
+        )
+        return found_RV, None
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
     backward = _Backward(function, tile, heads, Direction.IN, terms, torch.zeros_like(target_RV), map_RM)
     for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
@@ -206,6 +222,11 @@ def pull_target_gradients(
         target_EV = target_RV.index_select(0, own_E).requires_grad_()
         backward.add(piece, source_EW, target_EV, target_EV, upstream_R.select(own_E))
     return backward.rows_RW, map_RM
+
+
+def is_dot_product(function: EdgeFunction, terms: EdgeTerms | None) -> bool:
+    """Whether it is computed by ``dot_attention``, without autograd."""
+    return terms is None and isinstance(function, TransformerAttention)
 
 
 def scratch_bytes(

@@ -10,6 +10,7 @@ H heads of C channels.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,3 +90,39 @@ class Gine:
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert term_ET is not None
         return torch.relu(source_EW + term_ET), None
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and Laurent, "Residual Gated Graph ConvNets", 2017).
+
+    Sources bring query and value, 2 C columns a group; targets the key, C columns a group.
+    """
+
+    groups: int
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        query_EGC, value_EGC = source_EW.view(len(source_EW), self.groups, 2, -1).unbind(2)
+        message_EGC: Tensor = _gate(target_EV.view_as(query_EGC), query_EGC, value_EGC)
+        return message_EGC.reshape(len(source_EW), -1), None
+
+
+class _Gate(torch.autograd.Function):
+    """σ(k + q) ⊙ v. Not by ``torch.sigmoid``, which rounds the last entries of a tensor, those that do not fill a
+    register, in another way than the others."""
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, query: Tensor, value: Tensor) -> Tensor:
+        gate = (key + query).neg_().exp_().add_(1.0).reciprocal_()
+        ctx.save_for_backward(gate, value)
+        return gate * value
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate, value = ctx.saved_tensors
+        of_value = above * gate
+        of_sum = (1.0 - gate).mul_(of_value).mul_(value)
+        return of_sum, of_sum, of_value
+
+
+_gate: Any = _Gate.apply

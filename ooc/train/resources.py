@@ -116,7 +116,7 @@ class Resources:
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             usual = min(usual, _height_of(_MOST_VALUES, columns + _features_joined(store.types)))
         tile_rows = self.tile_rows or usual
-        of_edges, joined = opaque_columns(model, columns), most_joined(store)
+        of_edges, joined = opaque_columns(model, columns, nodes), most_joined(store)
         if not self.tile_rows and not self.on_device and of_edges and joined:
             edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, joined)

@@ -607,7 +607,7 @@ def lower_model(
             num_edge_features=store.num_edge_features,
             embedding_columns=embedding_columns,
             feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
-            sparse_products=not given.on_device,
+            on_cpu=not given.on_device,
             most_edges=of_a_row,
             types=store.types,
             outputs_of=outputs_of,

@@ -10,7 +10,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, TransformerConv
+from torch_geometric.nn import (
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
+    ResGatedGraphConv,
+    SAGEConv,
+    TransformerConv,
+)
 
 from ooc.errors import OptionError
 from ooc.model.layers import attention
@@ -49,6 +57,19 @@ def transformer(features: int, classes: int, **options: Any) -> nn.Module:
     return Chain(
         TransformerConv(features, 4, 3, **options), TransformerConv(width, classes, 2, **options | {"concat": False})
     )
+
+
+class Products(nn.Module):
+    """Attention by products of rows, and gates."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.cosine = TransformerConv(features, 8, 3), AGNNConv()
+        self.last = ResGatedGraphConv(24, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.cosine(torch.tanh(self.first(x, edge_index)), edge_index)
+        return self.last(x, edge_index)
 
 
 class Mixed(nn.Module):
@@ -136,6 +157,7 @@ MODELS = {
     "Transformer, averaged, dropout": CustomCase(make=lambda f, c: transformer(f, c, concat=False, dropout=0.3)),
     "Transformer without bias": CustomCase(make=lambda f, c: transformer(f, c, bias=False)),
     "GAT of wide heads": CustomCase(make=Wide),
+    "products of rows": CustomCase(make=Products),
     "SAGE of maxima": ModelCase(kind="sage", layers=3, dropout=0.3, options={"aggr": "max"}),
     "SAGE of maxima, projected": ModelCase(kind="sage", options={"aggr": "max", "project": True}),
     "GIN of maxima": CustomCase(make=Widest),
@@ -160,7 +182,7 @@ PLANNED = {
     "GAT": gat(3, 0.3, heads=4),
     "GAT of wide heads": CustomCase(make=Wide),
     "GATv2": gat(2, 0.3, heads=2, v2=True),
-    "Transformer": CustomCase(make=transformer),
+    "products of rows": CustomCase(make=Products),
     "all kinds in one": CustomCase(make=Mixed),
 }
 CUTS: list[dict[str, Any]] = [

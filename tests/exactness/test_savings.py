@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv
 
 import ooc
 from ooc.engine import runtime
@@ -21,7 +21,7 @@ from ooc.prefetch.arena import Arena
 from ooc.storage.store import Store
 from ooc.train.trainer import Saving
 from tests.exactness.comparison import FLOOR, TOLERANCE, in_turn, least_budgets, make_trainer, train_epoch
-from tests.exactness.layers import Make, MlpMessages
+from tests.exactness.layers import GatedAsItIs, Make, MlpMessages
 from tests.exactness.models import MODELS, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase, ModelCase, Reference, adam, disagreement
 from tests.examples import examples
@@ -239,7 +239,7 @@ PAIRS: dict[str, tuple[Make, Make]] = {
     ),
     "as it is and a sum": (MlpMessages, GCNConv),
     "a sum and as it is": (GCNConv, MlpMessages),
-    "both as they are": (MlpMessages, ResGatedGraphConv),
+    "both as they are": (MlpMessages, GatedAsItIs),
 }
 
 

@@ -15,7 +15,6 @@ from torch_geometric.nn import (
     GENConv,
     GraphConv,
     MessagePassing,
-    ResGatedGraphConv,
     SAGEConv,
 )
 
@@ -26,7 +25,7 @@ from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.lowering.values import Features
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
-from tests.exactness.layers import Cosine, MfAsItIs, MlpMessages, edge_conv, principal
+from tests.exactness.layers import Cosine, GatedAsItIs, MfAsItIs, MlpMessages, edge_conv, principal
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import MODELS as DROPPING
 from tests.graphs import GraphCase, random_data
@@ -70,7 +69,7 @@ LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
     "GENConv": lambda i, o: GENConv(i, o, norm=None, learn_t=True),
     "MFConv": lambda i, o: MfAsItIs(i, o, max_degree=4),
     "GraphConv, powermean": lambda i, o: GraphConv(i, o, aggr="powermean", aggr_kwargs={"learn": True}),
-    "ResGatedGraphConv": ResGatedGraphConv,
+    "ResGatedGraphConv": GatedAsItIs,
 }
 """Beside those of ``Chain``."""
 

@@ -2,8 +2,10 @@
 """Graphs with types of nodes and edges against PyG's HeteroData, full batch."""
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +25,7 @@ from torch_geometric.nn import (
     HeteroConv,
     HeteroDictLinear,
     HGTConv,
+    ResGatedGraphConv,
     SAGEConv,
     TransformerConv,
     to_hetero,
@@ -148,6 +151,12 @@ def attending(data: HeteroData, **options: Any) -> nn.Module:
     return model
 
 
+def products_and_gates() -> Callable[[], nn.Module]:
+    """Of types of edges in turn."""
+    both = itertools.cycle((partial(TransformerConv, beta=True), ResGatedGraphConv))
+    return lambda: next(both)((HIDDEN, HIDDEN), HIDDEN)
+
+
 MODELS: dict[str, Make] = {
     "means, added up": lambda data: Relations(data, hidden_sage()),
     "sums, averaged": lambda data: Relations(data, hidden_sage("sum"), "mean"),
@@ -159,7 +168,7 @@ MODELS: dict[str, Make] = {
     "attention": lambda data: Relations(data, attention()),
     "attention, residual": lambda data: Relations(data, attention(residual=True, dropout=0.0), "max"),
     "attention, second version": lambda data: Relations(data, attention(GATv2Conv)),
-    "attention by products": lambda data: Relations(data, lambda: TransformerConv((HIDDEN, HIDDEN), HIDDEN, beta=True)),
+    "products and gates": lambda data: Relations(data, products_and_gates()),
     "rgcn": relational,
     "sage": lambda data: relational(data, roots=True),
     "hgt": attending,

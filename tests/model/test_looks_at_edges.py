@@ -4,7 +4,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import EdgeConv
+from torch_geometric.nn import AGNNConv, EdgeConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE, MetaLayer
 
 from ooc.model.lowering.network import opaque_columns
@@ -25,3 +25,10 @@ def test_ready_models_have_no_such_layer(model: type[nn.Module]) -> None:
 @pytest.mark.parametrize("module", [EdgeConv(nn.Linear(16, 8)), MetaLayer(None, None, None), Own()])
 def test_others_have(module: nn.Module) -> None:
     assert opaque_columns(nn.ModuleList([nn.Linear(8, 8), module]), 16) == 16
+
+
+def test_agnn_is_one_where_its_rows_are_many() -> None:
+    """Its formula holds keys and values of all rows."""
+    model = nn.ModuleList([nn.Linear(8, 64), AGNNConv()])
+    assert opaque_columns(model, 64, nodes=400_000) == 0
+    assert opaque_columns(model, 64, nodes=600_000) == 64

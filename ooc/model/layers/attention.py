@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyG's attentions as values.
 
-What an edge needs of its source is one matrix, what it needs of its target another, each one dense product of x:
+What an edge needs of its source is one matrix, what it needs of its target another, each made of x row by row, mostly
+by one dense product:
 
     GATConv            z, a_src = z · att_src of every head      a_dst = z · att_dst
     GATv2Conv          lin_l(x)                                  lin_r(x)
     TransformerConv    lin_key(x), lin_value(x) of every head    lin_query(x)
+    AGNNConv           x / |x|, x                                β x / |x|
+    ResGatedGraphConv  lin_query(x), lin_value(x)                lin_key(x): gates, not scores
 
 A wide head of GATConv is cut into slices of its channels, each with the head's scores beside it, so that it need not be
 pulled whole.
@@ -16,20 +19,24 @@ together, GATv2Conv's before the score, TransformerConv's to key and value.
 Shapes: I columns of x, H heads of C channels.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric import nn as gnn
 
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
+from ooc.kernels.functions import Gatv2, GatWithFeatures
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
+from ooc.model.layers.edge_functions import DotAttention, EdgeTerm, FunctionAttention, GatedSum
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
+from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.projection import Repeated, Weights
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -41,6 +48,11 @@ _WIDEST_SLICE = 64
 Narrower ones have more scalars for as many channels."""
 _NARROWEST_SLICE = 16
 """Channels. Rows of narrower ones would be fetched in parts of cache lines."""
+
+_GATED_TOGETHER = 8
+"""Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
+_WHOLE_NBYTES = 256e6
+"""What keys and values of a whole head may take, where the layer can be run without. The same whatever the budgets."""
 
 
 def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
@@ -158,9 +170,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     term = None
     if takes_features(conv, call):
         term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
-    dot = partial(
-        FunctionAttention, options=options, functions=lambda groups: TransformerAttention(len(groups)), term=term
-    )
+    dot = partial(DotAttention, options=options, term=term)
     attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = heads_of(conv, call, attended)
     if not conv.root_weight:
@@ -175,6 +185,61 @@ def lower_transformer(conv: Any, call: Call) -> Value:
         return beta * skip + (1 - beta) * out
 
     return call.assembly.rowwise(call.where, gated, [out, skip], tuple(lin_beta.parameters()))
+
+
+def lower_agnn(conv: Any, call: Call) -> Value:
+    """AGNNConv: by the cosine of two rows, times β."""
+    x, beta = call.matrix("x"), conv.beta
+    loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
+    options = AttentionOptions(1, x.columns, loops, 0.0, 0)
+    unscaled = math.sqrt(x.columns)
+
+    def query(rows: Tensor) -> Tensor:
+        scaled: Tensor = F.normalize(rows, p=2.0, dim=-1) * (beta * unscaled)
+        return scaled
+
+    def key_and_value(rows: Tensor) -> Tensor:
+        return torch.cat((F.normalize(rows, p=2.0, dim=-1), rows), dim=1)
+
+    source = call.assembly.rowwise(call.where, key_and_value, [x])
+    target = call.assembly.rowwise(call.where, query, [x], (beta,) if conv.requires_grad else ())
+    return call.per_edge(partial(DotAttention, options=options), source, target)
+
+
+def lower_res_gated(conv: Any, call: Call) -> Value:
+    """ResGatedGraphConv."""
+    x_source, x_target = call.ends("x")
+    query, value = conv.lin_query, conv.lin_value
+    columns = conv.out_channels
+    channels = next(c for c in range(min(_GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
+
+    def interleaved(*parts: Tensor) -> Tensor:
+        return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
+
+    def sources() -> tuple[Tensor, Tensor]:
+        return interleaved(query.weight, value.weight), interleaved(query.bias, value.bias)
+
+    parameters = (query.weight, value.weight, query.bias, value.bias)
+    source = call.assembly.projection(x_source, sources, parameters)
+    target = call.assembly.projection(x_target, *_of_linear(conv.lin_key))
+    terms = [(1.0, call.per_edge(partial(GatedSum, channels=channels), source, target))]
+    if conv.lin_skip is not None:
+        terms.append((1.0, call.assembly.linear(x_target, conv.lin_skip.weight)))
+    return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))
+
+
+def has_formula(conv: Any) -> bool:
+    """Whether the options of one of the two are those that the formula here is for."""
+    if conv.aggr not in SUMS:
+        return False
+    gated = isinstance(conv, gnn.ResGatedGraphConv)
+    return not gated or (conv.edge_dim is None and type(conv.act) is nn.Sigmoid)
+
+
+def fits(conv: Any, matrix_nbytes: float, *, on_cpu: bool) -> bool:
+    """Whether such a layer, given so many bytes of rows, is computed by its formula: AGNN's pulls keys and values
+    whole, and of the other there is no program for a GPU."""
+    return 2 * matrix_nbytes <= _WHOLE_NBYTES if isinstance(conv, gnn.AGNNConv) else on_cpu
 
 
 def _options(conv: Any, call: Call) -> AttentionOptions:

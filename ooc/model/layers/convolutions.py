@@ -7,7 +7,7 @@
     GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
 
-    GATConv, GATv2Conv, TransformerConv     attention: see attention.py
+    AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
     ClusterGCNConv, LEConv, MFConv, SimpleConv, WLConvContinuous                            see simple_sums.py
@@ -41,8 +41,8 @@ from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
-from ooc.model.layers import several_hops, simple_sums
-from ooc.model.layers.attention import edge_term, lower_gat, lower_gatv2, lower_transformer
+from ooc.model.layers import attention, several_hops, simple_sums
+from ooc.model.layers.attention import edge_term
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
@@ -107,6 +107,11 @@ def lower_convolution(
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
+    setting, x = assembly.setting, arguments.get("x")
+    if types is None and type(conv) in _AS_LONG_AS_IT_FITS and isinstance(x, Value):
+        matrix_nbytes = setting.num_nodes * x.columns * setting.dtype.itemsize
+        if not attention.fits(conv, matrix_nbytes, on_cpu=setting.on_cpu):
+            return lower_opaque(conv, where, args, kwargs, assembly)
     against = graph.flipped != (conv.flow == "target_to_source")
     if against and types is None and (type(conv) in _OF_EACH_EDGE or conv.aggr == "max"):
         return lower_opaque(conv, where, args, kwargs, assembly)
@@ -134,10 +139,12 @@ def _takes_relations(conv: gnn.MessagePassing) -> bool:
     return not _aggregates_in_another_way(conv, ALL_KNOWN) and conv.flow == "source_to_target"
 
 
-def looks_at_edges(module: nn.Module) -> bool:
+def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
     """Whether ``module``, a convolution or another that takes the edges and has no convolution, is run as it is, on the
-    edges of some rows at a time, as far as can be told before it is traced."""
+    edges of some rows at a time, as far as can be told before it is traced. It is given so many bytes at most."""
     if isinstance(module, gnn.MessagePassing):
+        if type(module) in _AS_LONG_AS_IT_FITS and not attention.fits(module, matrix_nbytes, on_cpu=True):
+            return True
         return (
             type(module) not in _LOWERINGS or bool(_replaced(module)) or _aggregates_in_another_way(module, ALL_KNOWN)
         )
@@ -157,6 +164,8 @@ def _replaced(conv: Any) -> str:
     if isinstance(conv, gnn.EGConv) and not several_hops.has_eg_formula(conv):
         return "aggregators"
     if type(conv) in simple_sums.KNOWN and not simple_sums.has_formula(conv):
+        return "options"
+    if type(conv) in _AS_LONG_AS_IT_FITS and not attention.has_formula(conv):
         return "options"
     functions = replaced_functions(conv)
     if functions:
@@ -352,11 +361,14 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
     gnn.GATConv: {"lin": False, "lin_src": False, "lin_dst": False, "lin_edge": False, "res": False},
     gnn.GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
     gnn.TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
+    gnn.ResGatedGraphConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_skip": False},
 }
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
-_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv)
+_AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.ResGatedGraphConv)
+"""Those that run as they are where their formula takes too much, or has no program."""
+_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, *_AS_LONG_AS_IT_FITS)
 """Those whose formula is one for edges as they are."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
@@ -382,9 +394,11 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.SSGConv: several_hops.lower_ssg,
     gnn.SGConv: _sg,
     gnn.TAGConv: _tag,
-    gnn.GATConv: lower_gat,
-    gnn.GATv2Conv: lower_gatv2,
-    gnn.TransformerConv: lower_transformer,
+    gnn.AGNNConv: attention.lower_agnn,
+    gnn.GATConv: attention.lower_gat,
+    gnn.GATv2Conv: attention.lower_gatv2,
+    gnn.ResGatedGraphConv: attention.lower_res_gated,
+    gnn.TransformerConv: attention.lower_transformer,
     gnn.HGTConv: lower_hgt,
     gnn.HANConv: lower_han,
     gnn.RGCNConv: lower_rgcn,

@@ -11,21 +11,22 @@ Shapes: R rows of the tile, G groups, K features of an edge, T columns of its te
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels import edge_function
+from ooc.kernels import dot_attention, edge_function, edges
 from ooc.kernels.cuda import memory
-from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout
+from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import Gine
+from ooc.kernels.functions import Gated, Gine, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
 from ooc.model.lowering.projection import Weights, through_weights
 from ooc.model.lowering.values import Value
-from ooc.plan.workload import EdgeData
+from ooc.plan.workload import EdgeData, EdgeWork
 
 _LIVE_PER_EDGE = 8
 """Matrices of a message's width that the functions and their gradients have alive for every edge."""
@@ -33,6 +34,11 @@ _LIVE_PER_EDGE = 8
 _TIMES_STREAMED = 3
 """How often what they have at a time for an edge is written or read, measured as ``per_edge`` says: GATv2's forward 2,
 its gradients 5 (2.15 million edges, 4 heads of 32 channels). The others were not measured."""
+
+_SCORED_BYTES = 2500, 1050, 60
+"""Of an edge, and for each of its heads, and operators of a tile: as GAT's (``per_edge``)."""
+_PULLED_TIMES = 3
+"""How often a head's columns are read for an edge besides."""
 
 Parameters = list[tuple[nn.Parameter, Tensor]]
 
@@ -238,9 +244,11 @@ class FunctionAggregate(EdgeAggregate):
             term=0 if self.term is None else self.groups * self.term.columns,
         )
         per_edge, per_row = bounds
-        if self.before is not None or self.after is not None:  # own rows of two matrices side by side, and apart again
-            per_row += 3 * (self.upstream_columns + self.columns) * itemsize
-        return edge_function.EDGES_PER_PIECE, per_edge, per_row
+        return edge_function.EDGES_PER_PIECE, per_edge, per_row + self._bytes_per_chained_row(itemsize)
+
+    def _bytes_per_chained_row(self, itemsize: int) -> int:
+        """Of a softmax over several types: own rows of two matrices side by side, and apart again."""
+        return 0 if self.before is None is self.after else 3 * (self.upstream_columns + self.columns) * itemsize
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.messages(
@@ -310,6 +318,48 @@ class FunctionAttention(Attention, FunctionAggregate):
         layout = self._layout(self.groups)
         loop_RK = kept_RHK[:, 0, self.message + 1 :] if layout.loop else None
         return layout.pack(target, above, loop_RK), None
+
+
+class DotAttention(FunctionAttention):
+    """By scaled dot products: sources bring key and value, targets the query. Without features of edges the CPU
+    computes nothing as wide as a head for an edge."""
+
+    def __init__(
+        self, index: int, source: Value, target: Value, before: "FunctionAttention | None" = None, **options: Any
+    ) -> None:
+        functions = lambda groups: TransformerAttention(len(groups))  # noqa: E731
+        super().__init__(index, source, target, before, functions=functions, **options)
+
+    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
+        if self.term is not None:
+            return super().temporaries(itemsize)
+        bounds = dot_attention.scratch_bytes(
+            heads=self.groups, channels=self.message, itemsize=itemsize, dropout=self.p > 0
+        )
+        return edges.EDGES_PER_PIECE, bounds[0], bounds[1] + self._bytes_per_chained_row(itemsize)
+
+    def work(self, itemsize: int) -> EdgeWork:
+        if self.term is not None:
+            return super().work(itemsize)
+        edge, head, operators = _SCORED_BYTES
+        return EdgeWork(edge, head + _PULLED_TIMES * 2 * self.message * itemsize, operators=operators)
+
+
+class GatedSum(FunctionAggregate):
+    """ResGatedGraphConv's sum of σ(k_i + q_j) ⊙ v_j, in groups of a few columns: sources bring q and v, targets k."""
+
+    pulls_targets = True
+    term = None
+
+    def __init__(self, index: int, source: Value, target: Value, *, channels: int, keep: bool) -> None:
+        groups = target.columns // channels
+        super().__init__(index, source, target, groups=groups, result=channels, kept=0, keep=keep)
+        self.function = lambda groups: Gated(len(groups))
+        self.target_columns = channels
+
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert target is not None
+        return self._layout(self.groups).pack(target, Upstream(gradient, None)), None
 
 
 class EdgeSum(FunctionAggregate):

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from ooc.kernels.edge_function import EdgeFunction
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import GatWithFeatures, TransformerAttention
+from ooc.kernels.functions import GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
 from ooc.model.layers.attention import heads_of, scored, slices_of_head
-from ooc.model.layers.edge_functions import FunctionAttention
+from ooc.model.layers.edge_functions import DotAttention, FunctionAttention
 from ooc.model.layers.layer import Call, EdgeKinds, Graph
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention, Maximum
 from ooc.model.layers.sums import ALL_KNOWN, SUMS, bias_of, check_sum, sum_of_maps
@@ -49,9 +49,6 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
         raise call.refuse("its metadata has other types of edges, or in another order, than the graph")
     heads, width = conv.heads, conv.out_channels
     options = AttentionOptions(heads, width // heads, SelfLoops.AS_STORED, 0.0, 0)
-
-    def functions(groups: range) -> TransformerAttention:
-        return TransformerAttention(len(groups))
 
     def query(lin: Any) -> Weights:
         return lambda: (lin.weight[width : 2 * width], lin.bias[width : 2 * width])
@@ -82,7 +79,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             parameters = lin.weight, lin.bias, conv.k_rel.weight, conv.v_rel.weight, p_rel
             keys = call.assembly.projection(rows[relation.source], weights, parameters)
             joint = relation != [*into][-1]
-            attention = partial(FunctionAttention, options=options, functions=functions, joint=joint)
+            attention = partial(DotAttention, options=options, joint=joint)
             attended = [_over(call, graph).per_edge(attention, keys, queries, *attended)]
         own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])

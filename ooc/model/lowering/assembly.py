@@ -57,8 +57,8 @@ class Setting:
     and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them;
     ``traced``: what a module was found to call, by the module, what it was called for, and ``training``. The settings
     of one model share both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have
-    a row left on average; they are multiplied so with ``sparse_products``. ``embedding_columns``: by type of nodes, of
-    rows that are trained themselves, which are the model's input, behind the features if there are such.
+    a row left on average; they are multiplied so ``on_cpu``, without a device of its own. ``embedding_columns``: by
+    type of nodes, of rows that are trained themselves, which are the model's input, behind features if there are such.
     ``most_edges``: into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and
     edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
     model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
@@ -73,7 +73,7 @@ class Setting:
     embedding_columns: Mapping[str, int] = field(default_factory=dict)
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
-    sparse_products: bool = True
+    on_cpu: bool = True
     most_edges: Callable[[], float] = lambda: inf
     dtype: torch.dtype = torch.float32
     types: Types | None = None
@@ -133,7 +133,7 @@ class Assembly:
         if learnt := setting.embedding_columns.get(space):
             parts.append(Learnt(self.next_index(), learnt, space))
         x = parts[0]
-        if not setting.sparse_products or len(parts) > 1:
+        if not setting.on_cpu or len(parts) > 1:
             x = self._dense(x)
         if len(parts) > 1:
             x = self.rowwise("features beside an embedding", lambda *rows: torch.cat(rows, dim=1), [x, parts[1]])
@@ -204,7 +204,7 @@ class Assembly:
             return not value.parameters and all(map(self._is_sum_of_sparse, value.inputs))
         if isinstance(value, Aggregate) and not isinstance(value, EdgeAggregate):
             return self._is_sum_of_sparse(value.source)
-        return isinstance(value, Dense) and self.setting.sparse_products
+        return isinstance(value, Dense) and self.setting.on_cpu
 
     def _product_of_sparse(self, value: Value, weight: nn.Parameter) -> Value:
         """A(X) Wᵀ = A(X Wᵀ), and so on down to X."""
@@ -273,7 +273,7 @@ class Assembly:
     def dropout(self, source: Value, p: float) -> Value:
         """Dropout with the masks of the next site; of nothing, ``source`` itself."""
         site = self.site(p)
-        if site and self.setting.sparse_products:
+        if site and self.setting.on_cpu:
             return self._dense(Dropout(self.next_index(), _without_zeros(source), p, site))
         return Dropout(self.next_index(), source, p, site) if site else source
 

@@ -275,15 +275,16 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     return assembly, trace(model, assembly)
 
 
-def opaque_columns(model: nn.Module, widest: int) -> int:
-    """How wide matrices are, at most, that have a row for each edge: where some layer of ``model`` is run as it is, as
-    its ``widest``; 0 where none is."""
+def opaque_columns(model: nn.Module, widest: int, nodes: int = 0) -> int:
+    """How wide matrices are, at most, that have a row for each edge: where some layer of ``model`` is run as it is, on
+    a graph of so many nodes, as its ``widest``; 0 where none is."""
     if isinstance(model, ModelShape):
         return 0
     from ooc.model.layers.convolutions import looks_at_edges
     from ooc.model.layers.decoders import LinkPredictor
 
-    if any(map(looks_at_edges, model.modules())):
+    matrix_nbytes = nodes * widest * dtype_of(model).itemsize
+    if any(looks_at_edges(module, matrix_nbytes) for module in model.modules()):
         return widest
     return (model.channels or widest) if isinstance(model, LinkPredictor) else 0
 
