@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Message-passing layers as users write them, and PyG's that nobody has taken apart, two of them a model."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -201,10 +202,25 @@ def edge_conv(inputs: int, outputs: int) -> nn.Module:
     return EdgeConv(nn.Sequential(nn.Linear(2 * inputs, outputs), nn.Tanh()))
 
 
+DEGREES = torch.tensor([3, 8, 10, 4, 2, 1])
+"""Of some other graph."""
+
+
+class PnaAsItIs(PNAConv):
+    """PyG's own code, as above."""
+
+
 def principal(inputs: int, outputs: int) -> nn.Module:
-    """PyG's PNA; degrees of some other graph."""
-    degrees = torch.tensor([3, 8, 10, 4, 2, 1])
-    return PNAConv(inputs, outputs, ["mean", "std", "max"], ["identity", "amplification", "linear"], degrees)
+    """PyG's PNA as it is."""
+    return PnaAsItIs(inputs, outputs, ["mean", "std", "max"], ["identity", "amplification", "linear"], DEGREES)
+
+
+def of_towers(inputs: int, outputs: int) -> nn.Module:
+    """PyG's PNA with all that its formula knows: several inputs a tower, or a part of them each."""
+    aggregators, towers = ["sum", "mean", "min", "max", "var", "std"], math.gcd(inputs, outputs)
+    scalers = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+    options: dict[str, Any] = {"towers": towers, "divide_input": inputs == H, "post_layers": 2, "train_norm": True}
+    return PNAConv(inputs, outputs, aggregators, scalers, DEGREES, **options)
 
 
 def twice(make: Make) -> Make:
@@ -242,7 +258,8 @@ LAYERS: dict[str, Make] = {
     "GeneralConv, attention": lambda i, o: GeneralConv(i, o, attention=True, heads=2, l2_normalize=True),
     "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
     "LEConv": LeAsItIs,
-    "PNAConv": principal,
+    "PNAConv": of_towers,
+    "PNAConv as it is": principal,
     "EdgeConv": edge_conv,
     "ClusterGCNConv": lambda i, o: ClusterGCNConv(i, o, diag_lambda=0.1),
     "MFConv": lambda i, o: MfAsItIs(i, o, max_degree=4),

@@ -107,7 +107,7 @@ def test_what_edges_carry(tmp_path: Path) -> None:
     agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
 
 
-@pytest.mark.parametrize("name", ["an MLP on edges, softmax", "PNAConv", "among others"])
+@pytest.mark.parametrize("name", ["an MLP on edges, softmax", "PNAConv as it is", "among others"])
 def test_float32(name: str, tmp_path: Path) -> None:
     """Single precision, to 1e-4."""
     data = random_data(ROUGH, dtype=torch.float32)

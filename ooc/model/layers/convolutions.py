@@ -11,6 +11,7 @@
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
     ClusterGCNConv, LEConv, MFConv, SimpleConv, WLConvContinuous                            see simple_sums.py
+    PNAConv                                 see principal.py
     DNAConv, FAConv, PDNConv                run as they are, by degrees that are found before: see normalizing.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
@@ -41,7 +42,7 @@ from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
-from ooc.model.layers import attention, several_hops, simple_sums
+from ooc.model.layers import attention, principal, several_hops, simple_sums
 from ooc.model.layers.attention import edge_term
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
@@ -166,6 +167,8 @@ def _replaced(conv: Any) -> str:
     if type(conv) in simple_sums.KNOWN and not simple_sums.has_formula(conv):
         return "options"
     if type(conv) in _AS_LONG_AS_IT_FITS and not attention.has_formula(conv):
+        return "options"
+    if isinstance(conv, gnn.PNAConv) and not principal.has_formula(conv):
         return "options"
     functions = replaced_functions(conv)
     if functions:
@@ -368,7 +371,7 @@ _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.R
 """Those that are given edges of all types at once."""
 _AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.ResGatedGraphConv)
 """Those that run as they are where their formula takes too much, or has no program."""
-_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, *_AS_LONG_AS_IT_FITS)
+_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, gnn.PNAConv, *_AS_LONG_AS_IT_FITS)
 """Those whose formula is one for edges as they are."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
@@ -397,6 +400,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.AGNNConv: attention.lower_agnn,
     gnn.GATConv: attention.lower_gat,
     gnn.GATv2Conv: attention.lower_gatv2,
+    gnn.PNAConv: principal.lower_pna,
     gnn.ResGatedGraphConv: attention.lower_res_gated,
     gnn.TransformerConv: attention.lower_transformer,
     gnn.HGTConv: lower_hgt,
