@@ -57,7 +57,8 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
     def part_of(side: int) -> Tensor:
         parts = [matrix[:, side * conv.F_in : (side + 1) * conv.F_in] for matrix in matrices]
-        return torch.block_diag(*parts) if conv.divide_input else torch.cat(parts)
+        joined: Tensor = torch.block_diag(*parts) if conv.divide_input else torch.cat(parts)  # type: ignore[no-untyped-call]
+        return joined
 
     def of_own() -> tuple[Tensor, Tensor | None]:
         return part_of(0), torch.cat(biases) if biases else None
@@ -114,14 +115,16 @@ def _totals(call: Call, source: Value, *, with_squares: bool) -> Value:
 
 def _scale(scaled: Any, name: str, degree: Tensor) -> Tensor:
     """What DegreeScalerAggregation multiplies by."""
+    linear: Tensor = scaled.avg_deg_lin
+    logarithm: Tensor = scaled.avg_deg_log
     match name:
         case "amplification":
-            return torch.log(degree + 1) / scaled.avg_deg_log
+            return torch.log(degree + 1) / logarithm
         case "attenuation":
-            return scaled.avg_deg_log / torch.log(degree.clamp(min=1) + 1)
+            return logarithm / torch.log(degree.clamp(min=1) + 1)
         case "linear":
-            return degree / scaled.avg_deg_lin
+            return degree / linear
         case "inverse_linear":
-            return scaled.avg_deg_lin / degree.clamp(min=1)
+            return linear / degree.clamp(min=1)
         case _:
             return torch.ones_like(degree)
