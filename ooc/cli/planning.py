@@ -258,7 +258,7 @@ class Planning:
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):
             raise OptionError("--links are those of a store, not of a graph that --graph describes")
-        model = with_decoder(settings, model)
+        model = with_decoder(settings, model, self.graph.types)
         objective = LinkObjective.of(
             links_of(settings),
             self.graph,

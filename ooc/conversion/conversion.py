@@ -210,8 +210,8 @@ def _fill(
         _write(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
         kind = options.hold_out.edge_type
-        within = kind is not None and kind.source == kind.target
-        undirected = options.symmetrize and within if kind is not None else open_store(store).undirected
+        within = kind is None or kind.source == kind.target
+        undirected = open_store(store).undirected if graph.types is None else options.symmetrize and within
         options.hold_out.write(graph, links, undirected=undirected, block_edges=shares.edges, budget_bytes=budget)
         work.listener(Note(f"{graph.name}: edges that are held out as links are in {links}"))
     if ordered:

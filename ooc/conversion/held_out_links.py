@@ -3,7 +3,7 @@
 
 Which ones, a hash of an edge's two ends says, and of a seed: both directions of an edge and its repetitions go
 together, nothing has to be held to choose them, and so many are held out on average. Self-loops stay. Of a graph with
-types they are edges of one type, and those of its reverse with them.
+types they are edges of one type, and those of its reverse with them; where nodes are of one type, of all types at once.
 
 n edges of a block, E edges held out.
 """
@@ -66,7 +66,8 @@ class HeldOut:
             raise OptionError(f"{source.name} has {which}; leave out hold_out_links=")
         if source.types is None and self.edge_type is not None:
             raise OptionError(f"{source.name} has one type of edges; leave out :{','.join(self.edge_type)}")
-        if source.types is not None and (self.edge_type is None or self.edge_type not in source.types.edges):
+        known = source.types is None or self.edge_type in source.types.edges
+        if source.types is not None and not (known or (self.edge_type is None and len(source.types.nodes) == 1)):
             there = "; ".join(map(",".join, source.types.edges))
             raise OptionError(
                 f"{source.name} has edges {there}; say which are held out, as hold_out_links='0.05,0.1:…'"
@@ -76,7 +77,7 @@ class HeldOut:
         self, relation: EdgeType, sources: npt.NDArray[Any], targets: npt.NDArray[Any]
     ) -> npt.NDArray[np.bool_] | None:
         """Which edges of a type stay [n]; None: all of them."""
-        if relation == self.edge_type:
+        if self.edge_type in (None, relation):
             return self.of(sources, targets) < 0
         return self.of(targets, sources) < 0 if relation == self.reverse else None
 
@@ -94,33 +95,37 @@ class HeldOut:
 
     def write(self, source: Source, out: Path, *, undirected: bool, block_edges: int, budget_bytes: int) -> None:
         """``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, into the file ``out``;
-        ``undirected``: each pair once."""
-        edges: Source | RelationSource = source
+        ``undirected``: each pair once. Of several types of edges [3, E], their numbers between heads and tails."""
+        edges: list[Source | RelationSource] = [source]
         called = [source.ids is not None] * 2
+        if source.types is not None:
+            edges = [found for one, found in source.types.edges.items() if self.edge_type in (None, one)]
         if source.types is not None and self.edge_type is not None:
-            edges, labelled = source.types.edges[self.edge_type], source.types.labelled
+            labelled = source.types.labelled
             called = [called[0] and end == labelled for end in (self.edge_type.source, self.edge_type.target)]
-        most = int((self.valid + self.test) * edges.num_edges * 1.1) + 1000
+        most = int((self.valid + self.test) * sum(one.num_edges for one in edges) * 1.1) + 1000
         if (needed := _BYTES_PER_LINK * most + 24 * source.num_nodes * any(called)) > budget_bytes:
             raise too_small(f"holding out {most:,} links", needed, budget_bytes)
         found: tuple[list[Any], list[Any]] = ([], [])
-        for block in edges.edges(block_edges):
+        for kind, block in ((kind, block) for kind, one in enumerate(edges) for block in one.edges(block_edges)):
             sources, targets = (np.asarray(side, dtype=np.int64) for side in block[:2])
             split = self.of(sources, targets)
+            pairs_2n = np.stack((sources, targets))
+            pairs_2n = np.sort(pairs_2n, axis=0) if undirected else pairs_2n
+            pairs_2n = np.insert(pairs_2n, 1, kind, axis=0) if len(edges) > 1 else pairs_2n
             for number, pairs in enumerate(found):
-                pairs.append(np.stack((sources, targets))[:, split == number])
+                pairs.append(pairs_2n[:, split == number])
         links = {}
         for name, pairs in zip(_SPLITS, found, strict=True):
-            pairs_2E = np.concatenate(pairs, axis=1)
-            links[name] = np.unique(np.sort(pairs_2E, axis=0) if undirected else pairs_2E, axis=1)
+            links[name] = np.unique(np.concatenate(pairs, axis=1), axis=1)
             pairs.clear()
         if source.ids is not None and any(called):
             ids = np.concatenate(list(source.ids(block_edges)))
             ids = ids.view(f"S{source.id_bytes}").reshape(-1) if source.id_bytes else ids
-            links = {
-                name: np.stack([ids[end] if known else end for end, known in zip(pairs, called, strict=True)])
-                for name, pairs in links.items()
-            }
+            for name, links_LE in links.items():
+                heads, *kinds, tails = links_LE
+                ends = [ids[end] if known else end for end, known in zip((heads, tails), called, strict=True)]
+                links[name] = np.stack([ends[0], *kinds, ends[1]])
         file = io.BytesIO()
         given: dict[str, Any] = {name: pairs for name, pairs in links.items() if pairs.size}
         np.savez(file, **given)

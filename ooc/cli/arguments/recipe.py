@@ -88,13 +88,15 @@ def input_columns(settings: TrainSettings, features: int, types: Types | None) -
     return columns if types is None else {name: count for name, count in columns.items() if count}
 
 
-def with_decoder(settings: TrainSettings, model: nn.Module) -> nn.Module:
+def with_decoder(settings: TrainSettings, model: nn.Module, types: Types | None) -> nn.Module:
     """The model itself, or where links are trained the encoder that it is, with a decoder."""
     if settings.links is None:
         return model
     from ooc.model.layers.decoders import LinkPredictor
 
-    return LinkPredictor(model, settings.decoder, channels=settings.hidden)
+    of_all = types is not None and len(types.nodes) == 1 and settings.link_type is None
+    relations = len(types.edges) if types is not None and of_all and len(types.edges) > 1 else 0
+    return LinkPredictor(model, settings.decoder, channels=settings.hidden, relations=relations)
 
 
 def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
@@ -154,7 +156,7 @@ def rebuild_model(
         types = Types.of(facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path} says of its store types of nodes and edges that are none") from error
-    model = with_decoder(settings, _model(settings, sizes, types))
+    model = with_decoder(settings, _model(settings, sizes, types), types)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -460,7 +462,7 @@ def build_trainer(
     from ooc.train.links.trainer import LinkTrainer
     from ooc.train.trainer import Trainer
 
-    model = with_decoder(settings, build_model(settings, store))
+    model = with_decoder(settings, build_model(settings, store), store.types)
     optimizer = build_optimizer(settings, model)
     kind: Callable[..., Trainer] = Trainer
     if settings.links is not None:

@@ -4,6 +4,7 @@
 Shapes: E pairs, C columns of an embedding.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import cast
 
@@ -26,28 +27,32 @@ class Dot(nn.Module):
 
 class DistMult(nn.Module):
     """⟨h, r, t⟩ of a learnt vector r (Yang et al., "Embedding Entities and Relations for Learning and Inference in
-    Knowledge Bases", ICLR 2015)."""
+    Knowledge Bases", ICLR 2015), or of as many as there are ``relations``, by the numbers of links' types [E]."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, relations: int = 0) -> None:
         super().__init__()
-        self.relation = nn.Parameter(torch.ones(channels))
+        self.relations = relations
+        self.relation = nn.Parameter(_for_each(torch.ones(channels), relations))
 
-    def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
-        return (head_EC * self.relation * tail_EC).sum(dim=-1)
+    def forward(self, head_EC: Tensor, tail_EC: Tensor, kind_E: Tensor | None = None) -> Tensor:
+        return (head_EC * _relation(self.relation, kind_E) * tail_EC).sum(dim=-1)
 
 
 class ComplEx(nn.Module):
     """Re ⟨h, r, t̄⟩, where the two halves of a row are real and imaginary parts: it tells directions apart (Trouillon
-    et al., "Complex Embeddings for Simple Link Prediction", ICML 2016)."""
+    et al., "Complex Embeddings for Simple Link Prediction", ICML 2016); ``relations`` as of ``DistMult``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, relations: int = 0) -> None:
         super().__init__()
+        self.relations = relations
         if channels % 2:
             raise OptionError(f"decoder complex needs an even number of channels, not {channels}")
-        self.relation = nn.Parameter(torch.cat((torch.ones(channels // 2), torch.zeros(channels // 2))))
+        first = torch.cat((torch.ones(channels // 2), torch.zeros(channels // 2)))
+        self.relation = nn.Parameter(_for_each(first, relations))
 
-    def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
-        (h, h_i), (r, r_i), (t, t_i) = (rows.chunk(2, dim=-1) for rows in (head_EC, self.relation, tail_EC))
+    def forward(self, head_EC: Tensor, tail_EC: Tensor, kind_E: Tensor | None = None) -> Tensor:
+        relation = _relation(self.relation, kind_E)
+        (h, h_i), (r, r_i), (t, t_i) = (rows.chunk(2, dim=-1) for rows in (head_EC, relation, tail_EC))
         return ((h * r - h_i * r_i) * t + (h * r_i + h_i * r) * t_i).sum(dim=-1)
 
 
@@ -73,7 +78,23 @@ class MLP(nn.Module):
         return cast(Tensor, self.out(self.hidden(head_EC * tail_EC).relu())).squeeze(-1)
 
 
-DECODERS: dict[str, Callable[[int], nn.Module]] = {
+def _for_each(vector_C: Tensor, relations: int) -> Tensor:
+    """Itself, or as many of it [R, C] as there are relations."""
+    return vector_C.repeat(relations, 1) if relations else vector_C
+
+
+def _relation(relation: Tensor, kind_E: Tensor | None) -> Tensor:
+    return relation if kind_E is None else F.embedding(kind_E, relation)
+
+
+def takes_kinds(decoder: nn.Module) -> bool:
+    """Whether it is given the numbers of links' types behind heads and tails."""
+    given = inspect.signature(decoder.forward).parameters.values()
+    needed = sum(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in given)
+    return needed > 2 or getattr(decoder, "relations", 0) > 0
+
+
+DECODERS: dict[str, Callable[..., nn.Module]] = {
     "dot": lambda channels: Dot(),
     "distmult": DistMult,
     "complex": ComplEx,
@@ -91,7 +112,9 @@ def binary_cross_entropy(scores_E: Tensor, labels_E: Tensor) -> Tensor:
 class LinkPredictor(nn.Module):
     """``encoder``, a PyG model whose outputs are embeddings [N, C], and ``decoder``: ``"dot"``, ``"distmult"``,
     ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C] and gives scores
-    [E], each of its pair alone. ``channels`` is C, which all but ``"dot"`` need.
+    [E], each of its pair alone; ``channels`` is C, which all but ``"dot"`` need. ``relations``: of links of several
+    types of edges how many these are; ``"distmult"`` and ``"complex"`` have a vector for each then, and a module may
+    take the numbers of links' types [E] as a third argument.
 
     An encoder may give ``(embeddings [N, C], penalty [N, 1])``: the mean of these numbers over all nodes is added to
     the loss of every step.
@@ -106,6 +129,7 @@ class LinkPredictor(nn.Module):
         decoder: str | nn.Module = "dot",
         channels: int | None = None,
         loss: LinkLoss = binary_cross_entropy,
+        relations: int = 0,
     ) -> None:
         super().__init__()
         channels = channels or getattr(encoder, "out_channels", None)
@@ -114,11 +138,13 @@ class LinkPredictor(nn.Module):
                 raise OptionError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
             if channels is None and decoder != "dot":
                 raise OptionError(f"decoder {decoder} needs to know channels=, the columns of an embedding")
-            decoder = DECODERS[decoder](channels or 0)
+            by_kind = decoder in ("distmult", "complex")
+            decoder = DECODERS[decoder](channels or 0, *([relations] if by_kind else []))
         self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, loss, channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:
-        """Scores [E] of the pairs ``links_2E``, heads above tails; in memory, as any PyG model."""
+        """Scores [E] of the pairs ``links_2E``, heads above tails, or [3, E], with the numbers of their types between
+        them; in memory, as any PyG model."""
         z_NC = self.encoder(x, edge_index, **edge_data)
         z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
-        return cast(Tensor, self.decoder(z_NC[links_2E[0]], z_NC[links_2E[1]]))
+        return cast(Tensor, self.decoder(z_NC[links_2E[0]], z_NC[links_2E[-1]], *links_2E[1:-1]))

@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
-from ooc.model.layers.decoders import LinkLoss, LinkPredictor
+from ooc.model.layers.decoders import LinkLoss, LinkPredictor, takes_kinds
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key, Scattered
@@ -30,18 +30,20 @@ from ooc.plan.workload import Direction, EdgeData
 
 
 class LinkLosses(MessagePassing):  # type: ignore[misc]
-    """The losses of links, added up by their heads. A label that is NaN: the link has no part in it."""
+    """The losses of links, added up by their heads. A label that is NaN: the link has no part in it. ``kind``: the
+    numbers of links' types, where the decoder takes them."""
 
     def __init__(self, decoder: nn.Module, loss: LinkLoss) -> None:
         super().__init__(aggr="sum")
         self.decoder, self.loss = decoder, loss
 
-    def forward(self, z: Tensor, edge_index: Tensor, label: Tensor) -> Tensor:
-        return cast(Tensor, self.propagate(edge_index, z=z, label=label))
+    def forward(self, z: Tensor, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
+        return cast(Tensor, self.propagate(edge_index, z=z, label=label, kind=kind))
 
-    def message(self, z_i: Tensor, z_j: Tensor, label: Tensor) -> Tensor:
+    def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
         left_out_E = label.isnan()
-        losses_E = self.loss(self.decoder(z_i, z_j), label.masked_fill(left_out_E, 0))
+        scores_E = self.decoder(z_i, z_j) if kind is None else self.decoder(z_i, z_j, kind)
+        losses_E = self.loss(scores_E, label.masked_fill(left_out_E, 0))
         return losses_E.masked_fill(left_out_E, 0)[:, None]
 
 
@@ -110,7 +112,8 @@ class OfScoredLinks(OfLinks):
                 if count := len(piece.indices_E):
                     near = neighbourhood(piece, len(source))
                     z_SC, (tails_E, heads_E) = near.gather(source), near.edge_index_2E
-                    scores_E = decoder(z_SC[heads_E], z_SC[tails_E])
+                    kinds = [] if near.features_EK is None else [near.features_EK[:, 0].long()]
+                    scores_E = decoder(z_SC[heads_E], z_SC[tails_E], *kinds)
                     if near.weight_E is not None:  # NaN: there is no such pair
                         scores_E = scores_E + near.weight_E
                     self.scores[at : at + count] = scores_E.numpy()
@@ -138,6 +141,8 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         raise ModelError(f"embeddings of heads have {of_heads} columns, those of tails {of_tails}: give them as many")
     source, target = (embeddings, None) if tails is None else (tails, embeddings)
     arguments: list[Any] = [source, Graph(), EdgeInput(EdgeData.WEIGHT)]
+    if takes_kinds(model.decoder):
+        arguments.append(EdgeInput(EdgeData.FEATURES, steps=(("__getitem__", ((slice(None), 0),)), ("long", ()))))
     kind = OfLinks if assembly.setting.training else OfScoredLinks
     module = LinkLosses(model.decoder, model.loss)
     modes = [(part, part.training) for part in model.decoder.modules()]

@@ -303,7 +303,7 @@ def lower_opaque(
             layer,
             module,
             columns=source.columns,
-            edge_features=setting.num_edge_features,
+            edge_features=1 if kind is not Opaque else setting.num_edge_features,  # of links
             dtype=setting.dtype,
             record=record,
             in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),

@@ -27,7 +27,7 @@ Words = npt.NDArray[np.uint64]
 
 _LINKS_AT_ONCE = 1 << 15
 """That are drawn and put in order together."""
-_BYTES_AT_ONCE = 80
+_BYTES_AT_ONCE = 96
 """Of each of them: heads, tails, labels, their order and copies in it."""
 _ROUNDS = 6
 _NEGATIVE, _STEP = 1, 2
@@ -73,15 +73,16 @@ class Permutation:
 class TrainingLinks:
     """The training links of a store by their heads, with K negatives each, and the files that a step's are in.
 
-    ``links_2E``: rows of heads and tails, which lead between such ``ends``. ``reversible``: they may be wanted by their
-    tails, too. ``filtered``: what is drawn and is an edge of the graph, or one of the links, is left out.
+    ``links_3E``: rows of heads and tails, which lead between such ``ends``, and numbers of their types. ``reversible``:
+    they may be wanted by their tails, too. ``filtered``: what is drawn and is an edge of the graph, or one of the
+    links, is left out.
     """
 
     def __init__(
         self,
         folder: Path,
         ends: Ends,
-        links_2E: Ints,
+        links_3E: Ints,
         negatives: int,
         seed: int,
         *,
@@ -90,7 +91,7 @@ class TrainingLinks:
     ) -> None:
         self._seed, self._ends, self._negatives, self._reversed_in = seed, ends, negatives, -1
         self._known = KnownLinks(ends) if filtered else None
-        heads, tails = links_2E
+        heads, tails, kinds = links_3E
         links, nodes, self._nodes = len(heads), ends.tails, ends.heads
         total = links * (1 + negatives)
         self._copies = -(-links * negatives // nodes)
@@ -98,14 +99,20 @@ class TrainingLinks:
         made = partial(LinkArray, folder, Direction.LINKS)
         self._first = _offsets(heads, ends.heads)
         self._order, self._tails = made("order", links, np.int64), made("tails", links, index)
-        order = np.lexsort((tails, heads))
+        order = np.lexsort((kinds, tails, heads))
         self._order.put(0, order)
         self._tails.put(0, tails[order])
+        self._kinds = made("kinds", links if ends.relations else 1, np.int32)
+        if ends.relations:
+            self._kinds.put(0, kinds[order])
         offsets = made("indptr", ends.heads + 1, np.int64)
         offsets.put(0, self._first * (1 + negatives))
         self._indices, self._labels = made("indices", total, index), made("edge_weight", total, np.float32)
         self._most = int(np.diff(self._first).max()) * (1 + negatives)
-        arrays = [offsets, self._indices, self._labels]
+        arrays, self._numbers = [offsets, self._indices, self._labels], None
+        if ends.relations:
+            arrays.append(numbers := made("edge_features", total, np.float32))
+            self._numbers = numbers
         if reversible:
             made = partial(LinkArray, folder, Direction.LINKS_REVERSED)
             self._heads, self._reversed_offsets = made("heads", links, index), made("indptr", nodes + 1, np.int64)
@@ -132,18 +139,21 @@ class TrainingLinks:
         among them."""
         count = 0
         for first, last, heads in self._pieces():
-            tails_nK = self._drawn(epoch, first, last)
-            tails = np.concatenate((self._tails.read(first, last).astype(np.int64)[:, None], tails_nK), axis=1)
+            tails_nK, links_3n = self._drawn(epoch, first, last), self._links(first, last, heads)
+            tails = np.concatenate((links_3n[1][:, None], tails_nK), axis=1)
             labels = np.zeros(tails.shape, dtype=np.float32)
             labels[:, 0] = 1
             if self._known is not None:
-                labels[:, 1:][self._linked(self._known, heads, tails[:, 0], tails_nK)] = np.nan
+                labels[:, 1:][self._linked(self._known, links_3n, tails_nK)] = np.nan
             if steps > 1:
                 labels[self._step_of(epoch, first, last, steps) != step] = np.nan
             count += labels.size - int(np.isnan(labels).sum())
             order = np.lexsort((labels.reshape(-1), tails.reshape(-1), np.repeat(heads, tails.shape[1])))
             self._indices.put(first * (1 + self._negatives), tails.reshape(-1)[order])
             self._labels.put(first * (1 + self._negatives), labels.reshape(-1)[order])
+            if self._numbers is not None:
+                kinds = np.repeat(links_3n[2], tails.shape[1])
+                self._numbers.put(first * (1 + self._negatives), kinds[order].astype(np.float32))
         if both_ways and self._reversed_in != epoch:
             self._reverse(epoch)
             self._reversed_in = epoch
@@ -157,16 +167,22 @@ class TrainingLinks:
         found = self._ends.ids(-1)[tails_EK].astype(np.int64)
         if self._known is not None:
             heads = np.repeat(np.arange(self._nodes), np.diff(self._first))
-            found[self._linked(self._known, heads, self._tails.read().astype(np.int64), tails_EK)] = -1
+            found[self._linked(self._known, self._links(0, links, heads), tails_EK)] = -1
         chosen = np.flatnonzero(self._step_of(epoch, 0, links, steps) == step)
         numbers = self._order.read()[chosen]
         order = np.argsort(numbers)
         return torch.from_numpy(numbers[order]), torch.from_numpy(found[chosen][order])
 
+    def _links(self, first: int, last: int, heads_n: Ints) -> Ints:
+        """Links from one to another [3, n]."""
+        tails_n = self._tails.read(first, last).astype(np.int64)
+        kinds_n = np.zeros_like(tails_n) if self._numbers is None else self._kinds.read(first, last).astype(np.int64)
+        return np.stack((heads_n, tails_n, kinds_n))
+
     @staticmethod
-    def _linked(known: KnownLinks, heads_n: Ints, tails_n: Ints, drawn_nK: Ints) -> npt.NDArray[np.bool_]:
+    def _linked(known: KnownLinks, links_3n: Ints, drawn_nK: Ints) -> npt.NDArray[np.bool_]:
         """Which of those drawn for all links of some heads are tails of one of these, or linked in the graph [n, K]."""
-        return known.of(heads_n, drawn_nK) | known.among(heads_n, drawn_nK, np.stack((heads_n, tails_n)))
+        return known.of(links_3n, drawn_nK) | known.among(links_3n, drawn_nK)
 
     def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
         """Links from one to another, of whole heads, and the head of each."""

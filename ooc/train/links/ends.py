@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What links lead from and to, and which pairs are linked.
 
-Heads and tails are rows of the nodes of one type each, of a graph of one type of nodes both of these. Shapes: E links,
-K tails that are drawn for each.
+Heads and tails are rows of the nodes of one type each, of a graph of one type of nodes both of these. Links as rows of
+the store are [3, E]: heads, tails, and the numbers of their types of edges, 0 where all are of one. Shapes: E links, K
+tails that are drawn for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,31 +32,39 @@ KNOWN_BYTES_PER_PAIR = 40
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Heads and tails of the links of a ``store``, in a graph with types those of edges of ``edge_type``."""
+    """Heads and tails of the links of a ``store``, in a graph with types those of edges of ``edge_types``, each with a
+    number."""
 
     store: Store
-    edge_type: EdgeType | None = None
+    edge_types: tuple[EdgeType, ...] = ()
 
     @classmethod
     def of(cls, store: Store, edge_type: Sequence[str] | None) -> "Ends":
-        """OptionError where a graph with types is not told which type of edges its links are, or another one is."""
+        """OptionError where a graph with types is not told which type of edges its links are, or another one is. Of a
+        graph of one type of nodes they may be of all types of edges."""
         types = store.types
         if types is None:
             if edge_type is not None:
                 raise OptionError(f"{store.path} has one type of edges; leave out edge_type={tuple(edge_type)}")
             return cls(store)
         there = "; ".join(map(str, types.edges))
+        if edge_type is None and len(types.nodes) == 1:
+            return cls(store, tuple(types.edges))
         if edge_type is None:
             raise OptionError(f"{store.path} has edges {there}; say of which type links are, by edge_type=")
         if isinstance(edge_type, str) or len(edge_type) != 3 or {edge_type[0], edge_type[2]} - set(types.nodes):
             raise OptionError(f"edge_type={edge_type!r} is no (source, relation, target) of {store.path}: {there}")
-        return cls(store, EdgeType(*edge_type))
+        return cls(store, (EdgeType(*edge_type),))
 
     @property
     def types(self) -> tuple[str, ...]:
         """The types of nodes of heads and of tails, one where both are the same; nothing where there is but one."""
-        kind = self.edge_type
-        return () if kind is None else tuple(dict.fromkeys((kind.source, kind.target)))
+        return tuple(dict.fromkeys(end for one in self.edge_types[:1] for end in (one.source, one.target)))
+
+    @property
+    def relations(self) -> int:
+        """How many types of edges links tell apart by their numbers; 0 where they are of one."""
+        return len(self.edge_types) if len(self.edge_types) > 1 else 0
 
     @property
     def heads(self) -> int:
@@ -73,12 +82,12 @@ class Ends:
         return len(self.types) < 2
 
     @property
-    def side(self) -> str | None:
-        """The topology of the store from heads to tails; None where it has no edges of that type."""
-        if self.edge_type is None:
-            return "in" if self.store.undirected else "out"
-        assert self.store.types is not None
-        return f"{EDGES}/{self.edge_type.folder}/out" if self.edge_type in self.store.types.edges else None
+    def sides(self) -> list[str | None]:
+        """The topologies of the store from heads to tails, by number; None where it has no edges of that type."""
+        types = self.store.types
+        if types is None:
+            return ["in" if self.store.undirected else "out"]
+        return [f"{EDGES}/{one.folder}/out" if one in types.edges else None for one in self.edge_types]
 
     def ids(self, end: int) -> AnyArray:
         """What the source calls heads (0) or tails (-1), in the store's rows."""
@@ -104,28 +113,41 @@ class Places:
         self._of = heads, heads if ends.within_a_type else _Rows(ends.ids(-1))
 
     def rows(self, what: str, links: object) -> Ints:
-        """[2, E] of links by ids. OptionError where they are none."""
-        found = np.asarray(links)
-        if found.ndim != 2 or found.shape[0] != 2 or not found.shape[1]:
-            shape = list(found.shape)
-            raise OptionError(f"links {what} must be [2, E], heads above tails, E at least 1, not {shape}")
+        """[3, E] of links by ids: heads above tails, or above the numbers of their types of edges, and these above
+        tails. OptionError where they are none."""
+        found, relations = np.asarray(links), self._ends.relations
+        height, form = 2, "[2, E], heads above tails"
+        if relations:
+            height, form = 3, "[3, E], heads above numbers of edge types above tails"
+        if found.ndim != 2 or found.shape[0] != height or not found.shape[1]:
+            raise OptionError(f"links {what} must be {form}, E at least 1, not {list(found.shape)}")
         self.check(found.shape[1])
-        return np.stack([self._found(what, ids, end) for ids, end in zip(found, (0, 1), strict=True)])
+        kinds: AnyArray = found[1] if relations else np.zeros(found.shape[1], np.int64)
+        if kinds.dtype.kind in "SU" and np.char.isdigit(kinds).all():  # beside ids that are texts
+            kinds = kinds.astype(np.int64)
+        if relations and not (kinds.dtype.kind in "iu" and 0 <= kinds.min() <= kinds.max() < relations):
+            raise OptionError(f"links {what}: edge types are numbered from 0 to {relations - 1}")
+        heads, tails = self._found(what, found[0], 0), self._found(what, found[-1], 1)
+        return np.stack((heads, tails, kinds.astype(np.int64)))
 
     def edges(self) -> Ints:
-        """[2, E] of the graph's own, as rows."""
-        side = self._ends.side
-        if side is None:
-            raise OptionError(f"{self._store.path} has no edges {self._ends.edge_type}; give links to train on")
-        offsets, tails = self._store.topology(side)
-        self.check(tails.shape[0])
-        heads = np.repeat(np.arange(self._ends.heads), np.diff(offsets.read()).astype(np.int64))
-        found = np.stack((heads, tails.read().astype(np.int64)))
-        if self._ends.within_a_type:
-            found = found[:, found[0] < found[1] if self._store.undirected else found[0] != found[1]]
-        if not found.shape[1]:
-            raise OptionError(f"{self._store.path} has no edges to train as links")
-        return found
+        """[3, E] of the graph's own, as rows."""
+        store, ends, parts = self._store, self._ends, list[Ints]()
+        sides = [(number, side) for number, side in enumerate(ends.sides) if side is not None]
+        self.check(sum(store.topology(side)[1].shape[0] for _, side in sides))
+        for number, side in sides:
+            offsets, tails = store.topology(side)
+            heads = np.repeat(np.arange(ends.heads), np.diff(offsets.read()).astype(np.int64))
+            found = np.stack((heads, tails.read().astype(np.int64), np.full_like(heads, number)))
+            if ends.within_a_type:
+                found = found[:, found[0] < found[1] if store.undirected else found[0] != found[1]]
+            parts.append(found)
+        if not parts:
+            raise OptionError(f"{store.path} has no edges {ends.edge_types[0]}; give links to train on")
+        links_3E = np.concatenate(parts, axis=1)
+        if not links_3E.shape[1]:
+            raise OptionError(f"{store.path} has no edges to train as links")
+        return links_3E
 
     def tails(self, what: str, ids: object) -> Ints:
         """Of any ids of tails; in their shape."""
@@ -174,18 +196,20 @@ class _Rows:
 
 
 class KnownLinks:
-    """The pairs that are edges of the store, from head to tail, or among ``further`` links [2, F], rows of the store,
-    which are held, 8 bytes each. Edges are read as they are asked for, a few at a time."""
+    """The pairs that are edges of the store, from head to tail, or among ``further`` links [3, F], rows of the store,
+    which are held, 8 bytes each. Those of several types of edges are told apart. Edges are read as they are asked for,
+    a few at a time."""
 
     def __init__(self, ends: Ends, further: Sequence[Ints] = ()) -> None:
-        self._tails = np.uint64(ends.tails)
-        self._arrays = None if ends.side is None else ends.store.topology(ends.side)
-        self._further = np.unique(np.concatenate([np.empty(0, np.uint64), *(self._keys(*pairs) for pairs in further)]))
+        self._heads, self._tails = np.uint64(ends.heads), np.uint64(ends.tails)
+        self._arrays = [None if side is None else ends.store.topology(side) for side in ends.sides]
+        self._further = np.unique(np.concatenate([np.empty(0, np.uint64), *(self._keys(*links) for links in further)]))
         self.nbytes = self._further.nbytes
 
-    def of(self, heads_n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
-        """Which pairs of a head and one of its tails are linked [n, K]."""
-        keys = self._keys(heads_n[:, None], tails_nK).reshape(-1)
+    def of(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
+        """Which pairs of the head of a link and one of these tails are linked [n, K]."""
+        heads_n, _, kinds_n = links_3n
+        keys = self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]).reshape(-1)
         order = np.argsort(keys)
         ascending = keys[order]
         linked = _among(ascending, self._further)
@@ -196,32 +220,38 @@ class KnownLinks:
         found[order] = linked
         return found.reshape(tails_nK.shape)
 
-    def among(self, heads_n: Ints, tails_nK: Ints, links_2E: Ints) -> npt.NDArray[np.bool_]:
+    def among(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
         """Which of them are among these links alone [n, K]."""
-        return _among(self._keys(heads_n[:, None], tails_nK), np.sort(self._keys(*links_2E)))
+        heads_n, _, kinds_n = links_3n
+        return _among(self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]), np.sort(self._keys(*links_3n)))
 
-    def _keys(self, heads: Ints, tails: Ints) -> Keys:
-        return heads.astype(np.uint64) * self._tails + tails.astype(np.uint64)
+    def _keys(self, heads: Ints, tails: Ints, kinds: Ints) -> Keys:
+        of_pairs = heads.astype(np.uint64) * self._tails + tails.astype(np.uint64)
+        return kinds.astype(np.uint64) * (self._heads * self._tails) + of_pairs
 
     def _edges_of(self, keys: Keys) -> Iterator[Keys]:
         """The keys of the edges of the heads of ascending ``keys``, ascending, some at a time."""
-        if self._arrays is None or not len(keys):
-            return
-        offsets, tails = self._arrays
-        first, last = int(keys[0] // self._tails), int(keys[-1] // self._tails) + 1
-        for start in range(first, last, _ROWS_AT_ONCE):
-            stop = min(last, start + _ROWS_AT_ONCE)
-            asked = keys[slice(*np.searchsorted(keys, np.array([start, stop], np.uint64) * self._tails))]
-            if not len(asked):
+        for number, arrays in enumerate(self._arrays):
+            base = np.uint64(number) * self._heads * self._tails
+            asked = keys[slice(*np.searchsorted(keys, np.array([base, base + self._heads * self._tails])))]
+            if arrays is None or not len(asked):
                 continue
-            start, stop = int(asked[0] // self._tails), int(asked[-1] // self._tails) + 1
-            ends = offsets.read(start, stop + 1)
-            for low in range(int(ends[0]), int(ends[-1]), _EDGES_AT_ONCE):
-                numbers = np.arange(low, high := min(int(ends[-1]), low + _EDGES_AT_ONCE))
-                heads = start + np.searchsorted(ends, numbers, side="right") - 1
-                found = self._keys(heads, tails.read(low, high))
-                found.sort()
-                yield found
+            offsets, tails = arrays
+            first, last = int((asked[0] - base) // self._tails), int((asked[-1] - base) // self._tails) + 1
+            for start in range(first, last, _ROWS_AT_ONCE):
+                stop = min(last, start + _ROWS_AT_ONCE)
+                bounds = base + np.array([start, stop], np.uint64) * self._tails
+                here = asked[slice(*np.searchsorted(asked, bounds))] - base
+                if not len(here):
+                    continue
+                start, stop = int(here[0] // self._tails), int(here[-1] // self._tails) + 1
+                ends = offsets.read(start, stop + 1)
+                for low in range(int(ends[0]), int(ends[-1]), _EDGES_AT_ONCE):
+                    numbers = np.arange(low, high := min(int(ends[-1]), low + _EDGES_AT_ONCE))
+                    heads = start + np.searchsorted(ends, numbers, side="right") - 1
+                    found = self._keys(heads, tails.read(low, high), np.full_like(heads, number))
+                    found.sort()
+                    yield found
 
 
 def _among(asked: Keys, known: Keys) -> npt.NDArray[np.bool_]:

@@ -21,6 +21,7 @@ from ooc.errors import OptionError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
 from ooc.train.links.arrays import LinkArray, ReversedLinks
+from ooc.train.links.ends import Ends
 from ooc.train.metrics import RANKING_BYTES, roc_auc
 
 Ints = npt.NDArray[np.int64]
@@ -78,11 +79,11 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Links [2, E] of a split and what they are ranked against: pairs [2, M], or tails [n, K] of their own for any of
+    """Links [3, E] of a split and what they are ranked against: pairs [3, M], or tails [n, K] of their own for any of
     them, by their numbers, ``NOBODY`` among them. Rows of the store."""
 
-    links_2E: Ints
-    shared_2M: Ints | None = None
+    links_3E: Ints
+    shared_3M: Ints | None = None
     own: "Callable[[Ints], Ints] | None" = None
     each: int = 0
     """K."""
@@ -95,46 +96,47 @@ _UNITS_AT_ONCE, _SCORES_AT_ONCE = 1 << 12, 1 << 17
 class LinkScorer:
     """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
     own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept, NaN of what is
-    no pair. ``heads`` and ``tails``: how many nodes there are of either."""
+    no pair. Links lead between such ``ends``."""
 
     def __init__(
         self,
         metric: LinkMetric,
         splits: Mapping[str, Ranked],
-        heads: int,
-        tails: int,
+        ends: Ends,
         folder: Path,
         dtype: str,
         *,
         reversible: bool,
     ) -> None:
         self._metric = metric
-        shared = {split: one.shared_2M for split, one in splits.items() if one.shared_2M is not None}
-        parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_2E, one) for split, one in splits.items()]
-        parts += [(split, pairs_2M, None) for split, pairs_2M in shared.items()]
-        none = np.zeros((2, 0), np.int64)
-        head_U, tail_U = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
+        shared = {split: one.shared_3M for split, one in splits.items() if one.shared_3M is not None}
+        parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_3E, one) for split, one in splits.items()]
+        parts += [(split, pairs_3M, None) for split, pairs_3M in shared.items()]
+        none = np.zeros((3, 0), np.int64)
+        head_U, tail_U, kind_U = np.concatenate([none, *(pairs for _, pairs, _ in parts)], axis=1)
         order = np.argsort(head_U, kind="stable")
         sizes = np.concatenate(
             [none[0], *(np.full(pairs.shape[1], 1 + (one.each if one is not None else 0)) for _, pairs, one in parts)]
         )
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes[order]) - sizes[order]
-        ends = np.cumsum([0, *(pairs.shape[1] for _, pairs, _ in parts)])
+        stops = np.cumsum([0, *(pairs.shape[1] for _, pairs, _ in parts)])
         self._starts = {
             (split, one is None): starts[first:last]
-            for (split, _, one), first, last in zip(parts, ends, ends[1:], strict=False)
+            for (split, _, one), first, last in zip(parts, stops, stops[1:], strict=False)
         }
         self._each = {split: one.each for split, one in splits.items()}
         self._scores: Scores = np.zeros(int(sizes.sum()), dtype=dtype)
         by_head = np.concatenate(([0], np.cumsum(sizes[order])))
-        offsets = by_head[np.searchsorted(head_U[order], np.arange(heads + 1))]
-        index = np.int32 if tails <= 2**31 else np.int64
-        made = {"indptr": LinkArray(folder, _SIDE, "indptr", heads + 1, np.int64)}
+        offsets = by_head[np.searchsorted(head_U[order], np.arange(ends.heads + 1))]
+        index = np.int32 if ends.tails <= 2**31 else np.int64
+        made = {"indptr": LinkArray(folder, _SIDE, "indptr", ends.heads + 1, np.int64)}
         made["indices"] = LinkArray(folder, _SIDE, "indices", len(self._scores), index)
         made["edge_weight"] = LinkArray(folder, _SIDE, "edge_weight", len(self._scores), np.float32)
+        if ends.relations:
+            made["edge_features"] = LinkArray(folder, _SIDE, "edge_features", len(self._scores), np.float32)
         made["indptr"].put(0, offsets)
-        owners = {split: first for (split, _, one), first in zip(parts, ends, strict=False) if one is not None}
+        owners = {split: first for (split, _, one), first in zip(parts, stops, strict=False) if one is not None}
         self._at_once = max(1, min(_UNITS_AT_ONCE, _SCORES_AT_ONCE // (1 + max(self._each.values(), default=0))))
         for first in range(0, len(order), self._at_once):
             units = order[first : first + self._at_once]
@@ -142,17 +144,19 @@ class LinkScorer:
             at = starts[units] - by_head[first]
             written[at] = tail_U[units]
             for split, one in splits.items():
-                mine = (units >= owners[split]) & (units < owners[split] + one.links_2E.shape[1])
+                mine = (units >= owners[split]) & (units < owners[split] + one.links_3E.shape[1])
                 if one.own is not None and mine.any():
                     places = at[mine][:, None] + np.arange(1, 1 + one.each)
                     written[places] = one.own(units[mine] - owners[split])
+            if ends.relations:
+                made["edge_features"].put(int(by_head[first]), np.repeat(kind_U[units], sizes[units]))
             is_nobody = written == NOBODY
             made["indices"].put(int(by_head[first]), np.where(is_nobody, 0, written))
             made["edge_weight"].put(int(by_head[first]), np.where(is_nobody, np.float32(np.nan), np.float32(0)))
         self.arrays: dict[str, LinkArray] = {array.name: array for array in made.values()}
         self._reversed: ReversedLinks | None = None
         if reversible:
-            self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], tails)
+            self._reversed = ReversedLinks(folder, Direction.SCORED_LINKS_REVERSED, made["indices"], ends.tails)
             self.arrays |= self._reversed.arrays
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ooc.engine.exchange import Exchange
 from ooc.errors import OptionError
+from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.links.drawn import TrainingLinks
@@ -54,20 +55,20 @@ class LinkObjective(Objective):
         store.check_one_graph("link prediction", takes_types=True)
         ends = Ends.of(store, links.edge_type)
         places = Places(ends, resources.limits.memory_bytes)
-        train_2E = places.edges() if links.train is None else places.rows("train", links.train)
+        train_3E = places.edges() if links.train is None else places.rows("train", links.train)
         splits = [split for split in ("valid", "test") if getattr(links, split) is not None]
         known = None
         if links.filtered:
             held_out = [places.rows(split, getattr(links, split)) for split in splits]
-            places.check(sum(pairs.shape[1] for pairs in (train_2E, *held_out)))
-            known = KnownLinks(ends, [train_2E, *held_out])
+            places.check(sum(pairs.shape[1] for pairs in (train_3E, *held_out)))
+            known = KnownLinks(ends, [train_3E, *held_out])
         scored = {split: scored_links(ends, places, links, split, seed, known) for split in splits}
         reversible = _are_known_both_ways(ends, resources)
         training = TrainingLinks(
-            folder, ends, train_2E, negatives, seed, reversible=reversible, filtered=links.filtered
+            folder, ends, train_3E, negatives, seed, reversible=reversible, filtered=links.filtered
         )
         name = str(dtype).removeprefix("torch.")
-        scorer = LinkScorer(metric, scored, ends.heads, ends.tails, folder, name, reversible=reversible)
+        scorer = LinkScorer(metric, scored, ends, folder, name, reversible=reversible)
         return cls(training, scorer, ends)
 
     def prepared(
@@ -75,6 +76,8 @@ class LinkObjective(Objective):
     ) -> Job:
         """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
         are computed, too: it is not known which."""
+        if isinstance(model, LinkPredictor) and takes_kinds(model.decoder) and not self.ends.relations:
+            raise OptionError("the decoder tells types of edges apart, and links are of one; leave out relations=")
         trained = {} if self.training is None else self.training.arrays
         joined = store.joined_by(trained | self.scorer.arrays, neighbours=self.ends.tails)
         left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
@@ -112,4 +115,4 @@ class LinkObjective(Objective):
 def _are_known_both_ways(ends: Ends, resources: Resources) -> bool:
     """Whether links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
     processes, and of a graph with types, are in memory."""
-    return resources.ranks.count == 1 and ends.edge_type is None
+    return resources.ranks.count == 1 and not ends.edge_types

@@ -48,10 +48,10 @@ class PairScores(Predictions):
         ends = Ends.of(store, edge_type)
         self._store, self._limits, self._what = store, resources.limits, What.LOGITS
         self._model_dtype = dtype_of(model)
-        rows_2E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
-        given = (LinkMetric("mrr"), {"pairs": Ranked(rows_2E)}, ends.heads, ends.tails, resources.spill_dir)
-        self._scorer = LinkScorer(*given, self.dtype.name, reversible=edge_type is None)
-        self._pairs = rows_2E.shape[1]
+        rows_3E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
+        given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
+        self._scorer = LinkScorer(*given, self.dtype.name, reversible=not ends.edge_types)
+        self._pairs = rows_3E.shape[1]
         objective = LinkObjective(None, self._scorer, ends)
         savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
         job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)

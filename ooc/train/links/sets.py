@@ -42,7 +42,8 @@ class Links:
     ``filtered``: pairs that are linked are no negatives. In training those are left out that are edges of the graph or
     training links; what is drawn to rank against is drawn again, and of all tails those are left out, that are linked
     by an edge of the graph or a link of any split. ``edge_type``: of a graph with types, (source, relation, target):
-    heads are nodes of the one type, tails of the other.
+    heads are nodes of the one type, tails of the other. Where all nodes are of one type it may be left out: then links
+    are of all types of edges, [3, E], the numbers of these, in the store's order, between heads and tails.
     """
 
     train: Any = None
@@ -121,33 +122,33 @@ def _numpy_globals() -> list[Any]:
 
 def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
     """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
-    links_2E = places.rows(split, getattr(links, split))
-    count, name = links_2E.shape[1], f"{split}_negatives"
+    links_3E = places.rows(split, getattr(links, split))
+    count, name = links_3E.shape[1], f"{split}_negatives"
     given = getattr(links, name)
     if given is None and links.negatives:
-        drawn = partial(
-            _drawn_tails, ends, links_2E[0], links.negatives, (seed, SPLITS.index(split), _EVALUATED), known
-        )
-        return Ranked(links_2E, own=drawn, each=links.negatives)
+        key = seed, SPLITS.index(split), _EVALUATED
+        drawn = partial(_drawn_tails, ends, links_3E, links.negatives, key, known)
+        return Ranked(links_3E, own=drawn, each=links.negatives)
     if given is None:
-        return Ranked(links_2E, own=partial(_all_tails, ends, links_2E, known), each=ends.tails)
+        return Ranked(links_3E, own=partial(_all_tails, ends, links_3E, known), each=ends.tails)
     pairs = np.asarray(given)
-    if pairs.ndim == 2 and pairs.shape[0] == 2 and count != 2:
-        return Ranked(links_2E, shared_2M=places.rows(name, pairs))
+    height = 3 if ends.relations else 2
+    if pairs.ndim == 2 and pairs.shape[0] == height and count != height:
+        return Ranked(links_3E, shared_3M=places.rows(name, pairs))
     if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
-        return Ranked(links_2E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
-    raise OptionError(f"{name} must be [2, M] or [{count}, K], not {list(pairs.shape)}")
+        return Ranked(links_3E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
+    raise OptionError(f"{name} must be [{height}, M] or [{count}, K], not {list(pairs.shape)}")
 
 
 def _drawn_tails(
-    ends: Ends, heads_E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
+    ends: Ends, links_3E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
 ) -> Ints:
     """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
     numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
     found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
     for again in range(_DRAWN_AGAIN if known is not None else 0):
         assert known is not None
-        linked = known.of(heads_E[numbers_n], np.maximum(found, 0))
+        linked = known.of(links_3E[:, numbers_n], np.maximum(found, 0))
         if not linked.any():
             break
         drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
@@ -155,10 +156,10 @@ def _drawn_tails(
     return found
 
 
-def _all_tails(ends: Ends, links_2E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
+def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
     """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
     found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
     if known is not None:
-        found[known.of(links_2E[0, numbers_n], found)] = NOBODY
-    np.put_along_axis(found, links_2E[1, numbers_n, None], NOBODY, axis=1)
+        found[known.of(links_3E[:, numbers_n], found)] = NOBODY
+    np.put_along_axis(found, links_3E[1, numbers_n, None], NOBODY, axis=1)
     return found

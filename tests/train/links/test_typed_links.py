@@ -172,40 +172,71 @@ def test_memory_and_tiles_in_memory_change_no_bit(split: list[HeteroData], store
     assert losses == other_losses and scores.equal(other_scores) and all(map(torch.equal, weights, other_weights))
 
 
-def test_relations_by_number(tmp_path: Path) -> None:
-    """A graph of one type of nodes, encoded by RGCNConv; links are edges of one type, all of them."""
+class Relational(nn.Module):
+    def __init__(self, edge_types: object) -> None:
+        super().__init__()
+        self.conv = RGCNConv(5, 6, num_relations=3)
 
-    class Relational(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = RGCNConv(5, 6, num_relations=3)
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index, edge_type)
+        return out
 
-        def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-            out: Tensor = self.conv(x, edge_index, edge_type)
-            return out
 
+@pytest.mark.parametrize("decoder", ["distmult", "complex", "dot"])
+def test_links_of_all_types_of_edges(tmp_path: Path, decoder: str) -> None:
+    """A knowledge graph: nodes of one type, triples as links, a vector for each relation; filtered by relation."""
     generator = torch.Generator().manual_seed(2)
-    edges, kinds = torch.randint(0, 30, (2, 200), generator=generator), torch.arange(200) % 3
+    triples = torch.stack([torch.randint(0, n, (260,), generator=generator) for n in (30, 3, 30)])
     x = torch.randn(30, 5, generator=generator).double()
-    np.savez(tmp_path / "g.npz", x=x, edge_index=edges, edge_type=kinds, train_idx=[0], y=np.zeros(30, np.int64))
+    train, valid = triples[:, :220], triples[:, 220:]
+    data = {"x": x, "edge_index": train[[0, 2]], "edge_type": train[1], "y": np.zeros(30, np.int64), "train_idx": [0]}
+    np.savez(tmp_path / "g.npz", **{name: np.asarray(array) for name, array in data.items()})
     store = ooc.convert(tmp_path / "g.npz", tmp_path / "g.ooc", dtype="float64")
-    torch.manual_seed(1)
-    model = ooc.LinkPredictor(Relational(), "distmult", channels=6).double()
-    links = ooc.Links(edge_type=("node", "1", "node"))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-30)
-    with ooc.LinkTrainer(model, store, links, memory="24M", optimizer=optimizer) as trainer:
-        record = trainer.fit(1, eval_every=0, progress=False)[0]
-        chosen, tails_E1 = trainer.negatives(0)
-    own = edges[:, kinds == 1]
-    own = own[:, own[0] != own[1]]
-    own = own[:, np.lexsort((own[1], own[0]))]
-    assert len(chosen) == own.shape[1]
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        relations = 0 if decoder == "dot" else 3
+        models.append(ooc.LinkPredictor(Relational(None), decoder, channels=6, relations=relations).double())
+    links = ooc.Links(train, valid, negatives=0, filtered=True)
+    optimizer = torch.optim.Adam(models[0].parameters(), lr=0.05)
+    with ooc.LinkTrainer(models[0], store, links, negatives=2, memory="24M", optimizer=optimizer) as trainer:
+        records = trainer.fit(_EPOCHS, progress=False)
+        drawn = [trainer.negatives(epoch) for epoch in range(_EPOCHS)]
+        scores = trainer.score(valid)
+    model, losses = models[1], []
+    known = {*map(tuple, triples.T.tolist())}
+    graph = x, train[[0, 2]], train[1]
+
+    def scored(given: Tensor) -> Tensor:
+        z, kinds = model.encoder(*graph), [] if decoder == "dot" else [given[1]]
+        found: Tensor = model.decoder(z[given[0]], z[given[2]], *kinds)
+        return found
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for chosen, tails_E2 in drawn:
+        negative = torch.stack((*train[:2, chosen].repeat_interleave(2, dim=1), tails_E2.reshape(-1)))
+        negative = negative[:, negative[2] >= 0]
+        assert {*map(tuple, train.T.tolist())}.isdisjoint(map(tuple, negative.T.tolist()))
+        labels = torch.cat((torch.ones(len(chosen)), torch.zeros(negative.shape[1]))).double()
+        optimizer.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(scored(torch.cat((train[:, chosen], negative), dim=1)), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert any((tails < 0).any() for _, tails in drawn)
+    assert [one.loss for one in records] == pytest.approx(losses, rel=1e-11)
     with torch.no_grad():
-        z = model.encoder(x, edges, kinds)
-        positive = model.decoder(z[own[0]], z[own[1]])
-        negative = model.decoder(z[own[0]], z[tails_E1[:, 0]])
-    scores, labels = torch.cat((positive, negative)), torch.cat((torch.ones_like(positive), torch.zeros_like(negative)))
-    assert record.loss == pytest.approx(float(F.binary_cross_entropy_with_logits(scores, labels)), rel=1e-11)
+        torch.testing.assert_close(scores, scored(valid), rtol=1e-9, atol=1e-11)
+        reciprocal = 0.0
+        for head, kind, tail in valid.T.tolist():
+            others = [t for t in range(30) if (head, kind, t) not in known]
+            own, rest = (
+                scored(torch.tensor([[head], [kind], [tail]])),
+                torch.tensor([[head, kind, t] for t in others]).T,
+            )
+            found = scored(rest)
+            reciprocal += 1 / (1 + 0.5 * float((found > own).sum() + (found >= own).sum()))
+    assert records[-1].valid_acc == pytest.approx(reciprocal / valid.shape[1], rel=1e-12)
 
 
 def test_what_cannot_be_is_refused_by_name(split: list[HeteroData], store: Store) -> None:
@@ -275,3 +306,23 @@ def test_from_the_command_line(split: list[HeteroData], tmp_path: Path) -> None:
     assert main([*predict, "embeddings", "--force"]) == 2
     assert main(["plan", store, *options]) == 0
     assert main(["train", store, *options, "--link-type", "user,movie"]) == 2
+
+
+def test_triples_from_the_command_line(tmp_path: Path) -> None:
+    """Held out, trained on, scored."""
+    rng = np.random.default_rng(0)
+    ends, kinds, x = rng.integers(0, 30, (2, 300)), rng.integers(0, 3, 300), rng.random((30, 5), np.float32)
+    np.savez(tmp_path / "g.npz", x=x, edge_index=ends, edge_type=kinds, y=np.zeros(30, np.int64), train_idx=[0])
+    store, links = str(tmp_path / "g.ooc"), str(tmp_path / "g.links.npz")
+    assert main(["convert", str(tmp_path / "g.npz"), store, "-q", "--hold-out-links", "0.1,0.2"]) == 0
+    with np.load(links) as file:
+        held = np.concatenate((file["valid"], file["test"]), axis=1)
+    given = {*zip(ends[0].tolist(), kinds.tolist(), ends[1].tolist(), strict=True)}
+    assert {*map(tuple, held.T.tolist())} < given
+    assert ooc.open(store).num_edges < 300
+    options = ["--links", links, "--model", "rgcn", "--hidden", "8", "--layers", "1", "--decoder", "complex"]
+    assert main(["train", store, *options, "-q", "--filtered", "--epochs", "2", "--out", str(tmp_path / "r")]) == 0
+    np.save(tmp_path / "held.npy", held)
+    words = ["--what", "scores", "--pairs", str(tmp_path / "held.npy"), "--out", str(tmp_path / "s.npy"), "-q"]
+    assert main(["predict", str(tmp_path / "r"), *words]) == 0
+    assert np.load(tmp_path / "s.npy").shape == (held.shape[1],)
