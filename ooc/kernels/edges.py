@@ -4,7 +4,7 @@
 Shapes: N rows of the pulled matrices, R rows of the tile, E edges of the tile or of a piece of it, W columns.
 
 A plain sum never holds anything per edge, but a score or a message does. So a tile is read in pieces of at most
-``EDGES_PER_PIECE`` edges: whole rows while they fit, and a row with more edges than that cut at multiples of it
+``EDGES_PER_PIECE`` edges, added self-loops among them: whole rows while they fit, and a row with more edges than that cut at multiples of it
 from its own first edge. Where a row is cut depends on nothing but the row, so results do not depend on tiles.
 """
 
@@ -68,7 +68,7 @@ class TileEdges:
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
     ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
-    columns of the pulled matrix. ``parts_P2``: the parts of long rows, for the kernels of a GPU
+    columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``: the parts of long rows, for the kernels of a GPU
     (``ooc.kernels.cuda.segments``); None where nobody has listed them.
     """
 
@@ -81,6 +81,7 @@ class TileEdges:
     features_EK: Tensor | None = None
     checks: DeferredChecks | None = None
     apart: ColumnCopy | None = None
+    edges_per_piece: int | None = None
     parts_P2: Tensor | None = None
 
     @property
@@ -172,12 +173,15 @@ def rows_in_line(matrix: Tensor) -> Tensor:
 
 def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterator[Piece]:
     """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
-    are none."""
+    are none. A stretch of a row of more than a piece may have an added self-loop besides."""
     capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
+    capacity = min(capacity, tile.edges_per_piece or capacity)
     offsets = tile.offsets_R1.numpy()
+    added = np.arange(len(offsets)) if tile.self_loops is SelfLoops.EXACTLY_ONE else 0
+    before = offsets + added
     start = 0
     while start < tile.rows:
-        stop = int(np.searchsorted(offsets, int(offsets[start]) + capacity, side="right")) - 1
+        stop = int(np.searchsorted(before, int(before[start]) + capacity, side="right")) - 1
         stop = min(max(stop, start + 1), tile.rows)
         end = int(offsets[stop])
         for first in range(int(offsets[start]), max(end, int(offsets[start]) + 1), capacity):

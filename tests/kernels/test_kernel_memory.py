@@ -57,7 +57,7 @@ def rows(columns: int, seed: int = 0) -> Tensor:
 def bound_of(degree: int, edges_at_once: int, bounds: tuple[int, int]) -> int:
     """What the planner makes of a kernel's bounds."""
     per_edge, per_row = bounds
-    return (min(NODES * degree, edges_at_once) + NODES) * per_edge + NODES * per_row
+    return min(NODES * (degree + 1), edges_at_once + 1) * per_edge + NODES * per_row
 
 
 @pytest.mark.parametrize("degree", [2, 20, 200])

@@ -10,7 +10,7 @@ Shapes: R rows of the tile, G groups, K features of an edge, T columns of its te
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ from ooc.plan.workload import EdgeData, EdgeWork
 
 _LIVE_PER_EDGE = 8
 """Matrices of a message's width that the functions and their gradients have alive for every edge."""
+
+_PIECE_NBYTES = 16 << 20
+"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
+_FEWEST_EDGES = 16
+"""Of a piece, however much that is."""
 
 _TIMES_STREAMED = 3
 """How often what they have at a time for an edge is written or read, measured as ``per_edge`` says: GATv2's forward 2,
@@ -139,6 +144,9 @@ class FunctionAggregate(EdgeAggregate):
     def _edges(self, tile: TileEdges) -> TileEdges:
         return tile
 
+    def _in_pieces(self, tile: TileEdges, itemsize: int) -> TileEdges:
+        return replace(self._edges(tile), edges_per_piece=self.temporaries(itemsize)[0])
+
     def _heads(self, key: Key, groups: range) -> Heads | None:
         """Of a softmax; a sum has none."""
         return None
@@ -157,7 +165,7 @@ class FunctionAggregate(EdgeAggregate):
         target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
             self.function(groups),
-            self._edges(tile),
+            self._in_pieces(tile, source.itemsize),
             source_NW=source,
             target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
@@ -180,7 +188,7 @@ class FunctionAggregate(EdgeAggregate):
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
         return pulls_for(source).message_sources(
             self.function(groups),
-            self._edges(tile),
+            self._in_pieces(tile, source.itemsize),
             source_RW=own.contiguous(),
             target_NP=source,
             layout=layout,
@@ -196,7 +204,7 @@ class FunctionAggregate(EdgeAggregate):
         target, above = layout.unpack(own)
         found = pulls_for(source).message_targets(
             self.function(groups),
-            self._edges(tile),
+            self._in_pieces(tile, source.itemsize),
             source_NW=source,
             target_RV=self._with_parameters(target, groups),
             upstream_R=above,
@@ -244,7 +252,8 @@ class FunctionAggregate(EdgeAggregate):
             term=0 if self.term is None else self.groups * self.term.columns,
         )
         per_edge, per_row = bounds
-        return edge_function.EDGES_PER_PIECE, per_edge, per_row + self._bytes_per_chained_row(itemsize)
+        at_once = max(_FEWEST_EDGES, min(edge_function.EDGES_PER_PIECE, _PIECE_NBYTES // per_edge))
+        return at_once, per_edge, per_row + self._bytes_per_chained_row(itemsize)
 
     def _bytes_per_chained_row(self, itemsize: int) -> int:
         """Of a softmax over several types: own rows of two matrices side by side, and apart again."""

@@ -67,7 +67,10 @@ def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
     """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
     groups = -(-kind.groups * share // columns)
-    of_edges = (min(edges, max(kind.edges_at_once, kind.row_edges)) + rows) * kind.bytes_per_edge * kind.heads(groups)
+    at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows
+    if not kind.opaque and not kind.row_edges:  # self-loops, one a row, are among the edges of a piece
+        at_once = min(at_once, kind.edges_at_once + 1)
+    of_edges = at_once * kind.bytes_per_edge * kind.heads(groups)
     waiting = (min(edges, kind.waiting_edges) + rows) * kind.waiting_bytes_per_edge
     of_rows = (rows * kind.bytes_per_row + waiting) * groups
     return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
