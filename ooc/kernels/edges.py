@@ -4,8 +4,9 @@
 Shapes: N rows of the pulled matrices, R rows of the tile, E edges of the tile or of a piece of it, W columns.
 
 A plain sum never holds anything per edge, but a score or a message does. So a tile is read in pieces of at most
-``EDGES_PER_PIECE`` edges, added self-loops among them: whole rows while they fit, and a row with more edges than that cut at multiples of it
-from its own first edge. Where a row is cut depends on nothing but the row, so results do not depend on tiles.
+``EDGES_PER_PIECE`` edges, added self-loops among them: whole rows while they fit, and a row with more edges than that
+cut at multiples of it from its own first edge. Where a row is cut depends on nothing but the row, so results do not
+depend on tiles.
 """
 
 from collections.abc import Iterator
@@ -68,8 +69,8 @@ class TileEdges:
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
     ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
-    columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``: the parts of long rows, for the kernels of a GPU
-    (``ooc.kernels.cuda.segments``); None where nobody has listed them.
+    columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``:
+    the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
     """
 
     indices_E: Tensor
