@@ -17,7 +17,7 @@ from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord, Taken
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
-from ooc.errors import BudgetError, OocError, OptionError
+from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
@@ -174,7 +174,6 @@ class Session:
         StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
         read, and what was computed of two stores belongs to neither.
         """
-        self._store.check_unreplaced()
         runtime, prepared = self._running(), self._prepared
         intra_op_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -182,15 +181,12 @@ class Session:
         network.forget_weights()
         height = panel_rows(prepared.workload.rows, prepared.plan.tile_rows)
         sums = PanelSums(prepared.builder.reduce, height, network, None if exchange is None else exchange.panels)
+        passes = len(prepared.plan.programs[program])
         try:
-            with reported(self._listener, task, len(prepared.plan.programs[program]), "passes") as advance:
+            with self._store.unreplaced(), reported(self._listener, task, passes, "passes") as advance:
                 self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
-        except OocError:
-            self._store.check_unreplaced()  # then that is the reason
-            raise
         finally:
             torch.set_num_threads(intra_op_threads)
-        self._store.check_unreplaced()
 
     def forget(self) -> None:
         """Find nothing in memory that the last program has left there: what it has learnt is not to be kept."""

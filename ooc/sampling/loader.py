@@ -71,12 +71,17 @@ class BatchLoader:
         """Batches by what is held, which an iteration before this one uses no more."""
         if self._running is not None and (running := self._running()) is not None:
             running.close()
-        self.store.check_unreplaced()
         if self._held is None:
-            self._held = self._new_held()
-        made = batches(self._held)
+            with self.store.unreplaced():
+                self._held = self._new_held()
+        made = self._of_one_store(batches(self._held))
         self._running = weakref.ref(made)
         return made
+
+    def _of_one_store(self, batches: Generator["Data"]) -> Generator["Data"]:
+        """The same; StoreError where the store is replaced before the last."""
+        with contextlib.closing(batches), self.store.unreplaced():
+            yield from batches
 
     def _new_held(self) -> Any:
         raise NotImplementedError

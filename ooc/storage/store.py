@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import StoreError
+from ooc.errors import OocError, StoreError
 from ooc.storage.array import AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
@@ -148,6 +148,18 @@ class Store:
         was since the last check, is not of one store. Aggregations kept in the store (``agg/``) do not count."""
         if self._identity is not None and _identity(self.path) != self._identity:
             raise StoreError(f"the store {self.path} was replaced or changed while it was in use; start again")
+
+    @contextlib.contextmanager
+    def unreplaced(self) -> Iterator[None]:
+        """What is read within is of this store: StoreError where it is replaced before the end, whatever that leads to,
+        such as bytes of one store that checksums of the other do not tell of."""
+        self.check_unreplaced()
+        try:
+            yield
+        except OocError:
+            self.check_unreplaced()  # then that is the reason
+            raise
+        self.check_unreplaced()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -28,8 +28,13 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     Checks checksums and completeness of all arrays, labels, splits and original ids, finite features, and
     of each direction: row offsets, sorted indices in range, finite edge data, self-loop counts, and that the two
     directions have the same edges with the same data (by two sums of hashes over all edges, which do not depend on
-    their order).
+    their order). StoreError where the store is replaced meanwhile.
     """
+    with store.unreplaced():
+        return _problems(store, listener)
+
+
+def _problems(store: Store, listener: Listener) -> list[str]:
     problems = _chunks(store, listener)
     if problems:
         return problems  # What follows would read the damaged arrays and say it all again.

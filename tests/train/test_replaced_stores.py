@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import ooc
 from ooc.engine.first_aggregation import GROUP
 from ooc.errors import StoreError
 from ooc.events import EpochFinished, Event, TaskAdvanced
+from ooc.sampling.loader import NeighborLoader
 from ooc.storage.store import Store
+from ooc.storage.verification import verify
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from ooc.train.trainer import Trainer
@@ -115,3 +118,27 @@ def test_what_is_kept_in_the_store_does_not_count(store: Store, tmp_path: Path) 
         second.fit(epochs=1, eval_every=0)
         shutil.rmtree(store.path / GROUP)
         assert first.fit(epochs=1, eval_every=0)[0].loss == second.fit(epochs=1, eval_every=0)[0].loss
+
+
+def test_batches_are_of_one_store(store: Store, swap: Callable[[], None]) -> None:
+    """What pages are compared with is of the store that was opened, and no damage where another one is there."""
+    with closing(NeighborLoader(store, [2], 30, memory="2M")) as loader:
+        batches = iter(loader)
+        next(batches)
+        swap()
+        with pytest.raises(StoreError, match=SWAPPED):
+            list(batches)
+
+
+def test_a_store_that_is_replaced_while_it_is_verified_is_not_called_damaged(
+    store: Store, swap: Callable[[], None]
+) -> None:
+    swapped: list[Event] = []
+
+    def listen(event: Event) -> None:
+        if not swapped:
+            swap()
+        swapped.append(event)
+
+    with pytest.raises(StoreError, match=SWAPPED):
+        verify(store, listen)
