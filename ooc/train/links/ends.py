@@ -108,7 +108,7 @@ class Places:
     def __init__(self, ends: Ends, memory_bytes: int) -> None:
         self._store, self._ends, self._memory_bytes = ends.store, ends, memory_bytes
         nodes = ends.heads + (0 if ends.within_a_type else ends.tails)
-        self._check(16 * nodes, f"finding {nodes:,} nodes")
+        self.admit(16 * nodes, f"finding {nodes:,} nodes")
         heads = _Rows(ends.ids(0))
         self._of = heads, heads if ends.within_a_type else _Rows(ends.ids(-1))
 
@@ -166,9 +166,10 @@ class Places:
 
     def check(self, links: int) -> None:
         """BudgetError where so many of them take too much while they are put in order."""
-        self._check(_BYTES_PER_LINK * links, f"putting {links:,} links in order")
+        self.admit(_BYTES_PER_LINK * links, f"putting {links:,} links in order")
 
-    def _check(self, needed: int, what: str) -> None:
+    def admit(self, needed: int, what: str) -> None:
+        """BudgetError where ``what`` needs more than it may take."""
         if needed > self._memory_bytes:
             there = format_size(self._memory_bytes)
             raise BudgetError(f"{what} needs {format_size(needed)} of memory; it may take {there}")

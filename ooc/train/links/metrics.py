@@ -93,6 +93,11 @@ _UNITS_AT_ONCE, _SCORES_AT_ONCE = 1 << 12, 1 << 17
 """Links that are written or ranked together, and their scores, each with its own negatives."""
 
 
+def pairs_at_once(one: Ranked) -> int:
+    """How many pairs of a split are written or ranked together, at most."""
+    return min(len(one.links_3E[0]) * (1 + one.each), max(_SCORES_AT_ONCE, 1 + one.each))
+
+
 class LinkScorer:
     """``splits``: the links that are scored, as a topology of ``store`` in files of ``folder``: by heads, each with its
     own negatives behind it; ``reversible``: and by tails, if that is wanted. Only their scores are kept, NaN of what is

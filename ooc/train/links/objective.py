@@ -14,12 +14,15 @@ from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.links.drawn import TrainingLinks
-from ooc.train.links.ends import Ends, KnownLinks, Places
-from ooc.train.links.metrics import LinkMetric, LinkScorer
+from ooc.train.links.ends import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, KnownLinks, Places
+from ooc.train.links.metrics import LinkMetric, LinkScorer, pairs_at_once
 from ooc.train.links.sets import Links, scored_links
 from ooc.train.objective import Objective
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, prepare
+
+_BYTES_PER_PAIR = 16
+"""Of those that are written together, to be scored."""
 
 
 class LinkObjective(Objective):
@@ -63,6 +66,9 @@ class LinkObjective(Objective):
             places.check(sum(pairs.shape[1] for pairs in (train_3E, *held_out)))
             known = KnownLinks(ends, [train_3E, *held_out])
         scored = {split: scored_links(ends, places, links, split, seed, known) for split in splits}
+        pairs = max(map(pairs_at_once, scored.values()), default=0)
+        of_known = 0 if known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * pairs
+        places.admit(_BYTES_PER_PAIR * pairs + of_known, f"writing {pairs:,} pairs to be scored")
         reversible = _are_known_both_ways(ends, resources)
         training = TrainingLinks(
             folder, ends, train_3E, negatives, seed, reversible=reversible, filtered=links.filtered
