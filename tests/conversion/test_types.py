@@ -111,7 +111,7 @@ def _leave_out_features(data: HeteroData) -> None:
 REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     "no features": (_leave_out_features, "'topic' has neither features nor a number"),
     "labels twice": (lambda data: setattr(data["author"], "y", torch.zeros(61).long()), "with y: paper, author"),
-    "no labels": (lambda data: data["paper"].__delattr__("y"), "with y: none"),
+    "no labels": (lambda data: data["paper"].__delattr__("y"), "'paper' has no labels: y is missing"),
     "too few weights": (
         lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(299)),
         "edges paper cites paper: the edges' weights have the shape",

@@ -403,7 +403,8 @@ def _of_types(data: Any, request: Request) -> Source:
     if len(labelled) > 1 or not data.edge_types:
         told = ", ".join(labelled) or "none"
         raise SourceError(f"{name}: one type of nodes may have labels, and there have to be edges; with y: {told}")
-    labelled = labelled or data.node_types[:1]
+    with_splits = [kind for kind in data.node_types if any(name in data[kind] for name in _OF_SPLITS)]
+    labelled = labelled or with_splits or data.node_types[:1]
     nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
     source = nodes.pop(labelled[0])
