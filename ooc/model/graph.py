@@ -40,11 +40,14 @@ class Scaling(Enum):
     GCN_NO_LOOPS = "gcn without self-loops"
     LAPLACIAN = "laplacian"
     """As its off-diagonal: by out-degrees, and as if there were no self-loops."""
+    RANDOM_WALK = "random walk"
+    """The same, divided by the out-degree of the source instead of the roots of both ends'."""
     WEIGHTED_SUM = "weighted sum"
     WEIGHTED_GCN = "weighted gcn"
     WEIGHTED_GCN_IMPROVED = "weighted gcn with self-loops of weight 2"
     WEIGHTED_GCN_NO_LOOPS = "weighted gcn without self-loops"
     WEIGHTED_LAPLACIAN = "weighted laplacian"
+    WEIGHTED_RANDOM_WALK = "weighted random walk"
     REVERSED_SUM = "sum against the edges"
     REVERSED_MEAN = "mean against the edges"
     REVERSED_GCN = "gcn against the edges"
@@ -71,7 +74,7 @@ class Scaling(Enum):
 
     @property
     def normalized(self) -> bool:
-        """By the degrees of both ends, before and after the sum."""
+        """By the degrees of both ends, before and after the sum, or of the sources alone."""
         return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
 
     @property
@@ -107,7 +110,8 @@ _LOOP_WEIGHTS = {
     Scaling.WEIGHTED_GCN_IMPROVED: 2.0,
     Scaling.REVERSED_GCN: 1.0,
 }
-LAPLACIANS = (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN)
+RANDOM_WALKS = (Scaling.RANDOM_WALK, Scaling.WEIGHTED_RANDOM_WALK)
+LAPLACIANS = (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN, *RANDOM_WALKS)
 _VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
@@ -170,13 +174,14 @@ def ends_of(scaling: AnyScaling) -> tuple[str, str]:
 class RowScaling:
     """What one scaling does to every row, in host memory: ``scale_N1`` and ``self_N1`` in the compute dtype.
 
-    ``before``: rows are scaled before the sum as well as after it. ``self_term``: every row counts itself once;
+    ``before``: rows are scaled before the sum, ``after``: and behind it. ``self_term``: every row counts itself once;
     ``self_N1`` then holds what its self-loop weighs minus the self-loops already among its edges, ``None`` where that
     is 1 everywhere.
     """
 
     scale_N1: Tensor | None = None
     before: bool = False
+    after: bool = True
     self_term: bool = False
     self_N1: Tensor | None = None
 
@@ -469,19 +474,20 @@ def _row_scaling(
             if scaling.weighted
             else _degrees(store, side, into, start, self_term=fill is not None)
         )
-        if basic is Scaling.LAPLACIAN:  # to make a row's self-loops one takes one more than to make them none
+        if basic in LAPLACIANS and not basic.weighted:  # to make self-loops one takes one more than to make them none
             loop = loop - 1
             degree = degree + loop
         if own is not None:
             own[start:stop, 0] = loop
         if scaling.normalized:
-            inverse = degree.to(dtype).pow(-0.5)
+            inverse = degree.to(dtype).pow(-1.0 if basic in RANDOM_WALKS else -0.5)
             scale[start:stop, 0] = inverse.masked_fill(degree == 0, 0.0)
         else:
             kind = torch.get_default_dtype() if basic is Scaling.MEAN_OF_ALL else dtype  # as PyG's ClusterGCNConv
             scale[start:stop, 0] = 1.0 / degree.clamp(min=1).to(kind)
     self_term = fill is not None or own is not None
-    return RowScaling(scale, before=scaling.normalized, self_term=self_term, self_N1=own)
+    after = basic not in RANDOM_WALKS
+    return RowScaling(scale, before=scaling.normalized, after=after, self_term=self_term, self_N1=own)
 
 
 def _row_constants(rows: int, dtype: torch.dtype) -> Tensor:
@@ -519,7 +525,7 @@ def _weighted_degrees(
     has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
     rows, loop_weight, side = len(into_rows) - 1, scaling.loop_weight, _counted_by(store, scaling).value
-    laplacian = _basic(scaling) is Scaling.WEIGHTED_LAPLACIAN
+    laplacian = _basic(scaling) in LAPLACIANS
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)
     indices, weights = store.topology(side)[1], store.edge_weight(side)

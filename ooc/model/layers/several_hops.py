@@ -60,13 +60,19 @@ def lower_ssg(conv: Any, call: Call) -> Value:
     return sum_of_maps(call, [conv.lin], [total])
 
 
+_LAPLACIANS = {
+    "sym": (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN),
+    "rw": (Scaling.RANDOM_WALK, Scaling.WEIGHTED_RANDOM_WALK),
+}
+
+
 def lower_cheb(conv: Any, call: Call) -> Value:
-    """The scaled Laplacian of the symmetric normalisation is (c - 1) I - c A, c = 2/λ; PyG's λ is 2 if it is not
-    given: twice the largest entry, 1, on the diagonal."""
+    """The scaled Laplacian of either normalisation is (c - 1) I - c A, c = 2/λ; PyG's λ is 2 if it is not given: twice
+    the largest entry, 1, on the diagonal."""
     check_sum(conv, call)
-    if conv.normalization != "sym":
-        raise call.refuse(f"normalization={conv.normalization!r} is not supported; only 'sym' is")
-    scaling = Scaling.WEIGHTED_LAPLACIAN if call.takes("edge_weight", EdgeData.WEIGHT) else Scaling.LAPLACIAN
+    if conv.normalization not in _LAPLACIANS:
+        raise call.refuse(f"normalization={conv.normalization!r} is not supported; 'sym' and 'rw' are")
+    scaling = _LAPLACIANS[conv.normalization][call.takes("edge_weight", EdgeData.WEIGHT)]
     largest = call.arguments.get("lambda_max")
     if call.arguments.get("batch") is not None or not (largest is None or isinstance(largest, (int, float))):
         raise call.refuse("batch, and another lambda_max than one number, are not supported")
@@ -90,11 +96,11 @@ def lower_mixhop(conv: Any, call: Call) -> Value:
         power = call.aggregate(power, scaling) if number else power
         if number in conv.powers:
             mapped[number] = sum_of_maps(call, [linear], [power])
-    if len(set(conv.powers)) < len(conv.powers):
-        raise call.refuse(f"powers={conv.powers} names one twice")
-    total, *others = [mapped[number] for number in conv.powers]
-    if others:
-        total = assembly.rowwise(call.where, lambda *rows: torch.cat(rows, dim=-1), [total, *others])
+    places = [[*mapped].index(number) for number in conv.powers]  # one may be named twice
+    total, *others = mapped.values()
+    if len(places) > 1:
+        side_by_side = lambda *rows: torch.cat([rows[at] for at in places], dim=-1)  # noqa: E731
+        total = assembly.rowwise(call.where, side_by_side, [total, *others])
     return assembly.sum([(1.0, total)], bias_of(conv))
 
 

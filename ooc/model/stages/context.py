@@ -170,12 +170,12 @@ class StageContext:
 
     def scaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """t · rows."""
-        scale = self._scale(rows, tile, scaling)
+        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).after else None
         return rows if scale is None else rows * scale
 
     def unscaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """rows / t, where t is nowhere zero."""
-        scale = self._scale(rows, tile, scaling)
+        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).after else None
         return rows if scale is None else rows / scale
 
     def _scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor | None:
