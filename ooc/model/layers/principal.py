@@ -10,21 +10,27 @@ Shapes: R rows, T towers of F columns, K = T·F.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
+from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
+from ooc.model.layers.conformance import Watch
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import Maximum
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import RowFunction, Value
 
 _SQUARES = (aggr.VarAggregation, aggr.StdAggregation)
 _EXTREMES = (aggr.MaxAggregation, aggr.MinAggregation)
 _KNOWN = (aggr.SumAggregation, aggr.MeanAggregation, *_EXTREMES, *_SQUARES)
+_ROWS_TRIED = 320, 64
+_MARGIN = 1.25
+"""For what operators need for themselves."""
 _LEAST_VARIANCE = 1e-5
 """Of which StdAggregation takes the root; below it, 0."""
 
@@ -100,7 +106,28 @@ def lower_pna(conv: Any, call: Call) -> Value:
         return torch.cat([net(joined[:, tower]) for tower, net in enumerate(conv.post_nns)], dim=1)
 
     parameters = [*conv.post_nns.parameters(), *conv.aggr_module.parameters()]
-    return call.apply(conv.lin, assembly.rowwise(call.where, updated, inputs, parameters, heavy=True))
+    inner = _columns_made(updated, [value.tail for value in inputs], parameters, assembly.setting.dtype)
+    rows = assembly.rowwise(call.where, updated, inputs, parameters, heavy=True, inner_columns=inner)
+    return call.apply(conv.lin, rows)
+
+
+def _columns_made(
+    function: RowFunction, tails: Sequence[Sequence[int]], parameters: Sequence[Tensor], dtype: torch.dtype
+) -> int:
+    """Numbers a row that ``function`` and its gradient have alive at once, by what they take on some more rows."""
+
+    def peak_bytes(rows: int) -> int:
+        given = [torch.ones(rows, *tail, dtype=dtype, requires_grad=True) for tail in tails]
+
+        def run() -> None:
+            with torch.enable_grad():
+                made = function(*given)
+            gradients_of([made], [*given, *parameters], [torch.ones_like(made)])
+
+        return Watch.of(run, given).peak_bytes
+
+    more, few = (peak_bytes(rows) for rows in _ROWS_TRIED)
+    return math.ceil(_MARGIN * (more - few) / (_ROWS_TRIED[0] - _ROWS_TRIED[1]) / dtype.itemsize)
 
 
 def _totals(call: Call, source: Value, *, with_squares: bool) -> Value:

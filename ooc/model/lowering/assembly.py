@@ -295,10 +295,12 @@ class Assembly:
         parameters: Sequence[nn.Parameter] = (),
         *,
         heavy: bool = False,
+        inner_columns: int = 0,
     ) -> Value:
         """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
         tail = self._tried(name, function, inputs)
-        return Rowwise(self.next_index(), inputs, tail, function, parameters, heavy=heavy)
+        options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
+        return Rowwise(self.next_index(), inputs, tail, function, parameters, **options)
 
     def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
         """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""

@@ -527,7 +527,8 @@ class Noise(Value):
 
 
 class Differentiated(Value):
-    """What ``function`` gives, which may use ``parameters``; differentiated by autograd."""
+    """What ``function`` gives, which may use ``parameters``; differentiated by autograd. ``inner_columns``: numbers a
+    row of what it makes on the way, where that is wider than what it gives."""
 
     def __init__(
         self,
@@ -538,8 +539,10 @@ class Differentiated(Value):
         parameters: Sequence[nn.Parameter],
         *,
         heavy: bool = False,
+        inner_columns: int = 0,
     ) -> None:
         super().__init__(index, inputs, tail)
+        self.inner_columns = inner_columns
         self.function = function
         self.parameters = tuple(parameters)
         self.heavy = heavy

@@ -187,6 +187,7 @@ class Program:
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
         differentiated = self.schedule.backward_of(backward) if backward is not None else []
         temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order if v.entries_per_row is None]
+        temporaries += [v.inner_columns for v in recipe.order if isinstance(v, Differentiated)]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
