@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ooc.cli import in_options, print_json
-from ooc.cli.arguments.optimization import build_embedding, build_optimizer
+from ooc.cli.arguments.optimization import build_embedding, build_optimizer, optimizer_options
 from ooc.cli.arguments.recipe import (
     admit_parameters,
     build_average,
@@ -237,7 +237,8 @@ class Planning:
                 "savings": self._savings,
                 "ignore_edge_data": settings.edge_data_left_out,
                 "compute_dtype": settings.dtype,
-                "optimizer": build_optimizer(settings, model),
+                "optimizer": partial(build_optimizer, settings, model),
+                "optimizer_options": [optimizer_options(settings)],
                 "optimizer_state": settings.optimizer_state,
                 "learnt": None
                 if embedding is None

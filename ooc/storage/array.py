@@ -259,6 +259,7 @@ def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
         and not (found.filters or found.compressors or found.shards)
         and found.serializer in (BytesCodec(endian="little"), BytesCodec(endian=None))
         and array.chunk_bytes % PAGE_BYTES == 0
+        and array.chunks[0] <= max(PAGE_BYTES, 2 * array.shape[0])  # as :func:`chunk_rows` has it
     )
 
 

@@ -10,7 +10,7 @@ bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -126,7 +126,8 @@ def prepare(
     compute_dtype: str = "float32",
     seed: int = 0,
     savings: Collection[Saving] = tuple(Saving),
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Callable[[], torch.optim.Optimizer] | None = None,
+    optimizer_options: Sequence[Mapping[str, Any]] = (),
     optimizer_state: str = "memory",
     state_folder: Path | None = None,
     scoring_only: bool = False,
@@ -135,8 +136,9 @@ def prepare(
 ) -> "Job":
     """Training ``model`` on ``graph``: a store, or the statistics of a graph that is not here.
 
-    Arguments as of ``Trainer``; ``state_folder``: where a run has what the optimizer keeps. ``objective``: what takes
-    the place of ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the program
+    Arguments as of ``Trainer``; ``optimizer`` is asked for where it is to be known what it keeps, whose options, group
+    by group, are ``optimizer_options``; ``state_folder``: where a run has that. ``objective``: what takes the place of
+    ``loss`` and ``metric`` of nodes. ``scoring_only``: what trains is another's affair, and the program
     ``train`` scores. ``learnt``: the embedding that is trained along, where there is one. ``outputs_of``: see
     ``Setting``. Raises ModelError for what cannot be run exactly.
     """
@@ -188,6 +190,13 @@ def prepare(
             made["train_and_score"] = builder.train_and_score()
         return made
 
+    if optimizer_state not in WHERE:
+        raise OptionError(f"optimizer state {optimizer_state!r} is not one of {', '.join(WHERE)}")
+
+    def state() -> StateOnDisk | None:
+        assert optimizer is not None
+        return _state_on_disk(network, resources, optimizer(), optimizer_state, state_folder)
+
     return Job(
         network,
         store,
@@ -198,9 +207,9 @@ def prepare(
         programs,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer),
+        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
         learnt=learnt,
-        state=_state_on_disk(network, resources, None if scoring_only else optimizer, optimizer_state, state_folder),
+        state=None if optimizer is None or scoring_only else state,
         state_where=optimizer_state,
     )
 
@@ -209,8 +218,8 @@ class Job:
     """A network on a graph, its programs, and plans of them for any machine and budgets.
 
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
-    embedding that the network reads. ``state``: what the optimizer keeps, where it can be on the SSD, as it is if
-    ``state_where`` says so, or where no plan is found otherwise.
+    embedding that the network reads. ``state`` makes what is known of what the optimizer keeps, where it can be on the
+    SSD, as it is if ``state_where`` says so, or where no plan is found otherwise.
     """
 
     def __init__(
@@ -227,11 +236,11 @@ class Job:
         extra_host_bytes: int = 0,
         extra_device_bytes: int = 0,
         learnt: LearntRows | None = None,
-        state: StateOnDisk | None = None,
+        state: Callable[[], StateOnDisk | None] | None = None,
         state_where: str = "memory",
     ) -> None:
         self.resources = resources
-        self.state, self._state_where = state, state_where
+        self._make_state, self._state_where = state, state_where
         self.has_state_on_disk = False
         """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
         self._learnt = learnt
@@ -438,6 +447,11 @@ class Job:
                 f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget={limits.of_all(fixed)}"
             )
 
+    @cached_property
+    def state(self) -> StateOnDisk | None:
+        """What the optimizer keeps, where it can be on the SSD."""
+        return None if self._make_state is None else self._make_state()
+
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
         """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD only
         where there is no plan otherwise."""
@@ -453,9 +467,12 @@ class Job:
 
     def _keep_state(self, *, on_disk: bool) -> None:
         """What the optimizer keeps is on the SSD, if that spares memory, or not, unless it is settled."""
-        state, where = self.state, self._state_where
-        spares = state is not None and state.spared_bytes > state.pieces_bytes + state.step_bytes
-        on_disk = state is not None and (where == "ssd" or (where == "auto" and on_disk and spares))
+        where = self._state_where
+        on_disk = where == "ssd" or (where == "auto" and on_disk)
+        if on_disk:
+            state = self.state
+            spares = state is not None and state.spared_bytes > state.pieces_bytes + state.step_bytes
+            on_disk = spares or (state is not None and where == "ssd")
         if on_disk != self.has_state_on_disk:
             self.has_state_on_disk = on_disk
             self._candidates.clear()
@@ -502,7 +519,7 @@ class Job:
             threads=resources.threads,
             steps=steps,
         )
-        if self.state is not None and self.has_state_on_disk:
+        if self.has_state_on_disk and self.state is not None:
             pieces, beside = self.state.pieces_bytes, self.state.step_bytes - self.state.spared_bytes
             workload = replace(
                 workload,
@@ -736,13 +753,9 @@ def _check_embedding(resources: Resources, averaging: Averaging) -> None:
 
 
 def _state_on_disk(
-    network: Network, resources: Resources, optimizer: torch.optim.Optimizer | None, where: str, folder: Path | None
+    network: Network, resources: Resources, optimizer: torch.optim.Optimizer, where: str, folder: Path | None
 ) -> StateOnDisk | None:
     """What the optimizer keeps, if that may be on the SSD. OptionError where it is to be there and cannot."""
-    if where not in WHERE:
-        raise OptionError(f"optimizer state {where!r} is not one of {', '.join(WHERE)}")
-    if optimizer is None:
-        return None
     if where != "ssd" and (resources.ranks.count > 1 or why_in_memory(optimizer) is not None):
         return None
     if resources.ranks.count > 1:
@@ -753,9 +766,8 @@ def _state_on_disk(
     return state if state.nbytes else None
 
 
-def _further_state_nbytes(network: Network, optimizer: torch.optim.Optimizer | None) -> int:
+def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
     """What optimizers keep of every parameter beside the two numbers that a workload counts: a third one."""
-    options = [] if optimizer is None else optimizer.param_groups
     third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options)
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize if third else 0
 

@@ -143,9 +143,10 @@ def test_arrays_with_the_metadata_of_earlier_versions_are_opened(
         {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}}},
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1024, 2]}}},
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1000, 4]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 40, 4]}}},
         {"data_type": "complex64", "fill_value": [0, 0]},
     ],
-    ids=["big endian", "checksummed", "other names", "parts of rows", "parts of pages", "complex"],
+    ids=["big endian", "checksummed", "other names", "parts of rows", "parts of pages", "far too tall", "complex"],
 )
 def test_chunks_in_another_form_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     """Arrays that zarr could read, but a direct read would not find the rows where they are expected."""
