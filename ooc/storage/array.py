@@ -42,6 +42,8 @@ TEMPORARY_SUFFIX = ".ooc-tmp"
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 _CHECKED_BYTES = 1 << 18
+_MOST_CHUNK_BYTES = 64 * CHUNK_BYTES
+"""Of a chunk of rows that are not wide; damaged metadata may tell of far larger ones, whose pages would be counted."""
 _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
@@ -259,7 +261,7 @@ def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
         and not (found.filters or found.compressors or found.shards)
         and found.serializer in (BytesCodec(endian="little"), BytesCodec(endian=None))
         and array.chunk_bytes % PAGE_BYTES == 0
-        and array.chunks[0] <= max(PAGE_BYTES, 2 * array.shape[0])  # as :func:`chunk_rows` has it
+        and array.chunks[0] <= max(PAGE_BYTES, _MOST_CHUNK_BYTES // array.row_bytes)
     )
 
 

@@ -470,6 +470,7 @@ class Trainer:
         self._learnt: LearntRows | None = None
         if embedding is not None:
             self._learnt = self._learnt_rows(embedding, seed, None if out is None else out.path)
+        stepped = self.optimizer  # for who must not hold the trainer
         make = partial(
             prepare,
             model,
@@ -482,7 +483,7 @@ class Trainer:
             compute_dtype=compute_dtype,
             seed=seed,
             savings=_tuning.savings,
-            optimizer=lambda: self.optimizer,
+            optimizer=lambda: stepped,
             optimizer_options=self.optimizer.param_groups,
             optimizer_state=optimizer_state,
             state_folder=None if out is None else out.path / OPTIMIZER,

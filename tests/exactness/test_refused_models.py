@@ -176,7 +176,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),
     "all coefficients dropped": (lambda: GATConv(F_IN, C, dropout=1.0), ("dropout=1.0",)),
     "keys of edges": (lambda: TransformerConv(F_IN, C, edge_dim=3), ("TransformerConv", "without edge_attr")),
-    "a Laplacian of another kind": (lambda: ChebConv(F_IN, C, 3, normalization="rw"), ("ChebConv", "'rw'")),
+    "a Laplacian of another kind": (lambda: ChebConv(F_IN, C, 3, normalization=None), ("ChebConv", "None")),
     "dropped edges": (lambda: Between(APPNP(2, 0.1, dropout=0.5), edges=True), ("APPNP (between)", "drops edges")),
     "cached while features are dropped": (lambda: SGConv(F_IN, C, K=2, cached=True), ("SGConv", "cached")),
     "neighbours in order": (lambda: GraphSAGE(F_IN, 8, 2, C, aggr="lstm"), ("SAGEConv (convs.0)", "order of edges")),

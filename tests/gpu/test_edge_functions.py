@@ -178,7 +178,7 @@ class Pulled:
     def forward(self, tile: TileEdges, rows: slice, present: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         loop_RK = self.loops.of(tile, self.rows.source.dtype) if self.loops is not None else None
         return (self.function, tile), dict(
-            source_NW=self.part("source")[:present],
+            source_NW=self.part("source")[:present].contiguous(),
             target_RV=self.part("target")[rows],
             columns=len(self.groups) * self.case.message,
             terms=self.rows.terms(self.groups, self.case, loop_RK),
@@ -212,7 +212,7 @@ class Pulled:
             target = torch.cat(parts, dim=2).flatten(1)
         statistics = None if above.statistics is None else above.statistics[rows]
         return (self.function, tile), dict(
-            source_NW=self.part("source")[:present],
+            source_NW=self.part("source")[:present].contiguous(),
             target_RV=target,
             upstream_R=Upstream(above.gradient[rows], statistics),
             with_map=self.rows.weight_KT is not None,

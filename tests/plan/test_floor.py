@@ -22,7 +22,7 @@ MOST_NUMBERS = 1 << 30
 """Of a matrix. Larger ones may have so many blocks that frames are larger again: a plan is to be made soon."""
 OF_TEMPORARIES = {"gcn": 14, "sage": 16, "gin": 22, "gat": 28}
 """Tiles of the widest matrix that temporaries take at most, by the model."""
-OF_BLOCKS = {"gcn": 12, "sage": 12, "gin": 20, "gat": 20}
+OF_BLOCKS = {"gcn": 12, "sage": 12, "gin": 28, "gat": 20}
 """As many rows as a step has of it: what blocks take at most beside the slab."""
 LITTLE = 4_000_000
 """Bytes of frames of a page, and of what no width decides."""

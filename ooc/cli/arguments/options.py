@@ -100,6 +100,17 @@ class ClassWeightsType(ChoiceType):
         return str(value)
 
 
+class EdgeTypeType(_TextType):
+    """``SOURCE,RELATION,TARGET``, kept as text."""
+
+    name = "edge type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if len(parts := str(value).split(",")) != 3 or not all(parts):
+            self.fail(f"{str(value)!r} is not of the form SOURCE,RELATION,TARGET", param, ctx)
+        return str(value)
+
+
 class AssignmentType(_TextType):
     """``KEY=VALUE``, kept as text: what the value may be is for whoever has such a key."""
 

@@ -29,6 +29,7 @@ from ooc.cli.arguments.options import (
     ChoiceType,
     ClassWeightsType,
     ColumnsType,
+    EdgeTypeType,
     FanoutsType,
     MetricType,
     Option,
@@ -268,7 +269,7 @@ class TrainSettings:
     )
     link_type: str | None = _LINKS(
         None,
-        click.STRING,
+        EdgeTypeType(),
         "Of a graph with types: the type of edges that links are of; heads are its sources.",
         metavar="SOURCE,RELATION,TARGET",
     )
@@ -531,13 +532,11 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
 
 
 def edge_type(settings: TrainSettings) -> tuple[str, str, str] | None:
-    """That of the links, of a graph with types; OptionError for what is none."""
+    """That of the links, of a graph with types."""
     if settings.link_type is None:
         return None
-    parts = settings.link_type.split(",")
-    if len(parts) != 3:
-        raise OptionError(f"--link-type {settings.link_type} is not of the form SOURCE,RELATION,TARGET")
-    return parts[0], parts[1], parts[2]
+    source, relation, target = settings.link_type.split(",")
+    return source, relation, target
 
 
 def check_links(settings: TrainSettings) -> None:

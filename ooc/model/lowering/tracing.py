@@ -126,7 +126,7 @@ def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:
     """What is meant of what a model gives, where that may be by type of nodes the rows of one type, or of two."""
 
     def of_type(one: Any) -> Any:
-        if not isinstance(one, dict) and len(spaces) < 2:
+        if not spaces or (not isinstance(one, dict) and len(spaces) == 1):
             return one
         if missing := [space for space in spaces if not isinstance(one, dict) or space not in one]:
             raise ModelError(f"the model gives nothing for {missing[0]!r}, of whose nodes rows are needed")
