@@ -29,8 +29,8 @@ from ooc.plan.workload import Direction
 
 with warnings.catch_warnings():  # torch says once that these are in beta
     warnings.filterwarnings("ignore", message=".*Sparse CSR tensor support is in beta.*")
-    nothing = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0)
-    torch.sparse_csr_tensor(*nothing, (0, 1), check_invariants=False)
+    _NONE = torch.zeros(0, dtype=torch.int32)
+    torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int32), _NONE, torch.zeros(0), (0, 1), check_invariants=False)
 
 
 def attend(

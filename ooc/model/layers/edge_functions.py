@@ -333,6 +333,10 @@ class FunctionAttention(Attention, FunctionAggregate):
         return layout.pack(target, above, loop_RK), None
 
 
+def _of_groups(groups: range) -> TransformerAttention:
+    return TransformerAttention(len(groups))
+
+
 class DotAttention(FunctionAttention):
     """By scaled dot products: sources bring key and value, targets the query. Without features of edges the CPU
     computes nothing as wide as a head for an edge."""
@@ -340,8 +344,7 @@ class DotAttention(FunctionAttention):
     def __init__(
         self, index: int, source: Value, target: Value, before: "FunctionAttention | None" = None, **options: Any
     ) -> None:
-        functions = lambda groups: TransformerAttention(len(groups))  # noqa: E731
-        super().__init__(index, source, target, before, functions=functions, **options)
+        super().__init__(index, source, target, before, functions=_of_groups, **options)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         if self.term is not None:

@@ -98,8 +98,11 @@ def lower_mixhop(conv: Any, call: Call) -> Value:
             mapped[number] = sum_of_maps(call, [linear], [power])
     places = [[*mapped].index(number) for number in conv.powers]  # one may be named twice
     total, *others = mapped.values()
+
+    def side_by_side(*rows: Tensor) -> Tensor:
+        return torch.cat([rows[at] for at in places], dim=-1)
+
     if len(places) > 1:
-        side_by_side = lambda *rows: torch.cat([rows[at] for at in places], dim=-1)  # noqa: E731
         total = assembly.rowwise(call.where, side_by_side, [total, *others])
     return assembly.sum([(1.0, total)], bias_of(conv))
 
