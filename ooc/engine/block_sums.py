@@ -45,13 +45,16 @@ class BlockSums:
         if self._keeps_crcs:
             self._crcs[index], self._known[index] = google_crc32c.extend(0, memory), True
 
-    def written(self) -> int | None:
-        """The CRC-32C of all blocks, one after the other, as they were written; None where one was not seen."""
+    def written(self, rows: range) -> int | None:
+        """The CRC-32C of ``rows``, which blocks were written with; None where one was not seen."""
         grid, checksum = self._grid, 0
-        if not (self._keeps_crcs and self._summed[: grid.blocks].all() and self._known[: grid.blocks].all()):
+        blocks = grid.blocks_with(rows)
+        seen = slice(blocks.start, blocks.stop)
+        if not (self._keeps_crcs and self._summed[seen].all() and self._known[seen].all()):
             return None
-        for block in range(grid.blocks):
-            checksum = combined(checksum, int(self._crcs[block]), grid.block_nbytes(0, block))
+        for block in blocks:
+            nbytes = len(grid.part(block, rows)) * grid.row_bytes(0)
+            checksum = combined(checksum, int(self._crcs[block]), nbytes)
         return checksum
 
     def forget(self, slab: int, block: int) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from ooc.plan.layout.grid import Grid
 from ooc.plan.workload import EdgesKey
 from ooc.ranks import Ranks
+from ooc.storage.checksums import combined
 from ooc.threads import Threads
 
 _WORTH_SORTING_OUT = 0.8
@@ -81,6 +82,17 @@ def wanted_rows(
     kind = np.int32 if rows < 2**31 else np.int64
     inside = ((share.start, np.flatnonzero(is_wanted[share.start : share.stop])) for share in shares)
     return [torch.from_numpy((start + found).astype(kind)) for start, found in inside]
+
+
+def joined_checksum(ranks: Ranks, own: int | None, nbytes: int) -> int | None:
+    """The CRC-32C of what all processes have, one behind the other, of this one's ``nbytes``; None where one has
+    none. All have come so far when it returns."""
+    total = 0
+    for checksum, size in ranks.gathered(torch.tensor([-1 if own is None else own, nbytes])):
+        if checksum < 0:
+            return None
+        total = combined(total, int(checksum), int(size))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +285,10 @@ class Exchange:
     def of_all(self, own: float) -> list[float]:
         """What every process has."""
         return [float(one) for one in self._ranks.gathered(torch.tensor([own], dtype=torch.float64))]
+
+    def checksum(self, own: int | None, nbytes: int) -> int | None:
+        """The CRC-32C of what all processes have, one behind the other, of this one's ``nbytes`` (None: unknown)."""
+        return joined_checksum(self._ranks, own, nbytes)
 
     def told(self, act: Callable[[], None]) -> None:
         """Have the first process ``act``; where it raises, the others raise RankError, as it says why."""

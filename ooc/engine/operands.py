@@ -36,7 +36,8 @@ class BlockedMatrix:
     """One matrix at run time; its blocks are numbered from ``base``, of ``dtype``; in a region it is ``region_dtype``.
 
     ``file`` is its spill file; a matrix of the store has ``array`` instead. One that is learnt has an array of several
-    versions, and a file of each that has been written to, by its path, by which ``checksums`` are, too.
+    versions, and a file of each that has been written to, by its path, by which ``checksums`` are, too. ``own``: the
+    rows that are read and written of such files, where these are of several processes (None: all).
     """
 
     name: str
@@ -46,6 +47,7 @@ class BlockedMatrix:
     base: int
     array: Array | None = None
     file: OpenFile | None = None
+    own: range | None = None
     versions: dict[Path, OpenFile] = field(default_factory=dict)
     checksums: dict[Path | None, BlockSums] = field(default_factory=dict)
 
@@ -57,8 +59,8 @@ class BlockedMatrix:
         """Where a block lies on the SSD."""
         grid = self.grid
         if self.array is not None:
-            start = block * grid.block_rows
-            extents = self.array.extents(start, start + grid.height(block))
+            rows = self._rows(block)
+            extents = self.array.extents(rows.start, rows.stop)
             return [Span(ChunkFile(e.path), e.offset, e.nbytes, self.array.name) for e in extents]
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
@@ -70,8 +72,21 @@ class BlockedMatrix:
         path = self.array.next_path
         if path not in self.versions:
             self.versions[path] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
-        place = self.array.extent(path, block * self.grid.block_rows, self.grid.height(block))
+        rows = self._rows(block)
+        place = self.array.extent(path, rows.start, len(rows))
         return [Span(self.versions[path], place.offset, place.nbytes, self.name)]
+
+    def part(self, slab: int, block: int) -> slice:
+        """Which of the bytes of a block in memory the SSD has."""
+        row_bytes, rows = self.grid.row_bytes(slab), self._part(block)
+        return slice(rows.start * row_bytes, rows.stop * row_bytes)
+
+    def _part(self, block: int) -> range:
+        return range(self.grid.height(block)) if self.own is None else self.grid.part(block, self.own)
+
+    def _rows(self, block: int) -> range:
+        start, part = block * self.grid.block_rows, self._part(block)
+        return range(start + part.start, start + part.stop)
 
     def sums(self, *, written: bool = False) -> BlockSums:
         """Checksums of the blocks of what is read, or of what is ``written``."""
@@ -79,7 +94,7 @@ class BlockedMatrix:
         if isinstance(self.array, VersionedArray):
             path = self.array.next_path if written else self.array.current_path
         if path not in self.checksums:
-            stored = None if learnt and written else self.array
+            stored = None if learnt and (written or self.own is not None) else self.array
             self.checksums[path] = BlockSums(self.name, self.grid, stored, keeps_crcs=learnt)
         return self.checksums[path]
 

@@ -92,11 +92,12 @@ class Runtime:
             self._gpudirect: Engine | None = None
             self.workspace = self._open_workspace(device, spill_dir, opening)
             self.matrices: dict[str, BlockedMatrix] = {}
-            for name, base, grid in zip(plan.blocks.names, plan.blocks.bases, plan.blocks.grids, strict=True):
+            table = plan.blocks
+            for name, base, grid, own in zip(table.names, table.bases, table.grids, table.own, strict=True):
                 array = self._array(name, arrays)
                 dtype = self._dtype(name, array)
                 region_dtype = self._region_dtype(name, dtype)
-                self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array)
+                self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array, own=own)
                 opening.callback(matrix.close)
                 if name in plan.spilled:
                     matrix.file = create_spill(spill_dir, name, grid.file_nbytes, grid.parts(plan.share))
@@ -117,7 +118,7 @@ class Runtime:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            places = self._locate, plan.blocks.nbytes, self._target, self
+            places = self._locate, plan.blocks.memory_nbytes, self._target, self, self._part
             return HostWorkspace(arena, plan.frame_bytes, self.engine, *places)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
@@ -144,6 +145,11 @@ class Runtime:
         name, slab, number = self.plan.blocks.where(block)
         matrix = self.matrices[name]
         return matrix.targets(slab, number), matrix.grid.block_nbytes(slab, number)
+
+    def _part(self, block: int) -> slice:
+        """Which of its bytes lie there."""
+        name, slab, number = self.plan.blocks.where(block)
+        return self.matrices[name].part(slab, number)
 
     def check_read(self, block: int, memory: Bytes) -> None:
         """A block has come from the SSD to ``memory``; SpillError or StoreError where it is another than was stored."""

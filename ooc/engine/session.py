@@ -200,7 +200,11 @@ class Session:
             if isinstance(matrix.array, VersionedArray):
                 for block in range(matrix.grid.blocks):
                     runtime.workspace.await_written(matrix.number(0, block))
-                matrix.array.note(matrix.sums(written=True).written())
+                rows = range(matrix.grid.rows) if matrix.own is None else matrix.own
+                crc = matrix.sums(written=True).written(rows)
+                if runtime.exchange is not None:
+                    crc = runtime.exchange.checksum(crc, len(rows) * matrix.grid.row_bytes(0))
+                matrix.array.note(crc)
 
     @property
     def engine(self) -> Engine:

@@ -191,11 +191,14 @@ class HostWorkspace(Workspace[Ticket]):
         nbytes: Nbytes,
         target: Locate | None = None,
         checks: Checks | None = None,
+        part: Callable[[int], slice] | None = None,
     ) -> None:
-        """``target``: where a block is written to, if that is not where it is read from."""
+        """``target``: where a block is written to, if that is not where it is read from. ``part``: which of the bytes
+        of a block lie on the SSD, if not all."""
         super().__init__(nbytes)
         self._target = target or locate
         self._checks = checks
+        self._part = part or (lambda block: slice(None))
         self._arena = arena
         self._frame_bytes = frame_bytes
         self._engine = engine
@@ -258,7 +261,7 @@ class HostWorkspace(Workspace[Ticket]):
         self._leaving[self._where[block]] = self._on_their_way[block] = ticket
 
     def _view(self, block: int) -> Bytes:
-        return self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))
+        return self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))[self._part(block)]
 
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
         return self.region(self._where[block], rows * columns * dtype.itemsize).view(dtype).view(rows, columns)

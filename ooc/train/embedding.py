@@ -3,7 +3,8 @@
 Of a graph with types each type of nodes that has one has rows of its own.
 
 Every epoch reads the current version of each and writes another one, so that what the last checkpoint names is still
-there whenever the process ends. N nodes, D columns.
+there whenever the process ends. Of several processes each reads and writes the rows of its share, in the same files.
+N nodes, D columns.
 """
 
 import os
@@ -16,10 +17,12 @@ import google_crc32c
 import numpy as np
 import torch
 
+from ooc.engine.exchange import joined_checksum
 from ooc.errors import OptionError, RunError, SpillError
 from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
+from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size
 from ooc.storage.array import flush, make_folders
 from ooc.storage.checksums import of_zeros
@@ -31,6 +34,7 @@ from ooc.train.runs import run as run_folder
 PANEL_ROWS = 4096
 """Rows that are drawn together, whatever is read or written together."""
 _PANELS_BETWEEN_FLUSHES = 16
+_COMPARED_BYTES = 1 << 20
 
 
 class Embedding:
@@ -90,7 +94,8 @@ class LearntRows:
     ``folder``: of the run that they belong to (None: of none; they end with the process). ``begin`` before every
     program that trains, ``commit`` when what it has written is to be what is read; ``saved`` and ``best`` keep the
     current versions, from a checkpoint to the next one and from the best epoch to the next. Of a graph that is only
-    planned for, nothing is ever opened. ``clip_norm``: of all gradients together, the model's as well.
+    planned for, nothing is ever opened. ``clip_norm``: of all gradients together, the model's as well. ``ranks``: the
+    processes that train them; all have to call what opens, begins, commits and loads.
     """
 
     def __init__(
@@ -103,8 +108,9 @@ class LearntRows:
         seed: int = 0,
         folder: Path | None = None,
         clip_norm: float | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.embedding, self.widths = embedding, widths
+        self.embedding, self.widths, self._ranks = embedding, widths, ranks
         self.stepping = RowStep(optimizer=embedding.optimizer, clip_norm=clip_norm)
         self._seed, self._folder = seed, folder
         self._descriptors: list[int] = []
@@ -163,7 +169,11 @@ class LearntRows:
             return
         if self._closed and self._folder is None:
             raise RunError("the embedding went when the trainer was closed; train with out=, which keeps it")
-        self._make_files(scratch, steps_unsaved)
+        if self._folder is None and self._ranks.local_count < self._ranks.count:
+            raise OptionError("processes of several machines have an embedding in the folder of a run; give out=")
+        paths = self._ranks.told(lambda: self._make_files(scratch, steps_unsaved))
+        for name, array in self.arrays.items():
+            array.paths = paths[name] if self._folder is not None or not self._ranks.rank else self._held(paths[name])
         if not self._saved:
             self._fill()
         self._open = True
@@ -187,28 +197,38 @@ class LearntRows:
         there = [file.stat().st_size for file in folder.rglob("*.npy")] if self._folder is not None else []
         return max(0, taken - sum(there))
 
-    def _make_files(self, scratch: Path, steps_unsaved: bool) -> None:
+    def _make_files(self, scratch: Path, steps_unsaved: bool) -> dict[str, list[Path]]:
+        """Those of all versions, by array; without a run they are this process's, for others of this machine as well."""
         folder, in_run = self._folder or scratch, self._folder is not None
+        paths: dict[str, list[Path]] = {}
         try:
             list(make_folders(folder))
             for name, array in self.arrays.items():
                 count = self._versions_kept(name, steps_unsaved)
                 if in_run:
-                    array.paths = [folder / f"{name}.{version}.npy" for version in range(count)]
-                    list(make_folders(array.paths[0].parent))
+                    paths[name] = [folder / f"{name}.{version}.npy" for version in range(count)]
+                    list(make_folders(paths[name][0].parent))
                 else:
                     self._descriptors += (opened := [open_nameless(folder) for _ in range(count)])
-                    array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
-                for version, path in enumerate(array.paths):
+                    paths[name] = [Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in opened]
+                for version, path in enumerate(paths[name]):
                     _make_file(path, array, anew=version not in (self._saved.get(name), self._best.get(name)))
-            for made in {array.paths[0].parent for array in self.arrays.values()} if in_run else ():
+            for made in {one[0].parent for one in paths.values()} if in_run else ():
                 flush(made)
         except OSError as error:
-            room = format_size(sum(array.file_nbytes * len(array.paths) for array in self.arrays.values()))
+            room = format_size(sum(self.arrays[name].file_nbytes * len(one) for name, one in paths.items()))
             raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None
+        return paths
+
+    def _held(self, paths: list[Path]) -> list[Path]:
+        """The same files, which last as long as this process wants them."""
+        opened = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths]
+        self._descriptors += opened
+        return [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
 
     def _fill(self) -> None:
-        """The first rows, and what the optimizer keeps of them; zeros are there already."""
+        """The first rows, and what the optimizer keeps of them; zeros are there already. Of several processes each
+        writes a part."""
         for name, array in self.arrays.items():
             array.current = 0
             space = self._spaces.get(name)
@@ -216,21 +236,28 @@ class LearntRows:
             if space is None and not first:
                 array.crcs[0] = of_zeros(array.shape[0] * array.row_bytes)
                 continue
-            checksum = 0
+            checksum = nbytes = 0
             with array.paths[0].open("r+b", buffering=0) as file:
-                for panel, start in enumerate(range(0, array.shape[0], PANEL_ROWS)):
+                for panel in self._part_of(-(-array.shape[0] // PANEL_ROWS)):
+                    start = panel * PANEL_ROWS
                     shape = (min(PANEL_ROWS, array.shape[0] - start), array.columns)
                     given = np.full(shape, first, array.dtype) if space is None else None
                     block = self.first_rows(space or "", panel, shape) if given is None else given
                     place = array.extent(array.paths[0], start, shape[0])
                     os.pwrite(file.fileno(), block.data, place.offset)
                     checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
+                    nbytes += block.nbytes
                     if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
                         os.fdatasync(file.fileno())
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 os.fdatasync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            array.crcs[0] = checksum
+            array.crcs[0] = joined_checksum(self._ranks, checksum, nbytes) or 0
+
+    def _part_of(self, count: int) -> range:
+        """Of so many one behind the other those that are this process's, where all have as many."""
+        rank, ranks = self._ranks.rank, self._ranks.count
+        return range(count * rank // ranks, count * (rank + 1) // ranks)
 
     def first_rows(self, space: str, panel: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
         """Rows of a type of nodes as they are drawn, [R, D], the first of ``PANEL_ROWS`` that are drawn together. By
@@ -256,7 +283,9 @@ class LearntRows:
         return self._pending
 
     def begin(self, *, lr: float, number: int) -> None:
-        """Step ``number``, from 1, is about to be computed and written."""
+        """Step ``number``, from 1, is about to be computed and written; of several processes when all have come so far,
+        and the first has written its checkpoint."""
+        self._await_all()
         self.stepping.begin(lr=lr if self.embedding.lr is None else self.embedding.lr, number=number)
         for name, array in self.arrays.items():
             taken = {array.current, self._saved.get(name), self._best.get(name)}
@@ -268,12 +297,17 @@ class LearntRows:
         self._pending = False
 
     def commit(self) -> None:
-        """What was written is what is read from here on; of a run, it is on the disk."""
+        """What was written is what is read from here on; of a run, it is on the disk, whoever has written it."""
         for array in self.arrays.values():
             if self._folder is not None:
                 flush(array.next_path)
             array.current = array.following
+        self._await_all()
         self._pending = False
+
+    def _await_all(self) -> None:
+        """Return when all processes have come so far."""
+        self._ranks.gathered(torch.zeros(1))
 
     def state(self) -> dict[str, Any]:
         """The current versions, for a checkpoint: ``saved`` when that is written."""
@@ -301,8 +335,24 @@ class LearntRows:
         for name, array in self.arrays.items():
             _check_file(array, self._folder / f"{name}.{versions[name]}.npy")
             array.current, array.crcs = int(versions[name]), _crcs_of(state, name)
+            self._compare(array, self._folder / f"{name}.{versions[name]}.npy")
         self._best = {name: version for name, version in _versions_of(best).items() if name in self._spaces}
         self.saved()
+
+    def _compare(self, array: VersionedArray, path: Path) -> None:
+        """SpillError where the file has other bytes than the checkpoint tells of: several processes read a part of it
+        each, as none of them will read all in its passes."""
+        crc = array.crcs.get(array.current)
+        if self._ranks.count == 1 or crc is None:
+            return
+        found, part = 0, self._part_of(array.shape[0] * array.row_bytes)
+        with path.open("rb", buffering=0) as file:
+            for start in range(part.start, part.stop, _COMPARED_BYTES):
+                read = os.pread(file.fileno(), min(_COMPARED_BYTES, part.stop - start), array.start_bytes + start)
+                found = google_crc32c.extend(found, read)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if joined_checksum(self._ranks, found, len(part)) != crc:
+            raise SpillError(f"{array.name}: the SSD returns other bytes of {path} than were written there")
 
 
 def _versions_of(state: object) -> dict[str, int]:

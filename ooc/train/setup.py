@@ -742,7 +742,6 @@ def _check_embedding(resources: Resources, averaging: Averaging) -> None:
     """OptionError for what no embedding is trained with."""
     narrower = resources.spill_dtype not in (None, torch.float32, torch.float64)
     refused = {
-        "by several processes": resources.ranks.count > 1,
         "on a GPU": resources.on_device,
         "with averaged weights": averaging.active,
         "with a narrower spill_dtype": narrower,

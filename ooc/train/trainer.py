@@ -200,9 +200,10 @@ class Trainer:
 
     def _update(self) -> None:
         parameters = self._prepared.network.parameters
-        if self._learnt is not None and self._learnt.stepping.factor is not None:
+        if self._learnt is not None and self._clip_norm is not None:
+            factor = self._learnt.stepping.scale(self._prepared.network)
             for gradient in (p.grad for p in parameters if p.grad is not None):
-                gradient.mul_(self._learnt.stepping.factor)
+                gradient.mul_(factor)
         elif self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
         if self._kept is None or not self._planned.has_state_on_disk:
@@ -529,7 +530,7 @@ class Trainer:
         """Those of ``embedding``."""
         embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
         dtype, folder = dtype_of(self.model), None if run is None else run / EMBEDDING
-        options: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": self._clip_norm}
+        options: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": self._clip_norm, "ranks": self.ranks}
         return LearntRows.of_store(embedding, self.store, dtype, **options)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:

@@ -50,17 +50,21 @@ class RowStep:
         """Step ``number`` is about to be computed."""
         self.lr, self.number, self.diverged, self.squares, self.factor = lr, number, False, 0.0, None
 
-    def clipped(self, gradient_RD: Tensor, network: Network) -> Tensor:
-        """The gradient of some rows as ``torch.nn.utils.clip_grad_norm_`` scales it, together with those of the
-        network's parameters; to be asked for when all of them are there, on any thread."""
+    def scale(self, network: Network) -> float:
+        """What ``torch.nn.utils.clip_grad_norm_`` scales the gradients of the rows and of the network's parameters by;
+        to be asked for when all of them are there, on any thread."""
         if self.clip_norm is None:
-            return gradient_RD
+            return 1.0
         with self._lock:
             if self.factor is None:
                 network.finish_gradients()
                 squares = [float(p.grad.double().square().sum()) for p in network.parameters if p.grad is not None]
                 self.factor = min(1.0, self.clip_norm / (math.sqrt(sum(squares) + self.squares) + _NORM_EPS))
-        return gradient_RD * self.factor
+            return self.factor
+
+    def clipped(self, gradient_RD: Tensor, network: Network) -> Tensor:
+        """The gradient of some rows so scaled."""
+        return gradient_RD if self.clip_norm is None else gradient_RD * self.scale(network)
 
 
 @dataclass(slots=True)

@@ -104,7 +104,9 @@ class PanelSums:
             return
         if self._gather is None:
             self._add(panel)
-        elif panel.gradients or panel.moments or panel.moment_gradients or panel.contribution != Contribution():
+        elif panel.gradients or panel.moments or panel.moment_gradients or panel.squares or panel.diverged:
+            self._found.append(panel)
+        elif panel.contribution != Contribution():
             self._found.append(panel)
 
     # ---- as it goes to another process ---------------------------------------------------------------------
@@ -115,14 +117,14 @@ class PanelSums:
         return (
             (panel.start, panel.stop),
             [(summed[id(one)], gradient) for one, gradient in panel.gradients],
-            panel.contribution,
+            (panel.contribution, panel.diverged, panel.squares),
             [(moments[id(one)], found) for one, found in panel.moments],
             [(moments[id(one)], *found) for one, *found in panel.moment_gradients],
         )
 
     def _unpacked(self, packed: Any) -> Tile:
-        bounds, gradients, contribution, moments, moment_gradients = packed
-        panel = Tile(bounds[0], bounds[1], {}, contribution=contribution)
+        bounds, gradients, (contribution, diverged, squares), moments, moment_gradients = packed
+        panel = Tile(*bounds, {}, contribution=contribution, diverged=diverged, squares=squares)
         panel.gradients = [(self._summed[at], gradient) for at, gradient in gradients]
         panel.moments = [(self._moments[at], found) for at, found in moments]
         panel.moment_gradients = [(self._moments[at], *found) for at, *found in moment_gradients]

@@ -44,6 +44,19 @@ class Grid:
         """Columns of slab ``slab``; the last one may be narrower."""
         return min(self.slab_columns, self.columns - slab * self.slab_columns)
 
+    def row_bytes(self, slab: int) -> int:
+        """Bytes of a row of slab ``slab``."""
+        return self.width(slab) * self.itemsize
+
+    def blocks_with(self, rows: range) -> range:
+        """The row blocks that have some of ``rows``."""
+        return range(rows.start // self.block_rows, -(-rows.stop // self.block_rows)) if rows else range(0)
+
+    def part(self, block: int, rows: range) -> range:
+        """The rows of row block ``block`` that are among ``rows``, counted from its first."""
+        start = block * self.block_rows
+        return range(self.height(block))[max(0, rows.start - start) : max(0, rows.stop - start)]
+
     def slab_nbytes(self, slab: int) -> int:
         return self.rows * self.width(slab) * self.itemsize
 

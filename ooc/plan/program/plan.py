@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
     RowPass,
@@ -400,9 +401,12 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
 
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
     """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
-    found = {name: (planned.grid, planned.matrix.kind.lasts) for name, planned in layout.matrices.items()}
+    found: dict[str, tuple[Grid, bool, range | None]] = {}
+    for name, planned in layout.matrices.items():
+        kind, shared = planned.matrix.kind, workload.share is not None and planned.matrix.kind is Kind.LEARNT
+        found[name] = planned.grid, kind.lasts, workload.own(planned.grid.rows) if shared else None
     found |= {
-        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True)
+        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True, None)
         for direction, topology in _swept(layout, workload).items()
         for data, array in topology.arrays.items()
     }

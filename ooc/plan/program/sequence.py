@@ -73,19 +73,20 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class BlockTable:
     """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``, and ``lasting[i]``: they are there in
-    every epoch."""
+    every epoch. ``own[i]``: the rows that are read and written, where a file is of several processes (None: all)."""
 
     names: tuple[str, ...]
     bases: tuple[int, ...]
     grids: tuple[Grid, ...]
     lasting: tuple[bool, ...]
+    own: tuple[range | None, ...]
 
     @classmethod
-    def of(cls, found: dict[str, tuple[Grid, bool]]) -> "BlockTable":
-        """By name: the grid, and whether it lasts."""
-        grids, lasting = zip(*found.values(), strict=True)
+    def of(cls, found: dict[str, tuple[Grid, bool, range | None]]) -> "BlockTable":
+        """By name: the grid, whether it lasts, and the own rows."""
+        grids, lasting, own = zip(*found.values(), strict=True)
         bases = accumulate((grid.blocks * grid.slabs for grid in grids[:-1]), initial=0)
-        return cls(tuple(found), tuple(bases), grids, lasting)
+        return cls(tuple(found), tuple(bases), grids, lasting, own)
 
     def base(self, name: str) -> int:
         return self.bases[self.names.index(name)]
@@ -100,16 +101,30 @@ class BlockTable:
         return self.names[at], slab, row_block
 
     def nbytes(self, block: int) -> int:
-        """Bytes of ``block`` on the SSD."""
+        """Bytes of ``block`` that are read from the SSD, or written there."""
         return self._sizes[block]
+
+    def memory_nbytes(self, block: int) -> int:
+        """Bytes of ``block`` in memory, where it has a place for every row."""
+        return self._memory_sizes[block]
 
     @cached_property
     def _sizes(self) -> list[int]:
+        return self._counted(self.own)
+
+    @cached_property
+    def _memory_sizes(self) -> list[int]:
+        return self._counted([None] * len(self.grids)) if any(own is not None for own in self.own) else self._sizes
+
+    def _counted(self, rows: Sequence[range | None]) -> list[int]:
         """By block; a plan asks for each many times. All blocks of a slab but the last are of one size."""
         sizes: list[int] = []
-        for grid in self.grids:
+        for grid, own in zip(self.grids, rows, strict=True):
             last = grid.blocks - 1
             for slab in range(grid.slabs):
+                if own is not None:
+                    sizes += [len(grid.part(block, own)) * grid.row_bytes(slab) for block in range(grid.blocks)]
+                    continue
                 sizes += [grid.block_nbytes(slab, 0)] * last
                 sizes.append(grid.block_nbytes(slab, last))
         return sizes

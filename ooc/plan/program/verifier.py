@@ -316,7 +316,7 @@ class _Replay:
     def _put(self, block: int, frame: int) -> None:
         if not 0 <= frame < self.frames:
             raise self._wrong(block, "lies outside the arena")
-        if self.plan.blocks.nbytes(block) > self.plan.frame_bytes:
+        if self.plan.blocks.memory_nbytes(block) > self.plan.frame_bytes:
             raise self._wrong(block, "is larger than a frame")
         for region in self.open:
             if region.frame <= frame < region.stop:
