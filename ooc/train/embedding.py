@@ -198,7 +198,7 @@ class LearntRows:
         return max(0, taken - sum(there))
 
     def _make_files(self, scratch: Path, steps_unsaved: bool) -> dict[str, list[Path]]:
-        """Those of all versions, by array; without a run they are this process's, for others of this machine as well."""
+        """Those of all versions, by array; without a run they are this process's, for others of the machine as well."""
         folder, in_run = self._folder or scratch, self._folder is not None
         paths: dict[str, list[Path]] = {}
         try:

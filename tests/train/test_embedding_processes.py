@@ -85,8 +85,8 @@ def test_rows_are_those_of_one_process(store: Store, tmp_path: Path) -> None:
 def test_a_killed_process_and_a_run_that_others_go_on_with(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint that two have left is whole, and tells what its rows were. Three go on, of whom one gets fewer rows
-    after an epoch, then one."""
+    """The checkpoint that two have left is whole, and tells what its rows were. Three go on, of whom one gets fewer
+    rows after an epoch, then one."""
     for module in (heartbeat, group):
         monkeypatch.setattr(module, "BEAT_S", 0.1)
     options = _CASES["adam, blocks of several processes"]
