@@ -104,9 +104,9 @@ class PanelSums:
             return
         if self._gather is None:
             self._add(panel)
-        elif panel.gradients or panel.moments or panel.moment_gradients or panel.squares or panel.diverged:
-            self._found.append(panel)
-        elif panel.contribution != Contribution():
+            return
+        of_rows = panel.squares, panel.diverged, panel.contribution != Contribution()
+        if panel.gradients or panel.moments or panel.moment_gradients or any(of_rows):
             self._found.append(panel)
 
     # ---- as it goes to another process ---------------------------------------------------------------------
