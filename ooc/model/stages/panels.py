@@ -124,7 +124,7 @@ class PanelSums:
 
     def _unpacked(self, packed: Any) -> Tile:
         bounds, gradients, (contribution, diverged, squares), moments, moment_gradients = packed
-        panel = Tile(*bounds, {}, contribution=contribution, diverged=diverged, squares=squares)
+        panel = Tile(bounds[0], bounds[1], {}, contribution=contribution, diverged=diverged, squares=squares)
         panel.gradients = [(self._summed[at], gradient) for at, gradient in gradients]
         panel.moments = [(self._moments[at], found) for at, found in moments]
         panel.moment_gradients = [(self._moments[at], *found) for at, *found in moment_gradients]
