@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL, EISDIR, EOPNOTSUPP
 from pathlib import Path
+from typing import NamedTuple
 
 from ooc.errors import SpillError
 from ooc.prefetch.arena import Bytes
@@ -52,8 +53,7 @@ class ChunkFile:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """``nbytes`` at ``offset`` of a file, belonging to the matrix ``label``."""
 
     file: OpenFile | ChunkFile

@@ -29,16 +29,17 @@ BATCHES_ALIVE = 3
 """One that is made, one that waits, and one in use."""
 _SUPERBATCHES = 3
 """One whose rows are read, one that is known to come next, and one that is sampled meanwhile."""
-WORK_BYTES = 1 << 18
-"""Of the pages that rows are picked from at a time: they stay in the cache of a core meanwhile."""
+_WORK_BYTES, _MOST_WORK_BYTES, _WORK_SHARE = 1 << 18, 1 << 20, 64
+"""Of the pages that rows are picked from at a time: such a part of a batch, within bounds. Each time costs as much as
+dozens of pages do; beyond the most nothing is gained, as they leave a core's caches."""
 _MOST_LOOKAHEAD = 64
 """Batches ahead: beyond, what more is known of hardly saves a read."""
 _LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 3, 2, 8
 """Of what is left: sampling ahead takes a third, topology a half, and another array an eighth, at most."""
 _DRAWN_EDGE_BYTES = 96
 """Of each edge of a batch while it is drawn: places, random numbers, what is sorted."""
-_TAKEN_BYTES = 48
-"""Of each row while rows are picked: their order, and where they lie."""
+_TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
+"""Of each row while rows are picked, and of each page of theirs: their order, where they lie, and what is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,10 @@ class SamplingPlan:
     least_bytes: int
 
 
-def work_pages(array: Array) -> int:
-    """Pages that rows of the array are picked from at a time."""
-    return max(WORK_BYTES // PAGE_BYTES, 2 * most_pages_of_row(array))
+def work_pages(array: Array, batch_bytes: int) -> int:
+    """Pages that rows of the array are picked from at a time, for batches of so many bytes."""
+    wanted = min(max(batch_bytes // _WORK_SHARE, _WORK_BYTES), _MOST_WORK_BYTES)
+    return max(wanted // PAGE_BYTES, 2 * most_pages_of_row(array))
 
 
 def plan_sampling(
@@ -85,12 +87,16 @@ def plan_sampling(
     edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
     batch_bytes = nodes * (node_rows + 16) + edges * (edge_rows + 24)
     width = 4 if max(store.num_edges, store.num_nodes) < 2**31 else 8
-    ids = (width + 4) * (nodes + edges) + 6 * min(pages_of(features), nodes * most_pages_of_row(features))
+    pages = min(pages_of(features), nodes * most_pages_of_row(features))
+    ids = (width + 4) * (nodes + edges) + 6 * pages
     ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
     fixed = offset_bytes + 4 * store.num_nodes + 24 * seeds
     fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
-    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in others}
-    own = paged_bytes(features, cache_pages=0, work_pages=work_pages(features))
+    fixed += _TAKEN_PAGE_BYTES * (pages + min(pages_of(others[0]), edges))
+    own, *each_other = (
+        paged_bytes(array, cache_pages=0, work_pages=work_pages(array, batch_bytes)) for array in (features, *others)
+    )
+    paged = dict(zip([array.name for array in others], each_other, strict=True))
     small = {array.name: resident_bytes(array) for array in (features, *others)}
     least = fixed + ahead + sum(min(small[name], nbytes) for name, nbytes in paged.items())
     least += min(small[features.name], own)

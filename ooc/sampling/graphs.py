@@ -267,7 +267,8 @@ class _Held:
                 self.rows[array.name] = ResidentRows(pages)
             else:
                 cached = plan.cache_pages[array.name]
-                self.rows[array.name] = PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
+                work = work_pages(array, plan.batch_bytes)
+                self.rows[array.name] = PagedRows(pages, cache_pages=cached, work_pages=work)
 
 
 def _batches(loader: GraphLoader, held: _Held, batches: Sequence[Ints]) -> Generator["Batch"]:
@@ -385,7 +386,8 @@ def _plan(
     rows = 2 * most.nodes + most.edges + 2 * most.graphs
     fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows
     fixed += making_bytes(sizes.walks) if sizes.path_edges else 0
-    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array)) for array in arrays}
+    work = {array.name: work_pages(array, batch_bytes) for array in arrays}
+    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work[array.name]) for array in arrays}
     whole = {array.name: held_bytes(array) for array in arrays}
     seen = {array.name: min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays}
     one_ahead = 12 * sum(seen.values())  # pages of a batch and their next uses, and while these are found

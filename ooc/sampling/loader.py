@@ -240,7 +240,7 @@ class _Held:
             if array.name in plan.resident:
                 return ResidentRows(pages)
             cached = plan.cache_pages if array.name == "x" else 0
-            return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array))
+            return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array, plan.batch_bytes))
 
         self.neighbours, *others = map(rows, _other_arrays(store))
         self.others = dict(zip([array.name for array in _other_arrays(store)][1:], others, strict=True))

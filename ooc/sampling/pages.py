@@ -12,8 +12,9 @@ n rows asked for, P pages of a batch, C columns.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -37,8 +38,8 @@ SUM_BYTES = 4
 _PER_PAGE_BYTES = 1 + 4 + 2 * 2 + SUM_BYTES
 """Of every page of an array, cached or not: whether it is wanted, its frame, its next use in two foresights, a sum."""
 _PICKED_ENTRY_BYTES = 32
-_PER_FRAME_BYTES = 8 + 2 + 4
-"""Of every page that is kept: which it is, when it is needed next, and a list of frames that are free."""
+_PER_FRAME_BYTES = 8 + 2 + 17
+"""Of every page that is kept: which it is, when it is needed next, and while it is found which frames come free."""
 
 
 Sums = dict[str, npt.NDArray[np.uint32]]
@@ -57,15 +58,28 @@ class Pages:
         self._engine = engine
         self._files = [ChunkFile(array.chunk_path(chunk)) for chunk in range(array.num_chunks)]
 
-    def read(self, pages: Places, into: Bytes) -> Ticket:
-        """Fill ``into`` with these ``pages``, ascending; those that follow one another by one request."""
+    def requests(self, pages: Places, bounds: AnyArray) -> list[Places]:
+        """Of each part of these ``pages``, ascending, between the ``bounds`` [parts + 1]: chunk, offset and bytes of
+        its requests [r, 3]; pages that follow one another are one."""
         apart = (np.diff(pages) != 1) | (pages[1:] % self._per_chunk == 0)
-        bounds = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(pages)]])
-        chunks, within = np.divmod(pages[bounds[:-1]].astype(np.int64), self._per_chunk)
-        offsets, sizes = within * PAGE_BYTES, np.diff(bounds) * PAGE_BYTES
-        runs = zip(chunks.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-        spans = [Span(self._files[chunk], offset, nbytes, self.array.name) for chunk, offset, nbytes in runs]
-        return self._engine.read(spans, into)
+        begins = np.union1d(np.flatnonzero(apart) + 1, bounds[:-1])
+        begins = begins[begins < len(pages)]
+        chunks, within = np.divmod(pages[begins].astype(np.int64), self._per_chunk)
+        sizes = np.diff(begins, append=len(pages))
+        found = np.stack([chunks, within * PAGE_BYTES, sizes * PAGE_BYTES], axis=1)
+        return np.split(found, np.searchsorted(begins, bounds[1:-1]))
+
+    def read(self, requests: Iterable[Sequence[int]], into: Bytes) -> Ticket:
+        """Fill ``into`` with what is asked for: of each request chunk, offset and bytes."""
+        files, name = self._files, self.array.name
+        return self._engine.read([Span(files[chunk], offset, nbytes, name) for chunk, offset, nbytes in requests], into)
+
+    def read_range(self, first: int, stop: int, into: Bytes) -> Ticket:
+        """Fill ``into`` with the pages from the ``first`` on."""
+        per_chunk = self._per_chunk
+        cuts = pairwise([first, *range(first - first % per_chunk + per_chunk, stop, per_chunk), stop])
+        requests = [(at // per_chunk, at % per_chunk * PAGE_BYTES, (end - at) * PAGE_BYTES) for at, end in cuts]
+        return self.read(requests, into)
 
     def learn(self, buffers: Sequence[Bytes]) -> None:
         """Read every page, unless that has been done, by way of ``buffers``. StoreError where a chunk's checksum is
@@ -85,7 +99,7 @@ class Pages:
                 while True:
                     while free and (part := next(parts, None)) is not None:
                         into = free.popleft()
-                        ticket = self.read(np.arange(part.start, part.stop), into[: len(part) * PAGE_BYTES])
+                        ticket = self.read_range(part.start, part.stop, into[: len(part) * PAGE_BYTES])
                         under_way.append((part, into, ticket))
                     if not under_way:
                         break
@@ -118,7 +132,7 @@ class ResidentRows:
         self.pages_read = pages.count
         array = pages.array
         memory = Arena(pages.count * PAGE_BYTES).view(0, pages.count * PAGE_BYTES)
-        pages.read(np.arange(pages.count), memory).wait()
+        pages.read_range(0, pages.count, memory).wait()
         if array.has_checksums:
             for chunk, stored in enumerate(array.checksums().tolist()):
                 if google_crc32c.extend(0, memory[chunk * array.chunk_bytes :][: array.chunk_bytes]) != stored:
@@ -215,8 +229,6 @@ class PagedRows:
         self._frame_of = np.full(pages.count, -1, dtype=np.int32)
         self._page_in = np.full(cache_pages, -1, dtype=np.int64)
         self._next_use = np.full(cache_pages, _FREE, dtype=np.int16)
-        self._spare = np.arange(cache_pages, dtype=np.int32)
-        self._spares = cache_pages
 
     def needs(self, rows: AnyArray) -> Places:
         """The pages in which these rows lie [P], ascending."""
@@ -250,12 +262,15 @@ class PagedRows:
         out = np.empty((len(rows), *array.shape[1:]), dtype=array.dtype)
         order = np.argsort(rows, kind="stable")
         at_bytes = rows[order].astype(np.int64) * self._row_bytes
-        first = np.searchsorted(uses.pages, at_bytes // PAGE_BYTES)
-        last = np.searchsorted(uses.pages, (at_bytes + self._row_bytes - 1) // PAGE_BYTES)
+        first = last = np.searchsorted(uses.pages, at_bytes // PAGE_BYTES)
+        if self._pages_a_row > 1:
+            last = np.searchsorted(uses.pages, (at_bytes + self._row_bytes - 1) // PAGE_BYTES)
+        at_bytes %= PAGE_BYTES
+        at_bytes += first * PAGE_BYTES
+        at_items = at_bytes // array.itemsize
         for window in self._windows(uses, first, last):
             picked = slice(window.start, window.stop)
-            in_work = (first[picked] - window.low) * PAGE_BYTES + at_bytes[picked] % PAGE_BYTES
-            out[order[picked]] = self._rows_at[in_work // array.itemsize]
+            out[order[picked]] = self._rows_at[at_items[picked] - window.low * PAGE_BYTES // array.itemsize]
         return out
 
     # ---- pages of a batch --------------------------------------------------------------------------------------
@@ -265,120 +280,98 @@ class PagedRows:
         low = new = start = 0
         while start < len(last):
             high = min(count, low + self._work_pages)
-            stop = int(np.searchsorted(last, high))
+            stop = int(last.searchsorted(high))
             yield _Window(low, new, high, start, stop)
             start, new = stop, high
             low = int(first[stop]) if stop < len(first) else high
 
     def _windows(self, uses: Uses, first: Places, last: Places) -> Iterator[_Window]:
-        """Each window of a batch while its pages lie in ``_work``. Meanwhile those of the next are read."""
-        pages = uses.pages
-        frames = self._frame_of[pages]
-        missing = frames < 0
-        kept, given_up = self._choose(uses, frames, missing)
-        self.pages_read += int(missing.sum())
-        windows = list(self._cut(len(pages), first, last))
+        """Each window of a batch while its pages lie side by side in ``_work``, where they come from the window before,
+        from the disk and from the cache. Meanwhile those of the next are read.
 
-        def absent(number: int) -> tuple[Places, Bytes]:
-            part = slice(windows[number].new, windows[number].high)
-            found = pages[part][missing[part]]
-            return found, self._staging[number % _STAGED].reshape(-1)[: len(found) * PAGE_BYTES]
+        A page that is to be kept while no frame is free yet is not kept. That is rare, as frames come free all along a
+        batch.
+        """
+        pages, work, cache = uses.pages, self._work, self._cache
+        frames = self._frame_of[pages]
+        present, absent = np.flatnonzero(frames >= 0), np.flatnonzero(frames < 0)
+        kept, free, given_up = self._choose(uses, frames, present, absent)
+        missing, frames = pages[absent], frames[present]
+        windows = list(self._cut(len(pages), first, last))
+        ends = np.array([0, *(window.high for window in windows)])
+        reading = absent.searchsorted(ends)
+        requests = self._pages.requests(missing, reading)
+        keeping, cached = _parts(kept, reading), _parts(present, ends)
+        ready = (len(free) - len(given_up) + given_up.searchsorted(ends[1:])).tolist()
+        self.pages_read += len(missing)
 
         def send(number: int) -> Ticket | None:
-            found, into = absent(number)
-            return self._pages.read(found, into) if len(found) else None
+            if not len(requests[number]):
+                return None
+            return self._pages.read(requests[number].tolist(), self._staging[number % _STAGED].reshape(-1))
 
         tickets = [send(0)] if windows else []
-        before = 0
+        stayed: list[Places] = []
+        used = before = 0
         try:
-            for number, window in enumerate(windows):
+            for number, (window, part) in enumerate(zip(windows, _parts(absent, ends), strict=True)):
                 if number + 1 < len(windows):
                     tickets.append(send(number + 1))
+                staged = self._staging[number % _STAGED][: part.stop - part.start]
                 ticket = tickets[number]
                 if ticket is not None:
                     ticket.wait()
-                    self._pages.compare(*absent(number))
-                self._assemble(window, before, frames, missing, number)
-                yield window
-                self._replace(window, uses, frames, missing, kept, given_up, number)
+                    self._pages.compare(missing[part], staged)
+                carried = window.new - window.low
+                work[:carried] = work[window.low - before : window.new - before]
+                work[absent[part] - window.low] = staged
+                work[present[cached[number]] - window.low] = cache[frames[cached[number]]]
                 before = window.low
+                yield window
+                staying = kept[keeping[number]][: ready[number] - used]
+                cache[free[used : used + len(staying)]] = staged[staying - part.start]
+                stayed.append(staying)
+                used += len(staying)
         finally:
             for ticket in tickets:
                 if ticket is not None:
                     ticket.settle()  # nobody may free the memory before
+        held, staying = free[:used], np.concatenate([kept[:0], *stayed])
+        self._frame_of[missing[staying]] = held
+        self._page_in[held] = missing[staying]
+        self._next_use[held] = uses.next[absent[staying]]
 
-    def _assemble(self, window: _Window, before: int, frames: AnyArray, missing: AnyArray, number: int) -> None:
-        """The window's pages side by side: some from the window that began at ``before``, the cache, the disk."""
-        work, carried = self._work, window.new - window.low
-        if carried:
-            work[:carried] = work[window.low - before : window.new - before]
-        into = work[carried : window.high - window.low]
-        part = slice(window.new, window.high)
-        absent = missing[part]
-        into[absent] = self._staging[number % _STAGED][: int(absent.sum())]
-        into[~absent] = self._cache[frames[part][~absent]]
-
-    # ---- the cache ---------------------------------------------------------------------------------------------
-
-    def _choose(self, uses: Uses, frames: AnyArray, missing: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Which of the pages to keep after the batch of those read [P], and to give up of those in the cache [P].
-        Frames of others that are to be given up are free at once."""
+    def _choose(self, uses: Uses, frames: AnyArray, present: Places, absent: Places) -> tuple[Places, Places, Places]:
+        """Which of the ``absent`` pages to keep, by their places there; the frames that are free for them; and where
+        the pages [P] lie that the batch takes from the last of these first.
+        """
         next_use, room = self._next_use, len(self._next_use)
-        here = frames[~missing]
-        next_use[here] = uses.next[~missing]
+        later = uses.next[absent]
+        next_use[frames[present]] = uses.next[present]
         held = np.bincount(next_use, minlength=_FREE + 1)[:_FREE]
-        total = np.cumsum(held + np.bincount(uses.next[missing], minlength=_FREE))
+        total = np.cumsum(held + np.bincount(later, minlength=_FREE))
         limit = int(np.searchsorted(total, room, side="right"))  # those of later uses have no room
         room_at_limit = room - (int(total[limit - 1]) if limit else 0)
-        surplus = next_use > limit
-        surplus[next_use == _FREE] = False
-        kept = missing & (uses.next < limit)
+        surplus, kept = (next_use > limit) | (next_use == _FREE), later < limit
         if limit < _FREE:
             surplus[np.flatnonzero(next_use == limit)[room_at_limit:]] = True
-            places = np.flatnonzero(missing & (uses.next == limit))
-            kept[places[: max(0, room_at_limit - int(held[limit]))]] = True
-        given_up = np.zeros(len(frames), dtype=np.bool_)
-        given_up[~missing] = surplus[here]
-        surplus[here] = False
-        self._free(np.flatnonzero(surplus))
-        return kept, given_up
-
-    def _replace(
-        self,
-        window: _Window,
-        uses: Uses,
-        frames: AnyArray,
-        missing: AnyArray,
-        kept: AnyArray,
-        given_up: AnyArray,
-        number: int,
-    ) -> None:
-        """Free the frames of the window's pages that are given up, and keep those that are to be kept in free frames.
-
-        A page for which none is free yet is not kept. That is rare, as frames come free all along a batch.
-        """
-        part = slice(window.new, window.high)
-        self._free(frames[part][given_up[part]])
-        absent, wanted = np.flatnonzero(missing[part]), kept[part]
-        staged = np.flatnonzero(wanted[absent])
-        free = self._spare[max(0, self._spares - len(staged)) : self._spares]
-        self._spares -= len(free)
-        staged = staged[: len(free)]
-        self._cache[free] = self._staging[number % _STAGED][staged]
-        places = window.new + absent[staged]
-        self._frame_of[uses.pages[places]] = free
-        self._page_in[free] = uses.pages[places]
-        self._next_use[free] = uses.next[places]
-
-    def _free(self, frames: AnyArray) -> None:
-        self._frame_of[self._page_in[frames]] = -1
-        self._page_in[frames] = -1
-        self._next_use[frames] = _FREE
-        self._spare[self._spares : self._spares + len(frames)] = frames
-        self._spares += len(frames)
+            kept[np.flatnonzero(later == limit)[: max(0, room_at_limit - int(held[limit]))]] = True
+        given_up = present[surplus[frames[present]]]
+        surplus[frames[given_up]] = False
+        free = np.concatenate([np.flatnonzero(surplus), frames[given_up]])
+        pages = self._page_in[free]
+        self._frame_of[pages[pages >= 0]] = -1
+        self._page_in[free] = -1
+        next_use[free] = _FREE
+        return np.flatnonzero(kept), free, given_up
 
 
 Rows = ResidentRows | PagedRows
+
+
+def _parts(places: Places, bounds: AnyArray) -> list[slice]:
+    """Where ``places``, ascending, lie between ``bounds`` [parts + 1]."""
+    return [slice(*pair) for pair in pairwise(places.searchsorted(bounds).tolist())]
 
 
 def pages_of(array: Array) -> int:

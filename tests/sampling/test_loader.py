@@ -72,7 +72,7 @@ def test_batches_carry_what_the_source_has(store: Store) -> None:
 
 
 def test_memory_changes_no_batch_and_is_kept_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ooc.sampling.budget.WORK_BYTES", 1 << 14)  # or so few features are best kept in memory
+    monkeypatch.setattr("ooc.sampling.budget._WORK_BYTES", 1 << 14)  # or so few features are best kept in memory
     with _loader(store) as ample:
         expected = [*ample, *ample]
         assert not _same(expected[: len(ample)], expected[len(ample) :])  # epochs differ

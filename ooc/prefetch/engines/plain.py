@@ -60,6 +60,8 @@ class Call:
 
 def cut(start: int, nbytes: int, piece_bytes: int) -> list[tuple[int, int]]:
     """Start and length of parts of at most ``piece_bytes``."""
+    if 0 < nbytes <= piece_bytes:  # what small requests have no time to loop over
+        return [(start, nbytes)]
     end = start + nbytes
     return [(at, min(piece_bytes, end - at)) for at in range(start, end, piece_bytes)]
 
