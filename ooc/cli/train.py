@@ -90,7 +90,6 @@ def command(
     with silent_where_told(context, None):
         ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
-        _check_shared(store)
         context.exit(start_processes(nproc, context.obj))
     resume = resume or (is_restarted() and out is not None and Path(out).exists())
     if resume and out is None:
@@ -115,14 +114,6 @@ def command(
             train(call, run, settings)
         except KeyboardInterrupt:
             context.exit(EXIT_INTERRUPTED)
-
-
-def _check_shared(store: str | None) -> None:
-    """What no processes share, before they are started: they would all say it."""
-    from ooc.storage.store import open_store
-
-    if store is not None and Path(store).is_dir() and open_store(store).types is not None:
-        raise OptionError(f"{store} has several types of nodes or edges, which one process trains; leave out --nproc")
 
 
 def _check(settings: TrainSettings) -> None:

@@ -11,7 +11,7 @@ other, in the order of the tiles.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ooc.plan.layout.grid import Grid
-from ooc.plan.workload import EdgesKey
+from ooc.plan.workload import EdgesKey, Share
 from ooc.ranks import Ranks
 from ooc.storage.checksums import combined
 from ooc.threads import Threads
@@ -49,7 +49,11 @@ def divide_rows(weights: Sequence[Sequence[float]], panel_rows: int, rows: int, 
     """Rows for as many processes as there are ``parts``, whole panels one behind the other, at least one each. Of each
     of ``weights``, which has one of every panel and after which all wait for one another, each gets about its part of
     the sum of ``parts``, so that those with the most for their part together have as little as can be. With several
-    ``weights`` that is searched among the most promising divisions of the first panels only."""
+    ``weights`` that is searched among the most promising divisions of the first panels only. Of fewer panels than
+    processes the last ones of these get none."""
+    panels = len(weights[0])
+    if panels < len(parts):
+        return divide_rows(weights, panel_rows, rows, parts[:panels]) + [range(rows, rows)] * (len(parts) - panels)
     before = [[0.0, *accumulate(some)] for some in weights]
     found: dict[int, list[_Division]] = {0: [((0.0,) * len(before), 0.0, [0])]}
     for number, part in enumerate(parts, start=1):
@@ -150,10 +154,13 @@ class Halo:
 
 
 class Exchange:
-    """What the processes of one training tell each other while a program runs; ``shares``: the rows of each."""
+    """What the processes of one training tell each other while a program runs; ``shares``: by type of nodes the rows
+    of each."""
 
-    def __init__(self, ranks: Ranks, shares: Sequence[range]) -> None:
+    def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
         self._ranks, self._shares = ranks, shares
+        self.share = Share(ranks.rank, ranks.count, {space: some[ranks.rank] for space, some in shares.items()})
+        """What this process computes."""
         self._beside = replace(ranks, group=ranks.beside)
         self._sender: Threads | None = None
         self._halos: dict[EdgesKey, Halo] = {}
@@ -161,14 +168,17 @@ class Exchange:
         self.waited_s = 0.0
         """For rows of others, and for their sums."""
 
-    def find_halo(self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], rows: int) -> HaloMemory:
+    def find_halo(
+        self, direction: EdgesKey, sources: Iterable[npt.NDArray[np.signedinteger]], space: str
+    ) -> HaloMemory:
         """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
-        rows, a few at a time, of a graph of so many ``rows``: the halo where that is much less than all rows. Returns
-        what that takes. Holds a byte a row meanwhile."""
-        ranks = self._ranks
-        wanted = wanted_rows(sources, self._shares, self.own, rows)
+        rows, a few at a time, nodes of type ``space``: the halo where that is much less than all rows. Returns what
+        that takes. Holds a byte a row meanwhile."""
+        ranks, shares = self._ranks, self._shares[space]
+        rows = shares[-1].stop
+        wanted = wanted_rows(sources, shares, shares[ranks.rank], rows)
         counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
-        memory = halo_memory(counts_PP, self._shares, rows)
+        memory = halo_memory(counts_PP, shares, rows)
         if memory is None:
             return HaloMemory()
         given_P = counts_PP[:, ranks.rank].tolist()
@@ -183,29 +193,28 @@ class Exchange:
         return None if halo is None else torch.cat(halo.wanted).numpy()
 
     @property
-    def own(self) -> range:
-        """The rows that this process computes."""
-        return self._shares[self._ranks.rank]
-
-    @property
     def parts(self) -> list[float]:
         """Of all rows, those of each process."""
-        return [len(share) / self._shares[-1].stop for share in self._shares]
+        by_rank = [sum(map(len, shares)) for shares in zip(*self._shares.values(), strict=True)]
+        return [rows / sum(by_rank) for rows in by_rank]
 
-    def rows(self, matrix_NC: Tensor, *, counted: bool = True) -> None:
+    def rows(self, matrix_NC: Tensor, space: str, *, counted: bool = True) -> None:
         """Of a matrix of which every process has its own rows, have those of all. ``counted``: a program's."""
         before = self.received_bytes
-        self.wait(self.begin(matrix_NC))
+        self.wait(self.begin(matrix_NC, space))
         self.received_bytes = self.received_bytes if counted else before
 
-    def begin(self, matrix_NC: Tensor, direction: EdgesKey | None = None, part: range = range(1)) -> "Future[None]":
-        """Of a matrix of which every process has its own rows, begin to be sent those of others that pulls of
-        ``direction`` gather (None: all); to be waited for. ``part``: of so many (its stop) equal parts of the rows of
-        every process the one (its start) that is there by now. All have to begin the same in the same order."""
+    def begin(
+        self, matrix_NC: Tensor, space: str, direction: EdgesKey | None = None, part: range = range(1)
+    ) -> "Future[None]":
+        """Of a matrix of nodes of type ``space``, of which every process has its own rows, begin to be sent those of
+        others that pulls of ``direction`` gather (None: all); to be waited for. ``part``: of so many (its stop) equal
+        parts of the rows of every process the one (its start) that is there by now. All have to begin the same in the
+        same order."""
         halo = None if direction is None else self._halos.get(direction)
         if self._sender is None:
             self._sender = Threads(1, "exchange")
-        return self._sender.submit(self._send, matrix_NC, halo, part)
+        return self._sender.submit(self._send, matrix_NC, space, halo, part)
 
     def wait(self, *begun: "Future[None]") -> None:
         """Return when what has been begun is there."""
@@ -216,8 +225,8 @@ class Exchange:
         self.waited_s += perf_counter() - started
 
     @torch.no_grad()
-    def _send(self, matrix_NC: Tensor, halo: Halo | None, part: range) -> None:
-        parts = [part_of(range(len(matrix_NC))[share.start : share.stop], part) for share in self._shares]
+    def _send(self, matrix_NC: Tensor, space: str, halo: Halo | None, part: range) -> None:
+        parts = [part_of(range(len(matrix_NC))[share.start : share.stop], part) for share in self._shares[space]]
         if halo is not None:
             self._some_rows(matrix_NC, halo, parts)
             return
@@ -225,9 +234,9 @@ class Exchange:
         self._beside.broadcast_parts(rows)
         self.received_bytes += sum(some.nbytes for some in rows) - rows[self._ranks.rank].nbytes
 
-    def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger]) -> None:
+    def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger], space: str) -> None:
         """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
-        for rank, share in enumerate(self._shares):
+        for rank, share in enumerate(self._shares[space]):
             values = values_E[int(offsets[share.start]) : int(offsets[share.stop])]
             if values.numel():
                 self._ranks.broadcast(values.view(torch.uint8), rank)
@@ -265,11 +274,11 @@ class Exchange:
             self._sender.shutdown(cancel_futures=True)
             self._sender = None
 
-    def gathered_rows(self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype) -> Iterator[Tensor]:
+    def gathered_rows(self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype, space: str) -> Iterator[Tensor]:
         """Rows of a matrix, block by block as each process has its own, for the first one. All have to go through it,
         of whom the others get nothing."""
         ranks = self._ranks
-        for rank, share in enumerate(self._shares):
+        for rank, share in enumerate(self._shares[space]):
             for _, rows in blocks_of(share, grid):
                 block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
                 if rank:

@@ -212,10 +212,12 @@ class RowPassRun(TilePassRun):
         exchange, reverse = self.runtime.exchange, self.item.stage.reverse
         while exchange is not None and self.sent and (done := len(self.sending) // len(self.sent)) < self.parts:
             part = range(self.parts - 1 - done if reverse else done, self.parts)
-            rows = part_of(range(self.item.rows)[exchange.own.start : exchange.own.stop], part)
+            rows = part_of(exchange.share.own(self.item.space, self.item.rows), part)
             if last is not None and (last.start > rows.start if reverse else rows.stop > last.stop):
                 return
-            self.sending += [exchange.begin(matrix, direction, part) for matrix, direction in self.sent]
+            self.sending += [
+                exchange.begin(matrix, self.item.space, direction, part) for matrix, direction in self.sent
+            ]
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""

@@ -223,6 +223,7 @@ class TilePassRun(PassRun):
     def __init__(self, run: ProgramRun, item: Pass) -> None:
         super().__init__(run, item)
         self._reverse = item.reverse
+        run.sums_over_rows.begin_pass(item.space)
         self._sums = run.sums(item.pull, item.index)
 
     def reduce(self, result: Tile | None) -> None:

@@ -195,6 +195,7 @@ class SlabBuffers:
         self._buffers = run.slab_buffers(item)
         self._filling: dict[int, list[tuple[Any, partial[None], Tensor, Tensor | None]]] = {}
         self._exchange, self._direction = run.runtime.exchange, item.pull.direction
+        self._space = run.plan.matrices[item.pull.source].matrix.space
         self._rows = run.written_rows(item.pull.source, item.index)
         self._sent: dict[int, Future[None]] = {}
 
@@ -229,7 +230,7 @@ class SlabBuffers:
         if self._exchange is None:
             return
         if slab not in self._sent:
-            self._sent[slab] = self._exchange.begin(self.written(slab), self._direction)
+            self._sent[slab] = self._exchange.begin(self.written(slab), self._space, self._direction)
         self._exchange.wait(self._sent[slab])
         self.send_ahead(slab + 1)
 
@@ -239,7 +240,7 @@ class SlabBuffers:
             return
         if all(transfer.happened for transfer, *_ in self._filling.get(slab, [])):
             self._take(slab)
-            self._sent[slab] = self._exchange.begin(self.written(slab), self._direction)
+            self._sent[slab] = self._exchange.begin(self.written(slab), self._space, self._direction)
 
     def _take(self, slab: int) -> None:
         """Wait until the own rows of ``slab`` are there."""

@@ -100,7 +100,7 @@ class Runtime:
                 self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array, own=own)
                 opening.callback(matrix.close)
                 if name in plan.spilled:
-                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes, grid.parts(plan.share))
+                    matrix.file = create_spill(spill_dir, name, grid.file_nbytes, plan.spilled_parts(name))
             self.partial_sums = self._open_shuffles(plan.partial_sums, spill_dir, opening)
             self.bucketed_rows = self._open_shuffles(plan.bucketed_rows, spill_dir, opening)
             opening.callback(self.workspace.settle)
@@ -294,9 +294,8 @@ class Runtime:
         """A constant matrix, row block by row block, for those who want a copy of it: of several processes the first
         gets what all have, and all have to ask. No program may be running."""
         grid, exchange = self.matrices[name].grid, self.exchange
-        own = range(grid.rows) if exchange is None else exchange.own
-        blocks = self._read_own_rows(name, own)
-        return blocks if exchange is None else exchange.gathered_rows(blocks, grid, self.matrices[name].dtype)
+        blocks, space = self._read_own_rows(name, self.plan.own(name, grid.rows)), self.plan.matrices[name].matrix.space
+        return blocks if exchange is None else exchange.gathered_rows(blocks, grid, self.matrices[name].dtype, space)
 
     def _read_own_rows(self, name: str, own: range) -> Iterator[Tensor]:
         matrix = self.matrices[name]

@@ -179,8 +179,8 @@ class Session:
         torch.set_num_threads(1)
         network, exchange = prepared.network, prepared.exchange
         network.forget_weights()
-        height = panel_rows(prepared.workload.rows, prepared.plan.tile_rows)
-        sums = PanelSums(prepared.builder.reduce, height, network, None if exchange is None else exchange.panels)
+        heights = {space: panel_rows(rows, prepared.plan.tile_rows) for space, rows in self._store.node_counts.items()}
+        sums = PanelSums(prepared.builder.reduce, heights, network, None if exchange is None else exchange.panels)
         passes = len(prepared.plan.programs[program])
         try:
             with self._store.unreplaced(), reported(self._listener, task, passes, "passes") as advance:

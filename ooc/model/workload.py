@@ -101,17 +101,20 @@ def describe_workload(
     read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
     height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
     height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
+    spaces = {n: s.space for s in every for n in (*s.loads, *s.stores, *(s.pull.own if s.pull else ()))}
+    spaces |= {n: spaces[s.pull.source] for s in every if s.pull is not None for n in s.pull.added_to}
     matrices, of_store = {}, store_matrices(store)
     for name in sorted(used, key=lambda name: (name not in of_store, name)):
+        space = spaces[name]
         if name in arrays:
             kind = Kind.LEARNT if isinstance(arrays[name], VersionedArray) else Kind.STORE
-            matrices[name] = Matrix(name, arrays[name].shape[0], columns[name], arrays[name].itemsize, kind)
+            matrices[name] = Matrix(name, arrays[name].shape[0], columns[name], arrays[name].itemsize, kind, space)
         elif name in builder.packed:
-            matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS)
+            matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS, space)
         else:
             kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
             stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
-            matrices[name] = Matrix(name, height[name], columns[name], stored, kind)
+            matrices[name] = Matrix(name, height[name], columns[name], stored, kind, space)
     scattering = {
         name: (s.pull.direction, s.rows, s.pull.per_edge)
         for s in every
@@ -137,7 +140,7 @@ def describe_workload(
     parameters = sum(p.numel() for p in network.parameters)
     idle = sum(p.numel() for p in network.idle)
     return Workload(
-        rows=store.num_nodes if store.types is None else max(store.types.nodes.values()),
+        rows=max(store.node_counts.values()),
         tile_rows=tile_rows,
         matrices=matrices,
         programs=programs,

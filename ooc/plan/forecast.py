@@ -117,7 +117,7 @@ def _coarser(layout: Layout, times: int) -> Layout:
 def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
     """Seconds that a pass computes, wherever what it reads and writes waits."""
     edges = columns = slab_columns = 0
-    rows = workload.own(item.rows)
+    rows = workload.own(item.space, item.rows)
     steps = -(-len(rows) // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]

@@ -99,13 +99,14 @@ class EdgeData(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """``rows`` × ``columns`` values of ``itemsize`` bytes, one row a node."""
+    """``rows`` × ``columns`` values of ``itemsize`` bytes, one row a node, of type ``space`` ("": there is but one)."""
 
     name: str
     rows: int
     columns: int
     itemsize: int
     kind: Kind
+    space: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -217,7 +218,8 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One local stage over the first ``rows`` rows: ``loads`` and at most one ``pull`` in, ``stores`` out.
+    """One local stage over the first ``rows`` rows of nodes of type ``space``: ``loads`` and at most one ``pull`` in,
+    ``stores`` out.
 
     A loaded or pulled matrix may have fewer rows than the stage: gradients of rows that are not there are zero.
     ``scratch_bytes_per_row`` bounds the temporaries alive at once while a tile of rows is computed; with
@@ -239,6 +241,7 @@ class Stage:
     operators: int = 0
     entry_bytes: int = 0
     beside_bytes: int = 0
+    space: str = ""
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -313,6 +316,24 @@ class Bucketing:
     exact: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What process ``rank`` of ``count`` computes: neighbouring ``rows`` of the nodes of each type."""
+
+    rank: int
+    count: int
+    rows: Mapping[str, range]
+
+    def own(self, space: str, rows: int) -> range:
+        """Which of the first ``rows`` rows of nodes of a type."""
+        own = self.rows[space]
+        return range(min(rows, own.start), min(rows, own.stop))
+
+    def __len__(self) -> int:
+        """Rows of all types."""
+        return sum(map(len, self.rows.values()))
+
+
 @dataclass(frozen=True)
 class Workload:
     """Everything the planner needs to know of a model on a graph.
@@ -325,8 +346,8 @@ class Workload:
     bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
     that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
     memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: by direction, how what
-    opaque layers gather over its edges can be shuffled; without that, it can only be in memory whole. ``share``: the
-    rows that this process computes, of each stage as many of them as it has (None: all). ``state_bytes``: that the
+    opaque layers gather over its edges can be shuffled; without that, it can only be in memory whole. ``share``: what
+    this process computes, of each stage as many of its rows as that has (None: all). ``state_bytes``: that the
     optimizer reads from the SSD and writes there to make its step.
     """
 
@@ -347,14 +368,12 @@ class Workload:
     scatter_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     parts: Parts | None = None
     bucketing: Mapping[EdgesKey, Bucketing] = field(default_factory=dict)
-    share: range | None = None
+    share: Share | None = None
     state_bytes: int = 0
 
-    def own(self, rows: int) -> range:
-        """Which of the first ``rows`` rows this process computes."""
-        if self.share is None:
-            return range(rows)
-        return range(min(rows, self.share.start), min(rows, self.share.stop))
+    def own(self, space: str, rows: int) -> range:
+        """Which of the first ``rows`` rows of nodes of a type this process computes."""
+        return range(rows) if self.share is None else self.share.own(space, rows)
 
     @cached_property
     def pulls(self) -> tuple[Pull, ...]:

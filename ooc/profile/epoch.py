@@ -150,7 +150,11 @@ class _Epoch:
 
     def _once(self) -> None:
         run_program(
-            self._runtime, "train", self._steps, PanelSums(lambda _: None, self._runtime.plan.tile_rows), lambda _: None
+            self._runtime,
+            "train",
+            self._steps,
+            PanelSums(lambda _: None, {"": self._runtime.plan.tile_rows}),
+            lambda _: None,
         )
 
     def __enter__(self) -> Self:

@@ -161,11 +161,11 @@ def stage_statistics(workload: Workload, program: str = "train") -> list[dict[st
 
 
 def _statistics(stage: Stage, workload: Workload) -> dict[str, Any]:
-    rows = workload.own(stage.rows)
+    rows = workload.own(stage.space, stage.rows)
 
     def nbytes(name: str) -> int:
         matrix = workload.matrices[name]
-        return len(workload.own(min(stage.rows, matrix.rows))) * matrix.columns * matrix.itemsize
+        return len(workload.own(stage.space, min(stage.rows, matrix.rows))) * matrix.columns * matrix.itemsize
 
     edges = edge_bytes = pulled_bytes = 0
     if stage.pull is not None:

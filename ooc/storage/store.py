@@ -96,7 +96,8 @@ class Store:
     store of many graphs, G: the rows ``graphs/indptr[g]`` to ``graphs/indptr[g + 1]`` are graph g's, and labels and
     splits are of graphs. Otherwise 0. ``types``: those of nodes and edges, where there are several (None: one each).
     Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, ``num_edges``
-    those of all types together, and weights some types' edges have; how many features is said by type. ``identity``:
+    those of all types together, and weights some types' edges have; how many features is said by type.
+    ``node_counts``: nodes by type, "" where there is but one. ``identity``:
     what tells the folder that was opened from another one of the same name; None: of no folder.
     """
 
@@ -115,6 +116,7 @@ class Store:
         self.num_self_loops = int(attributes["num_self_loops"])
         self.undirected = bool(attributes["undirected"])
         self.types = Types.of(attributes)
+        self.node_counts = {"": self.num_nodes} if self.types is None else self.types.nodes
         weighted = bool(self.types and self.types.weighted)
         self.has_edge_weight = weighted or bool(attributes.get("has_edge_weight", False))
         self.num_edge_features = int(attributes.get("num_edge_features", 0))

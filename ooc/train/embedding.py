@@ -128,9 +128,7 @@ class LearntRows:
     @classmethod
     def of_store(cls, embedding: Embedding, store: Store, dtype: torch.dtype, **options: Any) -> "LearntRows":
         """Those of the nodes of a store; OptionError where the embedding does not go with it."""
-        types = store.types
-        nodes = {"": store.num_nodes} if types is None else types.nodes
-        return cls(embedding, nodes, embedding.widths(types), dtype, **options)
+        return cls(embedding, store.node_counts, embedding.widths(store.types), dtype, **options)
 
     @classmethod
     def of_run(cls, embedding: Embedding, store: Store, dtype: torch.dtype, run: Path, state: object) -> "LearntRows":

@@ -68,12 +68,15 @@ class Objective:
     score_operators = len(SPLITS) * (_PICKING_OPERATORS + _COUNTING_OPERATORS)
     """Operators that ``score`` runs, or that take as long."""
 
-    def __init__(self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int, incomplete: bool = False) -> None:
+    def __init__(
+        self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int, incomplete: bool = False, space: str = ""
+    ) -> None:
+        """``space``: the type of nodes that is scored."""
         self._targets = Targets(task, incomplete=incomplete)
         self._loss = loss
         self.gradient_operators = _PICKING_OPERATORS + loss.operators
         """The same of ``gradient``."""
-        self._scorer = scorer
+        self._scorer, self._space = scorer, space
         self._loss_sum: Tensor | float = 0.0
         self._tile_rows = tile_rows
         self._split_rows = SplitRows(tile_rows)
@@ -136,5 +139,5 @@ class Objective:
         """
         self._targets.refuse_damaged()
         if exchange is not None and self._scorer.outputs is not None:
-            exchange.rows(torch.from_numpy(self._scorer.outputs), counted=False)
+            exchange.rows(torch.from_numpy(self._scorer.outputs), self._space, counted=False)
         return self._scorer.scores()

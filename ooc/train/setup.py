@@ -62,7 +62,7 @@ from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
-from ooc.plan.workload import Direction, EdgeData, EdgesKey
+from ooc.plan.workload import Direction, EdgeData, EdgesKey, RelationEdges, Share
 from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
@@ -178,6 +178,7 @@ def prepare(
             make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
             tile_rows=resources.tile_rows,
             incomplete=store.num_incomplete > 0,
+            space="" if store.types is None else store.types.labelled,
         )
     host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
@@ -264,7 +265,7 @@ class Job:
         )
         self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
-        self._shares: list[range] = []
+        self._shares: dict[str, list[range]] = {}
         self._speeds: Sequence[float] = [1.0] * resources.ranks.count
         self._exchange_bytes = 0
 
@@ -287,7 +288,7 @@ class Job:
         self._shared_out()
         halos = self._planned_halos()
         workload, plan = self.plan(limits, hardware)
-        parts = zip(self._shares, halos, strict=True)
+        parts = ((self._share(rank), halo) for rank, halo in enumerate(halos))
         return [self._own_part(workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
@@ -313,7 +314,7 @@ class Job:
         candidate, plan = self._choose(resources.limits, resources.hardware)
         if exchange is not None:
             halos = {side: exchange.halo_rows(side) for side in candidate.workload.topologies}
-            part = exchange.own, halos, resources.limits, resources.hardware
+            part = exchange.share, halos, resources.limits, resources.hardware
             _, plan = self._own_part(candidate.workload, plan, *part)
         return Prepared(
             store=self._store,
@@ -332,56 +333,77 @@ class Job:
         )
 
     def _shared_out(self) -> Exchange:
-        """A share of the rows for every process, of as much to do as goes with its speed."""
-        ranks, nodes, (height, weights) = self.resources.ranks, self._store.num_nodes, self._panels()
-        if len(weights[0]) < ranks.count:
-            for_how_many = f"{len(weights[0])} processes, of {height} each; {ranks.count} are too many"
+        """A share of the rows of every type of nodes for every process, of as much to do as goes with its speed."""
+        ranks, panels = self.resources.ranks, self._panels()
+        height, (most, *_) = max(panels.values(), key=lambda found: len(found[1][0]))
+        if len(most) < ranks.count:
+            for_how_many = f"{len(most)} processes, of {height} each; {ranks.count} are too many"
             raise OptionError(f"{self._store.path} has rows for {for_how_many}")
-        self._shares = divide_rows(weights, height, nodes, self._speeds)
+        self._shares = self._divided(panels)
         return Exchange(ranks, self._shares)
 
-    def _panels(self) -> tuple[int, list[list[float]]]:
-        """Rows of a panel, and the seconds that an epoch computes for each, apart for stages of different rows: who has
-        none of the first ones has nothing to do in some."""
-        workload, nodes, hardware = self.workload, self._store.num_nodes, self.resources.hardware
-        height = panel_rows(nodes, self.resources.tile_rows)
-        starts, found = range(0, nodes, height), dict[int, list[float]]()
-        for stage in workload.programs["train"]:
+    def _divided(self, panels: Mapping[str, tuple[int, list[list[float]]]]) -> dict[str, list[range]]:
+        """By type of nodes: the rows of each process, by its speed."""
+        nodes = self._store.node_counts
+        return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
+
+    def _share(self, rank: int) -> Share:
+        rows = {space: shares[rank] for space, shares in self._shares.items()}
+        return Share(rank, self.resources.ranks.count, rows)
+
+    def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
+        """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
+        different rows: who has none of the first ones has nothing to do in some."""
+        found = {}
+        for space, nodes in self._store.node_counts.items():
+            height = panel_rows(nodes, self.resources.tile_rows)
+            found[space] = height, self._panel_seconds(space, range(0, nodes, height)) or [[1.0] * -(-nodes // height)]
+        return found
+
+    def _panel_seconds(self, space: str, starts: range) -> list[list[float]]:
+        workload, hardware, found = self.workload, self.resources.hardware, dict[int, list[float]]()
+        for stage in (one for one in workload.programs["train"] if one.space == space):
             seconds = found.setdefault(stage.rows, [0.0] * len(starts))
             edges = None if stage.pull is None else workload.topologies[stage.pull.direction]
             for panel, start in enumerate(starts):
-                rows = range(start, max(start, min(start + height, stage.rows)))
+                rows = range(start, max(start, min(start + starts.step, stage.rows)))
                 pulled = edges.edges_of(rows, workload.tile_rows) if edges is not None and rows else 0
                 seconds[panel] += stage_seconds(stage, len(rows), pulled, workload, hardware)
-        return height, [*found.values()]
+        return [*found.values()]
 
     def even_out(self, taken_s: Sequence[float]) -> bool:
         """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
         where these are as even as panels allow. To be asked by all of them with the same figures."""
-        height, weights = self._panels()
-        done = [
-            sum(sum(some[one.start // height : -(-one.stop // height)]) for some in weights) for one in self._shares
-        ]
-        speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
-        if divide_rows(weights, height, self._store.num_nodes, speeds) == self._shares:
-            return False
-        self._speeds = speeds
-        return True
+        panels, done = self._panels(), [0.0] * len(taken_s)
+        for space, (height, weights) in panels.items():
+            for rank, one in enumerate(self._shares[space]):
+                own = slice(one.start // height, -(-one.stop // height) if one else 0)
+                done[rank] += sum(sum(some[own]) for some in weights)
+        before = self._speeds
+        self._speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
+        if self._divided(panels) != self._shares:
+            return True
+        self._speeds = before
+        return False
 
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""
         memory = HaloMemory()
         for direction in self._halo_directions():
-            sources = self._sources(direction, exchange.own)
-            memory += exchange.find_halo(direction, sources, self._store.num_nodes)
+            target, source = self._ends(direction)
+            sources = self._sources(direction, exchange.share.rows[target], source)
+            memory += exchange.find_halo(direction, sources, source)
         self._admit_halos(memory)
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
-        nodes, found, memory = self._store.num_nodes, [dict[EdgesKey, Any]() for _ in self._shares], HaloMemory()
+        found, memory = [dict[EdgesKey, Any]() for _ in range(self.resources.ranks.count)], HaloMemory()
         for direction in self._halo_directions() if self._store.path.exists() else ():
-            wanted = [wanted_rows(self._sources(direction, one), self._shares, one, nodes) for one in self._shares]
-            of_halo = halo_memory(torch.tensor([[*map(len, one)] for one in wanted]), self._shares, nodes)
+            target, source = self._ends(direction)
+            shares, nodes = self._shares[source], self._store.node_counts[source]
+            pairs = zip(self._shares[target], shares, strict=True)
+            wanted = [wanted_rows(self._sources(direction, one, source), shares, own, nodes) for one, own in pairs]
+            of_halo = halo_memory(torch.tensor([[*map(len, one)] for one in wanted]), shares, nodes)
             if of_halo is not None:
                 memory += of_halo
                 for rank, one in enumerate(wanted):
@@ -400,17 +422,25 @@ class Job:
         every row of its lists. In one order everywhere."""
         limits, self._exchange_bytes = self.resources.limits, 0
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
-        if self._fixed_host_bytes + 5 * self._store.num_nodes > there:
+        if self._fixed_host_bytes + 5 * sum(self._store.node_counts.values()) > there:
             return []
         return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
-    def _sources(self, direction: EdgesKey, share: range) -> Iterator[Any]:
-        """Where all edges into rows of a share come from, a few at a time; StoreError for what is no row."""
+    def _ends(self, direction: EdgesKey) -> tuple[str, str]:
+        """The types of the nodes that pull over these edges, and of those that are pulled."""
+        if self._store.types is None or not isinstance(direction, RelationEdges):
+            return "", ""
+        kind = self._store.types.by_folder(direction.folder)
+        return (kind.target, kind.source) if direction.direction is Direction.IN else (kind.source, kind.target)
+
+    def _sources(self, direction: EdgesKey, share: range, space: str) -> Iterator[Any]:
+        """Where all edges into rows of a share come from, nodes of type ``space``, a few at a time; StoreError for what
+        is no row."""
         indptr, indices = self._store.topology(direction.value)
         first, stop = (int(indptr.read(row, row + 1)[0]) for row in (share.start, share.stop))
         for start in range(first, stop, _EDGES_AT_ONCE):
             found = indices.read(start, min(start + _EDGES_AT_ONCE, stop))
-            if not 0 <= int(found.min()) <= int(found.max()) < self._store.num_nodes:
+            if not 0 <= int(found.min()) <= int(found.max()) < self._store.node_counts[space]:
                 raise damaged(self._store, indices.name)
             yield found
 
@@ -418,7 +448,7 @@ class Job:
         self,
         workload: Workload,
         plan: Plan,
-        share: range,
+        share: Share,
         halos: Mapping[EdgesKey, Any],
         limits: Limits,
         hardware: Hardware,
@@ -504,8 +534,10 @@ class Job:
             embedding=None if learnt is None else learnt.stepping,
         )
         if self._shares:
-            height = panel_rows(store.num_nodes, resources.tile_rows)
-            builder.panels_held += max(-(-len(share) // height) for share in self._shares)
+            heights = {space: panel_rows(nodes, resources.tile_rows) for space, nodes in store.node_counts.items()}
+            builder.panels_held += max(
+                -(-len(share) // heights[space]) for space, shares in self._shares.items() for share in shares
+            )
         steps = self._programs(builder)
         workload = describe_workload(
             network,
@@ -534,7 +566,7 @@ class Job:
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
         workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
         if self._shares:  # what is shuffled by way of files is another process's as well
-            workload = replace(workload, share=self._shares[0], scatter_counts={}, bucketing={})
+            workload = replace(workload, share=self._share(0), scatter_counts={}, bucketing={})
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
         return made
 
@@ -718,10 +750,8 @@ def _dtype(name: str, graph: GraphStatistics) -> str:
 
 def check_types(store: Store, resources: Resources) -> None:
     """OptionError for what graphs with types are not trained with."""
-    refused = {"several processes": resources.ranks.count > 1, "a GPU": resources.on_device}
-    for what, asked in refused.items():
-        if asked:
-            raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with {what}")
+    if resources.on_device:
+        raise OptionError(f"{store.path} has several types of nodes or edges, which are not trained with a GPU")
 
 
 # ---- checks ------------------------------------------------------------------------------------------------

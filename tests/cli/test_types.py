@@ -58,7 +58,6 @@ def test_what_is_said_of_the_store(run: RunCommand, typed: Path) -> None:
             ("train", "--model", "sage", "--sampler", "neighbor", "--out", "r"),
             "a NeighborLoader is for graphs",
         ),
-        (("train", "--model", "sage", "--nproc", "2"), "which one process trains; leave out --nproc"),
         (("info", "--layers", "2"), "--layers is for graphs with one of each"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

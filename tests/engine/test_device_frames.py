@@ -212,7 +212,7 @@ class Run:
             SimpleNamespace(workspace=self.workspace, plan=self.plan, exchange=None),
             name,
             [],
-            PanelSums(lambda tile: None, 1),
+            PanelSums(lambda tile: None, {"": 1}),
         )  # type: ignore[arg-type]
         run.warm_up()
         self.buffered.clear()

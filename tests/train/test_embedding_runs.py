@@ -153,7 +153,8 @@ def test_rows_that_are_no_numbers_are_not_kept(store: Store, tmp_path: Path) -> 
 
 def test_any_tile_of_a_panel_tells_that_rows_are_no_numbers() -> None:
     found: list[Tile] = []
-    sums = PanelSums(found.append, 8)
+    sums = PanelSums(found.append, {"": 8})
+    sums.begin_pass("")
     for start in (0, 4):
         sums.reduce(Tile(start, start + 4, {}, diverged=start == 4))
     sums.end_pass(reverse=False)

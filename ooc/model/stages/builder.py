@@ -136,7 +136,8 @@ class StageBuilder(StageContext):
             stores = (*kept, *((message(hop + 1),) if hop < last else ()))
             self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns[x])
             if hop == 1:
-                steps.append(Step(program.spec(f"scale x{so}", sources, loads=(x,), stores=(message(1),)), scaled))
+                spec = program.spec(f"scale x{so}", sources, loads=(x,), stores=(message(1),), space=source)
+                steps.append(Step(spec, scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
                 rows = self.scaled_after(tile.inputs[sums], tile, scaling)
@@ -146,7 +147,7 @@ class StageBuilder(StageContext):
 
             pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            steps.append(Step(program.spec(title, targets, pull=pull, stores=stores), compute, scaling))
+            steps.append(Step(program.spec(title, targets, pull=pull, stores=stores, space=target), compute, scaling))
         return steps
 
     def train(self) -> list[Step]:

@@ -6,7 +6,7 @@ How many rows a panel has goes by the number of rows alone. Several processes co
 their sums and add them up alike; with few tiles each is a panel.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,18 +35,19 @@ def panel_rows(rows: int, tile_rows: int) -> int:
 class PanelSums:
     """Takes in the tiles of a pass in order, and hands the sums of whole panels to ``add``; then ``end_pass``.
 
-    ``gather``: where there are several processes, from what one has of its panels, some at a time and in order, to what
-    all have.
+    ``rows``: of a panel, by type of nodes. ``gather``: where there are several processes, from what one has of its
+    panels, some at a time and in order, to what all have.
     """
 
     def __init__(
         self,
         add: Callable[[Tile], None],
-        rows: int,
+        rows: Mapping[str, int],
         network: Network | None = None,
         gather: Callable[[Sequence[Any], bool], Iterable[Any]] | None = None,
     ) -> None:
-        self._add, self._rows, self._gather = add, rows, gather
+        self._add, self._rows_of, self._gather = add, rows, gather
+        self._rows = 0
         self._sum: Tile | None = None
         self._found: list[Tile] = []
         self._summed: list[Summed] = []
@@ -56,6 +57,10 @@ class PanelSums:
             self._summed += [*network.parameters, *chain.from_iterable(made)]
             every = [*values_of(network.training), *values_of(network.evaluation)]
             self._moments = [value for value in every if isinstance(value, Moments)]
+
+    def begin_pass(self, space: str) -> None:
+        """Tiles are of nodes of this type."""
+        self._rows = self._rows_of[space]
 
     def reduce(self, tile: Tile) -> None:
         """The next tile."""

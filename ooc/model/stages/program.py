@@ -226,6 +226,7 @@ class Program:
             reverse=reverse,
             temporary_columns=sum(temporaries) + sum(widths),
             work=sum(work, NO_WORK),
+            space=self.schedule.spaces[stage],
         )
         return Step(spec, compute, kernel)
 
@@ -240,6 +241,7 @@ class Program:
         reverse: bool = False,
         temporary_columns: int | None = None,
         work: Work = NO_WORK,
+        space: str = "",
     ) -> Stage:
         """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: what goes in, and
         twice what comes out)."""
@@ -261,6 +263,7 @@ class Program:
             multiplies_per_row=work.multiplies,
             streamed_bytes_per_row=work.values * self.context.network.dtype.itemsize,
             operators=work.operators,
+            space=space,
         )
 
     # ---- gradients that backward stages store for earlier ones ---------------------------------------------

@@ -81,7 +81,7 @@ class Grid:
         """Where in the file the blocks lie that have some of ``rows`` (None: of all): offsets and bytes."""
         if rows is None:
             return [(0, self.file_nbytes)]
-        blocks = range(rows.start // self.block_rows, -(-min(rows.stop, self.rows) // self.block_rows))
+        blocks = self.blocks_with(range(self.rows)[rows.start : rows.stop])
         nbytes = self.block_rows * self.itemsize * len(blocks)
         return [
             (self.block_offset(slab, blocks.start), nbytes * self.width(slab)) for slab in range(self.slabs) if blocks

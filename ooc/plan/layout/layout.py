@@ -248,25 +248,27 @@ def _passes(
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         overlap_last = False
     columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
-    pulled = _pulled_matrix(stage.rows, columns, stage.pull, source, matrices, workload)
+    pulled = _pulled_matrix(stage, columns, stage.pull, source, matrices, workload)
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
     block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
     at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
     slabs = grid.slabs - overlap_last
-    sweeps = ColumnPass(index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills)
+    sweeps = ColumnPass(
+        index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills, stage.space
+    )
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
 
 
 def _pulled_matrix(
-    rows: int, columns: int, pull: Pull, source: MatrixPlan, matrices: Mapping[str, MatrixPlan], workload: Workload
+    stage: Stage, columns: int, pull: Pull, source: MatrixPlan, matrices: Mapping[str, MatrixPlan], workload: Workload
 ) -> Matrix:
-    """What a column pass pulls ``columns`` of the source into, for ``rows`` rows."""
+    """What a column pass pulls ``columns`` of the source into, for a stage's rows."""
     into = _pulled_into(pull, source.grid.itemsize, workload.matrices)
     planned = matrices.get(into)
-    rows = max(rows, planned.matrix.rows if planned else 0)
+    rows = max(stage.rows, planned.matrix.rows if planned else 0)
     if into == pull.kept:
         return replace(workload.matrices[into], rows=rows)
     return replace(
@@ -275,6 +277,7 @@ def _pulled_matrix(
         rows=rows,
         columns=pull.output_columns(columns, source.grid.columns),
         kind=Kind.SCRATCH,
+        space=stage.space,
     )
 
 

@@ -115,6 +115,11 @@ class RowPass:
         return self.stage.rows
 
     @property
+    def space(self) -> str:
+        """The type of nodes whose rows these are."""
+        return self.stage.space
+
+    @property
     def reverse(self) -> bool:
         """Whether it goes over the rows downwards."""
         return self.stage.reverse
@@ -162,6 +167,8 @@ class ColumnPass:
     direct: bool = True
     spills_sums: bool = False
     """Whether what it scatters to is spilled as partial sums."""
+    space: str = ""
+    """The type of nodes whose rows these are."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None

@@ -34,7 +34,7 @@ from ooc.plan.program.received import Received, sent_parts
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, stage_below
-from ooc.plan.workload import EdgesKey, Fate, Kind, Matrix, Topology, Workload
+from ooc.plan.workload import EdgesKey, Fate, Kind, Matrix, Share, Topology, Workload
 from ooc.sizes import format_size
 
 
@@ -65,7 +65,7 @@ class Plan(Layout):
     """A layout, unrolled. ``regions``, ``unrolled`` and ``staged`` are by program; passes are counted within their
     program.
 
-    ``share``: the rows that this process computes, where it is one of several; the regions hold those of all.
+    ``share``: what this process computes, where it is one of several; the regions hold the rows of all.
     ``state_bytes``: that the optimizer reads and writes for its step. ``recomputed`` matrices are never kept.
     ``scratch_bytes`` bounds the computation's temporaries, which lie beside the arena and count like it.
 
@@ -86,7 +86,7 @@ class Plan(Layout):
     device_limit_bytes: int
     host_limit_bytes: int
     state_bytes: int = 0
-    share: range | None = None
+    share: Share | None = None
     host_frames: int = 0
     staged: dict[str, Staging] = field(default_factory=dict)
 
@@ -129,7 +129,7 @@ class Plan(Layout):
     @property
     def spill_bytes(self) -> int:
         """Free disk the run needs."""
-        blocks = sum(nbytes for name in self.spilled for _, nbytes in self.matrices[name].grid.parts(self.share))
+        blocks = sum(nbytes for name in self.spilled for _, nbytes in self.spilled_parts(name))
         return blocks + sum(one.nbytes for one in self.shuffles.values())
 
     @property
@@ -160,6 +160,15 @@ class Plan(Layout):
         stored = (block for program in lowest for blocks in program.store for block in blocks)
         names = frozenset(self.blocks.where(block)[0] for block in stored)
         return frozenset(name for name in names if self.matrices[name].matrix.kind is not Kind.LEARNT)
+
+    def spilled_parts(self, name: str) -> list[tuple[int, int]]:
+        """Where in the spill file of a matrix something is to be written: offsets and bytes."""
+        grid = self.matrices[name].grid
+        return grid.parts(None if self.share is None else self.own(name, grid.rows))
+
+    def own(self, name: str, rows: int) -> range:
+        """Which of the first ``rows`` rows of a matrix this process computes."""
+        return range(rows) if self.share is None else self.share.own(self.matrices[name].matrix.space, rows)
 
     def lowest(self, name: str) -> Program:
         """The program ``name`` of the frames right above the SSD: the host's."""
@@ -232,7 +241,8 @@ class Plan(Layout):
                         Received(self._received_nbytes(one, item.rows, columns, directions), parts)
                     )
             for matrix in item.pull.added_to if item.pull is not None else ():
-                hands = (self.share.start > 0) + (self.share.stop < self.rows) if self.share is not None else 0
+                assert self.share is not None, "alone nothing is received"
+                hands = (self.share.rank > 0) + (self.share.rank < self.share.count - 1)
                 found[item.index].append(Received(hands * self.matrices[matrix].region_nbytes, 1))
         return found
 
@@ -258,15 +268,12 @@ class Plan(Layout):
 
     def _received_nbytes(self, matrix: str, rows: int, columns: int, directions: Sequence[EdgesKey]) -> int:
         planned = self.matrices[matrix]
-        return self._received_rows(min(rows, planned.grid.rows), directions) * columns * planned.region_itemsize
+        return self._received_rows(matrix, min(rows, planned.grid.rows), directions) * columns * planned.region_itemsize
 
-    def _received_rows(self, rows: int, directions: Sequence[EdgesKey]) -> int:
+    def _received_rows(self, matrix: str, rows: int, directions: Sequence[EdgesKey]) -> int:
         """Of the first ``rows`` rows of a matrix, those of others that this process is sent for pulls in these."""
-        assert self.share is not None, "alone nothing is received"
         halo = self.topologies[directions[0]].halo if len(directions) == 1 else None
-        if halo is not None:
-            return bisect_left(halo, rows)
-        return rows - len(range(rows)[self.share.start : self.share.stop])
+        return rows - len(self.own(matrix, rows)) if halo is None else bisect_left(halo, rows)
 
     @property
     def to_device_bytes(self) -> int:
@@ -404,7 +411,8 @@ def block_table(layout: Layout, workload: Workload) -> BlockTable:
     found: dict[str, tuple[Grid, bool, range | None]] = {}
     for name, planned in layout.matrices.items():
         kind, shared = planned.matrix.kind, workload.share is not None and planned.matrix.kind is Kind.LEARNT
-        found[name] = planned.grid, kind.lasts, workload.own(planned.grid.rows) if shared else None
+        own = workload.own(planned.matrix.space, planned.grid.rows)
+        found[name] = planned.grid, kind.lasts, own if shared else None
     found |= {
         edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True, None)
         for direction, topology in _swept(layout, workload).items()

@@ -213,7 +213,7 @@ def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     slab = item.sweeps.slabs if item.sweeps else -1
-    bounds = _row_bounds(workload.own(item.rows), layout.step_rows)
+    bounds = _row_bounds(workload.own(item.space, item.rows), layout.step_rows)
     steps = [Step(item.index, slab, *each) for each in pairwise(bounds)]
     if item.reverse:
         steps.reverse()
@@ -230,10 +230,11 @@ def _column_uses(
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
-    row_bounds = _row_bounds(workload.own(item.rows), height)
+    row_bounds = _row_bounds(workload.own(item.space, item.rows), height)
     steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
     sweep = len(row_bounds) - 1
-    written = workload.own(next((p.rows for p in passes if item.pull.source in p.stores), source.rows))
+    written_rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
+    written = workload.own(layout.matrices[item.pull.source].matrix.space, written_rows)
     copies = range(written.start // source.block_rows, -(-written.stop // source.block_rows) if written else 0)
     spans: list[Span] = []
     for slab in range(item.slabs):

@@ -172,9 +172,8 @@ def _verify_slabs(plan: Plan, program: str) -> None:
         grid, base = plan.matrices[name].grid, plan.blocks.base(name)
         first, stop = unrolled.bounds[item.index]
         sweep = (stop - first) // item.slabs
-        rows = range(next((one.rows for one in passes if name in one.stores), grid.rows))
-        rows = rows if plan.share is None else rows[plan.share.start : plan.share.stop]
-        blocks = range(rows.start // grid.block_rows, -(-rows.stop // grid.block_rows) if rows else 0)
+        written = next((one.rows for one in passes if name in one.stores), grid.rows)
+        blocks = grid.blocks_with(plan.own(name, written))
         copied: dict[int, int] = {}
         for step in range(first, first + (grid.slabs - 1) * sweep + 1):
             copied |= dict.fromkeys((block for block, _ in unrolled.fill.get(step, ())), step)

@@ -113,7 +113,7 @@ class LinkScorer:
         *,
         reversible: bool,
     ) -> None:
-        self._metric = metric
+        self._metric, self._space = metric, next(iter(ends.types), "")
         shared = {split: one.shared_3M for split, one in splits.items() if one.shared_3M is not None}
         parts: list[tuple[str, Ints, Ranked | None]] = [(split, one.links_3E, one) for split, one in splits.items()]
         parts += [(split, pairs_3M, None) for split, pairs_3M in shared.items()]
@@ -188,7 +188,7 @@ class LinkScorer:
 
     def gather(self, exchange: Exchange) -> None:
         """Have the scores of links whose heads are other processes' rows."""
-        exchange.stretches(torch.from_numpy(self._scores), self._offsets)
+        exchange.stretches(torch.from_numpy(self._scores), self._offsets, self._space)
 
     def given(self, split: str, numbers: Ints) -> Scores:
         """The scores of a split's links themselves, by their numbers."""
