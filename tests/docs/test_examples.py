@@ -25,6 +25,7 @@ def test_examples_run(
         "own_model": "logits differ from PyG's by",
         "prediction": "all logits: (5000, 4)",
         "sampled_batches": "accuracy on the full graph: 0.",
+        "training_levers": "3 seeds, accuracy on test nodes: ",
         "typed_graph": "accuracy on test papers: 0.",
     }[name] in capsys.readouterr().out
 

@@ -16,7 +16,9 @@ from torch_geometric.nn import (
     GraphConv,
     MessagePassing,
     SAGEConv,
+    SimpleConv,
 )
+from torch_geometric.nn.aggr import QuantileAggregation
 
 from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
@@ -58,6 +60,19 @@ class Chain(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.second(self.first(x, edge_index).tanh(), edge_index)
+
+
+class Quantiles(nn.Module):
+    """Two layers that need all edges of a row at once, the second without parameters and twice as wide as before."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(features, H, aggr="median"), SimpleConv(aggr=QuantileAggregation([0.3, 0.8]))
+        self.last = nn.Linear(2 * H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(self.second(self.first(x, edge_index).tanh(), edge_index))
+        return out
 
 
 LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
@@ -154,6 +169,21 @@ def test_what_cannot_be_split_is_taken_whole(shared: tuple[Data, Store], tmp_pat
         kinds = [item.pull.per_edge for item in trainer.plan.programs["train"] if item.pull is not None]
     most = int(torch.bincount(data.edge_index[1]).max())
     assert {kind.row_edges for kind in kinds if kind is not None} == {most}
+
+
+def test_columns_of_rows_that_are_taken_whole_come_in_slices(
+    shared: tuple[Data, Store], tmp_path: Path, pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they know nothing of one another: results are PyG's, and less memory is asked for."""
+    data, store = shared
+    case, least = CustomCase(make=Quantiles), []
+    for row_bytes in (1 << 30, 1 << 14):
+        monkeypatch.setattr(opaque, "_ROW_BYTES", row_bytes)
+        with make_trainer(case, store, tmp_path, threads=1) as trainer:
+            pulls = [item.pull for item in trainer.plan.programs["train"] if item.pull is not None]
+            least.append(max(kind.bytes_per_edge for pull in pulls if (kind := pull.per_edge) is not None))
+    assert 1.5 * least[1] < least[0]
+    assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
 def test_only_rows_of_many_edges_are_reason_to_try(

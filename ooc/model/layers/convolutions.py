@@ -100,8 +100,7 @@ def lower_convolution(
     arguments = _bound(conv, args, kwargs)
     if type(conv) in _OF_ALL_TYPES:
         return lower(conv, Call(where, arguments, assembly, trace))
-    known = SUMS if arguments.get("edge_weight") is not None else ALL_KNOWN
-    if _aggregates_in_another_way(conv, known):
+    if arguments.get("edge_weight") is not None and _aggregates_in_another_way(conv, SUMS):
         if types is not None:
             raise ModelError(f"{where}: aggr={conv.aggr!r} of edges with weights is not supported on graphs with types")
         return lower_opaque(conv, where, args, kwargs, assembly)
@@ -221,7 +220,7 @@ def _sage(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     if conv.project:
         source = assembly.rectified(sum_of_maps(call, [conv.lin], [source]))
-    total = _with_root(call, conv.aggr, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
+    total = _with_root(call, conv, (conv.lin_l, source), (conv.lin_r, x) if conv.root_weight else None)
     if conv.normalize:
         total = assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
     return total
@@ -230,12 +229,12 @@ def _sage(conv: Any, call: Call) -> Value:
 def _graph(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    return _with_root(call, conv.aggr, (conv.lin_rel, source), (conv.lin_root, x), weighted=weighted)
+    return _with_root(call, conv, (conv.lin_rel, source), (conv.lin_root, x), weighted=weighted)
 
 
 def _with_root(
     call: Call,
-    aggr: str,
+    conv: Any,
     neighbours: tuple[Any, Value],
     root: tuple[Any, Value] | None,
     *,
@@ -243,10 +242,10 @@ def _with_root(
 ) -> Value:
     """A linear map of the neighbours' rows, aggregated, and one of a row itself, added up."""
     linear, source = neighbours
-    if aggr not in (*SUMS, "mean"):
-        product, biases = linear_of_rows(call, linear, aggregated(call, source, aggr))
+    if conv.aggr not in (*SUMS, "mean"):
+        product, biases = linear_of_rows(call, linear, aggregated(call, source, conv.aggr, conv))
     else:
-        scaling = Scaling.MEAN if aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
+        scaling = Scaling.MEAN if conv.aggr == "mean" else Scaling.WEIGHTED_SUM if weighted else Scaling.SUM
         product, biases = linear_of_sum(call, linear, source, scaling)
     terms = [(1.0, product)]
     if root is not None:
@@ -258,7 +257,7 @@ def _with_root(
 
 def _gin(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
-    return _gin_update(conv, call, aggregated(call, source, conv.aggr), x)
+    return _gin_update(conv, call, aggregated(call, source, conv.aggr, conv), x)
 
 
 def _gin_update(conv: Any, call: Call, aggregated: Value, x: Value) -> Value:

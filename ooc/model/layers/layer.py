@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from torch_geometric.nn.aggr import QuantileAggregation
 
 _QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
+_ENDS = {
+    **{"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,)},
+    **dict.fromkeys(("linear", "midpoint"), (torch.floor, torch.ceil)),
+}
+"""Of a quantile between two entries, by how it is interpolated: which of them count."""
 _PLAIN = (bool, int, float, str, torch.dtype)
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
@@ -213,6 +218,11 @@ class Layer:
         result = module(**arguments)
         return result if self.part is None else result[self.part]
 
+    def narrowed(self, columns: int) -> "Layer":
+        """The same call with rows of another width."""
+        (name,) = self.rows
+        return replace(self, rows={name: columns})
+
     @property
     def sums_at_sources(self) -> bool:
         """Whether it has messages go from an edge's second end to its first."""
@@ -291,18 +301,36 @@ def layer_of(
 
 
 @cache
-def _quantiles_of_empty_rows() -> "type[QuantileAggregation]":
-    """PyG's quantiles (and its median) with a row of their own before all others: without it they look for entry -1
-    where the first rows have no edges, as those of a tile may."""
+def _lean_quantiles() -> "type[QuantileAggregation]":
+    """PyG's quantiles (and its median) by which entries they are, found column by column, so that nothing sorted is
+    kept for the gradient; and where rows have no edges, as those of a tile may, PyG's look for entry -1."""
     from torch_geometric.nn.aggr import QuantileAggregation
 
-    class QuantilesOfEmptyRows(QuantileAggregation):  # type: ignore[misc]
+    class LeanQuantiles(QuantileAggregation):  # type: ignore[misc]
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
-            x, index = torch.cat((x.narrow(dim, 0, 1).detach(), x), dim), torch.cat((index.new_zeros(1), index + 1))
-            found: Tensor = super().forward(x, index, None, dim_size + 1, dim)
-            return found.narrow(dim, 1, dim_size)
+            if dim % x.dim():
+                return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[no-any-return]
+            values_EC, quantiles = x.flatten(1), self.q.numel()
+            with torch.no_grad():
+                count_R = torch.bincount(index, minlength=dim_size)
+                place_Q = (self.q * (count_R - 1) + (count_R.cumsum(0) - count_R)).t().reshape(-1)
+                places = [end(place_Q.clamp(0, len(index) - 1)).long() for end in _ENDS[self.interpolation]]
+                entries = [values_EC.new_empty(len(place_Q), values_EC.shape[1], dtype=torch.int64) for _ in places]
+                for column, values_E in enumerate(values_EC.unbind(1)):
+                    order_E = values_E.argsort(stable=True)
+                    order_E = order_E[index[order_E].argsort(stable=True)]
+                    for found_QC, place in zip(entries, places, strict=True):
+                        found_QC[:, column] = order_E[place]
+            quantile, *above = [values_EC.gather(0, found_QC) for found_QC in entries]
+            if above:
+                share = place_Q.frac()[:, None]
+                linear = self.interpolation == "linear"
+                quantile = quantile + (above[0] - quantile) * share if linear else 0.5 * quantile + 0.5 * above[0]
+            without_Q = (count_R == 0).repeat_interleave(quantiles)
+            quantile = quantile.masked_fill(without_Q[:, None], self.fill_value)
+            return quantile.view(dim_size, quantiles * x.shape[1], *x.shape[2:])
 
-    return QuantilesOfEmptyRows
+    return LeanQuantiles
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
@@ -320,5 +348,5 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
     for part in copied.modules():
         if f"{type(part).__module__}.{type(part).__name__}" in _QUANTILES:
-            part.__class__ = _quantiles_of_empty_rows()
+            part.__class__ = _lean_quantiles()
     return copied

@@ -38,11 +38,11 @@ from ooc.kernels.neighbourhood import (
     runs,
 )
 from ooc.model.graph import Scaling
-from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
 from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
-from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
@@ -58,6 +58,8 @@ links with a hidden layer, by processor time beside that of other passes (68,000
 measured."""
 _RUN_BYTES = 8 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
+_ROW_BYTES = 32 << 20
+"""Of what a layer makes of a row's edges that it needs all at once, where its columns can be taken in slices."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
 _WAITING = 4
@@ -314,6 +316,9 @@ def lower_opaque(
             in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
         )
         setting.probed.append((question, probed))
+    alone = kind is Opaque and len(layer.rows) == 1 and not (layer.codes or probed.calls or probed.parameters)
+    if alone and not probed.dropped and (slices := _slices(layer, module, probed, source.columns, setting)):
+        return _by_slices(conv, where, args, kwargs, assembly, part, source, slices)
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
@@ -322,3 +327,36 @@ def lower_opaque(
     against = flipped != layer.sums_at_sources
     options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "target": target}
     return kind(assembly.next_index(), source, layer, module, probed, **options)
+
+
+def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:
+    """Into which slices its columns are cut, of a layer that needs all edges of a row at once, where these take too
+    much and columns know nothing of one another; the same whatever the budgets. None: it is not cut."""
+    of_edge = probed.edge_bytes + probed.node_bytes + columns * probed.itemsize
+    edges = setting.most_edges()
+    if columns == 1 or edges * (of_edge + _BYTES_PER_EDGE) <= _ROW_BYTES:
+        return []
+    width = max(1, int((_ROW_BYTES / edges - _BYTES_PER_EDGE) * columns / of_edge))
+    slices = [range(first, min(columns, first + width)) for first in range(0, columns, width)]
+    return slices if is_by_columns(layer, module, slices, setting.num_edge_features) else []
+
+
+def _by_slices(
+    conv: nn.Module,
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    assembly: Assembly,
+    part: int | None,
+    source: Value,
+    slices: Sequence[range],
+) -> Value:
+    """What the layer gives, slice after slice of its rows' columns, each a layer by itself."""
+    given, parts = len(assembly.convolved), []
+    for one in slices:
+        some = assembly.rowwise(where, lambda rows, one=one: rows[:, one.start : one.stop], [source])
+        narrow = [some if isinstance(value, Value) else value for value in args]
+        named = {name: some if isinstance(value, Value) else value for name, value in kwargs.items()}
+        parts.append(lower_opaque(conv, where, narrow, named, assembly, part=part))
+    assembly.convolved[given:] = [source]
+    return assembly.rowwise(where, partial(side_by_side, columns=[*map(len, slices)]), parts)

@@ -26,7 +26,6 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.sums import (
-    ALL_KNOWN,
     SUMS,
     aggregated,
     bias_of,
@@ -35,7 +34,7 @@ from ooc.model.layers.sums import (
     sum_of_maps,
 )
 from ooc.model.lowering.symbolic import is_linear
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.values import Ones, Value
 from ooc.plan.workload import EdgeData
 
 
@@ -63,27 +62,39 @@ def lower_ssg(conv: Any, call: Call) -> Value:
 _LAPLACIANS = {
     "sym": (Scaling.LAPLACIAN, Scaling.WEIGHTED_LAPLACIAN),
     "rw": (Scaling.RANDOM_WALK, Scaling.WEIGHTED_RANDOM_WALK),
+    None: (Scaling.SUM, Scaling.WEIGHTED_SUM),
 }
 
 
 def lower_cheb(conv: Any, call: Call) -> Value:
-    """The scaled Laplacian of either normalisation is (c - 1) I - c A, c = 2/λ; PyG's λ is 2 if it is not given: twice
-    the largest entry, 1, on the diagonal."""
+    """The scaled Laplacian is c (D - A) - I, c = 2/λ, with D = I where it is normalised: then PyG's λ is 2 if it is not
+    given, twice the largest entry. Otherwise D is the out-degrees, self-loops counted as in A."""
     check_sum(conv, call)
-    if conv.normalization not in _LAPLACIANS:
-        raise call.refuse(f"normalization={conv.normalization!r} is not supported; 'sym' and 'rw' are")
-    scaling = _LAPLACIANS[conv.normalization][call.takes("edge_weight", EdgeData.WEIGHT)]
+    weighted, plain = call.takes("edge_weight", EdgeData.WEIGHT), conv.normalization is None
+    scaling = _LAPLACIANS[conv.normalization][weighted]
     largest = call.arguments.get("lambda_max")
     if call.arguments.get("batch") is not None or not (largest is None or isinstance(largest, (int, float))):
         raise call.refuse("batch, and another lambda_max than one number, are not supported")
+    if plain and (weighted or largest is None):
+        raise call.refuse("normalization=None is supported without edge_weight, and with a number as lambda_max")
     assembly, factor = call.assembly, 1.0 if largest is None else 2.0 / float(largest)
+    x = call.matrix("x")
+    degree: Value | None = None
+    if plain:
+        back = replace(call, arguments={"edge_index": Graph(flipped=not call.flipped)})
+        degree = back.aggregate(Ones(assembly.next_index(), x), Scaling.SUM)
 
     def hop(rows: Value, times: float, less: Value | None = None) -> Value:
-        terms = [(-times * factor, call.aggregate(rows, scaling)), (times * (factor - 1.0), rows)]
+        terms = [(-times * factor, call.aggregate(rows, scaling))]
+        if degree is None:
+            terms.append((times * (factor - 1.0), rows))
+        else:
+            by_degree = assembly.rowwise(call.where, torch.mul, [rows, degree])
+            terms += [(times * factor, by_degree), (-times, rows)]
         terms += [] if less is None else [(-1.0, less)]
         return assembly.sum([(number, term) for number, term in terms if number])
 
-    powers = [call.matrix("x")]
+    powers = [x]
     for number in range(1, len(conv.lins)):
         powers.append(hop(powers[-1], 1.0) if number == 1 else hop(powers[-1], 2.0, powers[-2]))
     return sum_of_maps(call, conv.lins, powers, bias_of(conv))
@@ -155,14 +166,14 @@ def lower_gated(conv: Any, call: Call) -> Value:
     if missing:
         x = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, missing)), [x])
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    if conv.aggr not in (SUMS if weighted else ALL_KNOWN):
-        raise call.refuse(f"aggr={conv.aggr!r} is not supported{' with edge_weight' if weighted else ''}")
+    if weighted and conv.aggr not in SUMS:
+        raise call.refuse(f"aggr={conv.aggr!r} is not supported with edge_weight")
     weight, cell = conv.weight, conv.rnn
     if type(cell) is not nn.GRUCell:
         raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")
     for layer in range(conv.num_layers):
         product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
-        summed = call.aggregate(product, Scaling.WEIGHTED_SUM) if weighted else aggregated(call, product, conv.aggr)
+        summed = call.aggregate(product, Scaling.WEIGHTED_SUM) if weighted else aggregated(call, product, conv.aggr, conv)
         x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
     return x
 
@@ -173,7 +184,7 @@ def lower_eg(conv: Any, call: Call) -> Value:
     bases, weights = sum_of_maps(call, [conv.bases_lin], [x]), sum_of_maps(call, [conv.comb_lin], [x])
     normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
     sums = [
-        call.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr)
+        call.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr, conv)
         for aggr in conv.aggregators
     ]
     width = conv.out_channels // heads

@@ -54,7 +54,7 @@ def lower_simple(conv: Any, call: Call) -> Value:
     if call.takes("edge_weight", EdgeData.WEIGHT):
         found: Value = call.aggregate(x, Scaling.WEIGHTED_SUM)
     else:
-        found = aggregated(call, x, conv.aggr)
+        found = aggregated(call, x, conv.aggr, conv)
     if conv.combine_root in ("sum", "self_loop"):
         return call.assembly.sum([(1.0, found), (1.0, x)])
     if conv.combine_root == "cat":

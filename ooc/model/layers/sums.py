@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
+from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.per_edge import Maximum
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
@@ -39,14 +40,34 @@ def sum_of_maps(
     return call.assembly.sum(terms, biases)
 
 
-def aggregated(call: Call, x: Value, aggr: str) -> Value:
-    """A x by one of ``ALL_KNOWN``."""
+def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
+    """A x by ``aggr``, an aggregation of ``conv``; one that there is no formula for, its only one, runs as it is."""
     if aggr == "max":
         return call.per_edge(Maximum, x)
     if aggr == VARIANCE_PRESERVING:
         total = sum_and_degree(call, x)
         return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [total])
-    return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+    if aggr in (*SUMS, "mean"):
+        return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+    assembly = call.assembly
+    alone = assembly.setting.traced.setdefault((conv, "aggregation"), _Aggregation(conv.aggr_module))
+    alone.training = conv.training
+    given = len(assembly.convolved)
+    found = lower_opaque(alone, call.where, [x, call.arguments["edge_index"]], {}, assembly)
+    del assembly.convolved[given:]
+    return found
+
+
+class _Aggregation(nn.Module):
+    """What an aggregation makes of the rows of in-neighbours."""
+
+    def __init__(self, aggregation: nn.Module) -> None:
+        super().__init__()
+        self.aggregation = aggregation
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found: Tensor = self.aggregation(x[edge_index[0]], edge_index[1], dim_size=len(x), dim=-2)
+        return found
 
 
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
