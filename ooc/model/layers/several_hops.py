@@ -173,7 +173,10 @@ def lower_gated(conv: Any, call: Call) -> Value:
         raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")
     for layer in range(conv.num_layers):
         product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
-        summed = call.aggregate(product, Scaling.WEIGHTED_SUM) if weighted else aggregated(call, product, conv.aggr, conv)
+        if weighted:
+            summed: Value = call.aggregate(product, Scaling.WEIGHTED_SUM)
+        else:
+            summed = aggregated(call, product, conv.aggr, conv)
         x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
     return x
 
