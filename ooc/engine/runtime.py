@@ -216,7 +216,7 @@ class Runtime:
             return plan.device_peak_bytes if tier is Fate.DEVICE else plan.host_peak_bytes
         if tier is Fate.DEVICE:
             return plan.device_peak_bytes - plan.device_arena_bytes + min(used, plan.device_arena_bytes)
-        return plan.fixed_host_bytes + max(0, used - plan.device_arena_bytes)
+        return plan.host_peak_bytes - plan.host_arena_bytes + max(0, used - plan.device_arena_bytes)
 
     @property
     def ssd_way(self) -> str:

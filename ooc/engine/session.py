@@ -21,6 +21,7 @@ from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
+from ooc.model.layers.retained import Spare
 from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
@@ -95,6 +96,8 @@ class Session:
             device=prepared.device,
             exchange=prepared.exchange,
         )
+        retained_bytes = prepared.plan.retained_bytes
+        prepared.network.retain(Spare(retained_bytes) if retained_bytes else None)
         try:
             if prepared.device is not None:
                 self._move(prepared.device.place)
@@ -236,6 +239,7 @@ class Session:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
         self._prepared.network.forget_weights()
+        self._prepared.network.retain(None)
         if self._prepared.exchange is not None:
             self._prepared.exchange.close()
         if self._runtime is not None:

@@ -84,6 +84,16 @@ class Neighbourhood:
     stands_in: bool = False
     repeats_before: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Without what the edges carry."""
+        return self.others_S.nbytes + self.edge_index_2E.nbytes
+
+    def with_copies(self) -> "Neighbourhood":
+        """The same with copies of what the edges carry, which may lie where something else will."""
+        weight_E, features_EK = (None if part is None else part.clone() for part in (self.weight_E, self.features_EK))
+        return replace(self, weight_E=weight_E, features_EK=features_EK)
+
     def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
         """The rows of the pulled matrix that are nodes here → [R + S, C]."""
         own_RC = source_NC[self.start : self.start + self.rows]

@@ -17,6 +17,7 @@ from ooc.kernels.neighbourhood import neighbourhood
 from ooc.model.layers.conformance import Watch, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.retained import Spare
 from ooc.model.lowering.values import Features, Linear
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
@@ -70,6 +71,29 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
     backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))
     assert forward <= bound and bound / 4 <= backward <= bound, (forward, backward, bound)
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
+def test_what_is_retained(make: Callable[[], MessagePassing]) -> None:
+    """What a forward pass leaves for the backward pass takes no more than it has been given."""
+    aggregate, spare = general(make()), Spare(1 << 40)
+    indices = torch.randint(0, NODES, (ROWS, 20)).sort().values.view(-1).int()
+    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * 20, 0, NODES)
+    source = torch.randn(NODES, WIDTH)
+    aggregate.retain(spare)
+    saved = dict[int, int]()
+
+    def note(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        aggregate.forward(Key(), tile, source, source[:ROWS], range(1))
+    taken = (1 << 40) - spare.left
+    assert sum(saved.values()) <= taken <= 8 * sum(saved.values())
+    aggregate.backward_targets(Key(), tile, source, torch.randn(ROWS, aggregate.columns), range(1))
+    assert 16 * len(indices) < (1 << 40) - spare.left <= 24 * len(indices)  # the graphs of runs
 
 
 @pytest.mark.parametrize("columns", [1, 64])

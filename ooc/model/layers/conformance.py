@@ -10,6 +10,7 @@ parameters that it has and with others, since one that is 0 may hide what it mul
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ooc.errors import ModelError
 from ooc.kernels.caught_sums import CaughtSum, Finding
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.dropout.opaque import Discovery, Dropped, InnerDropout
+from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.tensors import gradients_of
@@ -93,7 +94,7 @@ class ProbeResult:
     run takes for every edge and every node, and of how many operators it is forward and, with the gradient, backward;
     ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
     entries from; ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise;
-    ``itemsize``: bytes of a number."""
+    ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
 
     columns: int
     parameters: tuple[nn.Parameter, ...]
@@ -105,6 +106,7 @@ class ProbeResult:
     dropped: tuple[Dropped, ...]
     calls: tuple[CaughtSum, ...]
     itemsize: int
+    pairs: bool
 
 
 def probe_layer(
@@ -129,15 +131,18 @@ def probe_layer(
         counts = probe.operators(outputs)
         calls = probe.find_sums() if in_pieces else ()
         unused = probe.check_tiles()
+        pairs = probe.takes_pairs()
         splits = probe.may_be_split(calls, differentiated=False)
         probe.change()
         unused &= probe.check_tiles()
+        pairs = pairs and probe.takes_pairs()
         calls = calls if splits and probe.may_be_split(calls, differentiated=record) else ()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
+        probe.layer = replace(layer, pairs=pairs)
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
-    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize)
+    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
 
 
 def is_by_columns(layer: Layer, module: nn.Module, slices: Sequence[range], edge_features: int) -> bool:
@@ -194,8 +199,10 @@ class _Probe:
             raise self.layer.refuse("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         self.dropped = discovery.calls
 
-    def _masked(self, near: Neighbourhood) -> InnerDropout:
-        """Masks for a run on ``near``, as good as any."""
+    def _masked(self, near: Neighbourhood) -> AbstractContextManager[Any]:
+        """Masks for a run on ``near``, as good as any; in pairs, without any, calls of dropout are not watched."""
+        if self.layer.pairs and not self.dropped:
+            return nullcontext()
         return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
 
     def _forward(self, near: Neighbourhood, x_SC: Tensor) -> Tensor:
@@ -288,6 +295,20 @@ class _Probe:
                 "one layer"
             )
         return unused
+
+    def takes_pairs(self) -> bool:
+        """Whether it gives the same for tiles where it is given the rows of all nodes and those of targets apart."""
+        layer = self.layer
+        of_nodes = any(dropped.rows not in (DroppedRows.EDGES, DroppedRows.OTHER_EDGES) for dropped in self.dropped)
+        if of_nodes or layer.codes or layer.sums_at_sources or not hasattr(layer.module, "propagate"):
+            return False
+        self.layer = replace(layer, pairs=True)
+        try:
+            return self._compared(_TILE, self._run_tile, every=_TILE)[0]
+        except Exception:  # of code that takes no pairs, which may raise anything
+            return False
+        finally:
+            self.layer = layer
 
     def find_sums(self) -> tuple[CaughtSum, ...]:
         """What it adds up over edges."""
@@ -430,7 +451,7 @@ class _Probe:
         except Exception:
             return True
 
-    def _whole(self, dropout: Discovery | InnerDropout) -> Tensor:
+    def _whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
         try:
             with dropout, torch.no_grad():
                 result: Tensor = self.layer.run(self.module, self.x_NC, self.near)

@@ -189,7 +189,8 @@ class Layer:
     """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
     matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
     what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole numbers, and of
-    what tail."""
+    what tail. ``pairs``: of rows it takes those of all nodes and those of targets apart, as PyG's convolutions do, and
+    computes nothing for nodes that no edge leads to."""
 
     module: nn.Module
     where: str
@@ -199,14 +200,17 @@ class Layer:
     plain: Mapping[str, Any]
     part: int | None = None
     codes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pairs: bool = False
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
 
     def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
-        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``."""
+        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``, or in ``pairs`` for its rows."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
-        parts = torch.split(x_SC, list(self.rows.values()), dim=1)
+        parts: Sequence[Any] = torch.split(x_SC, list(self.rows.values()), dim=1)
+        if self.pairs and not near.stands_in and near.rows < len(x_SC):
+            parts = [(part, part[: near.rows]) for part in parts]
         edge_index = near.edge_index_2E.flip(0) if self.sums_at_sources else near.edge_index_2E
         arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: edge_index}
         for name, tail in self.codes.items():

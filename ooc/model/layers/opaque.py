@@ -14,11 +14,12 @@ promises nothing of single rows, so tiles are the same ones in every plan.
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import local
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,18 @@ from ooc.kernels.neighbourhood import (
     present,
     runs,
 )
+from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
 from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
+from ooc.model.layers.retained import Recorded, Retained, Spare
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
+
+R = TypeVar("R")
 
 _BYTES_PER_EDGE = 96
 """Of an edge while its tile's graph is made: both ends, which of them are the tile's own, their order; int64."""
@@ -94,9 +99,10 @@ class Opaque(EdgeAggregate):
         self.space = self.brought.space
         self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
         self.parameters = probed.parameters
-        self.layer = layer
+        self.layer = replace(layer, pairs=probed.pairs)
         self.probed = probed
         self.site = site
+        self.retained: Retained | None = None
         self._module = module
         self._of_thread = local()
 
@@ -159,10 +165,54 @@ class Opaque(EdgeAggregate):
             if split is not None:
                 parts.append(split.forward())
                 continue
-            near = neighbourhood(run, len(source))
-            with self._running(key, near):
-                parts.append(self.layer.forward(module, near.gather(source), near))
+            near = self._graph(run, len(source))
+            x_SC = near.gather(source)
+            if self.keep and x_SC.device.type == "cpu":
+                parts.append(self._recorded(key, module, run, near, x_SC, len(source)))
+            else:
+                parts.append(self._run(key, near, partial(self.layer.forward, module, x_SC, near)))
         return torch.cat(parts)
+
+    def _graph(self, run: TileEdges, rows: int) -> Neighbourhood:
+        """That of a run, which is the same in every epoch."""
+        retained, name = self.retained, _name(run, rows)
+        found = None if retained is None else retained.graph(name)
+        if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
+            return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
+        near = neighbourhood(run, rows)
+        if retained is not None and not near.stands_in and near.edge_index_2E.shape[1] == len(run.indices_E):
+            retained.keep_graph(name, replace(near, weight_E=None, features_EK=None))
+        return near
+
+    def _recorded(
+        self, key: Key, module: nn.Module, run: TileEdges, near: Neighbourhood, x_SC: Tensor, rows: int
+    ) -> Tensor:
+        """A run's rows, computed under autograd, be it retained or not, so that these have the same bits."""
+        name, found = _name(run, rows), self.probed
+        nbytes = near.edge_index_2E.shape[1] * (found.edge_bytes + _BYTES_PER_EDGE)
+        nbytes += len(x_SC) * (found.node_bytes + self.source.columns * found.itemsize)
+        is_retained = self.retained is not None and self.retained.may_record(name, nbytes)
+        if is_retained:
+            near = near.with_copies()
+        x_SC = x_SC.requires_grad_(self.rows_train)
+
+        def compute() -> Tensor:
+            with torch.enable_grad():
+                result: Tensor = self.layer.run(module, x_SC, near)[: near.rows]
+            return result
+
+        result = self._run(key, near, compute)
+        if is_retained and self.retained is not None:
+            self.retained.keep(name, Recorded(near, x_SC, result, self._when(key), nbytes))
+        return result.detach()
+
+    def _when(self, key: Key) -> tuple[int, ...]:
+        """Epoch and versions of the parameters, which an optimizer's step changes."""
+        return key.epoch, *(parameter._version for parameter in self.parameters)
+
+    def retain(self, spare: Spare | None) -> None:
+        """Retain what there is ``spare`` memory for from now on; None: nothing, and forget what there was."""
+        self.retained = None if spare is None or not self.direction.of_edges else Retained(spare)
 
     def _runs(
         self, key: Key, module: nn.Module, tile: TileEdges, source: Tensor | BucketRows
@@ -216,10 +266,16 @@ class Opaque(EdgeAggregate):
                 for part in split.backward(gradient, parameters, trains=trains):
                     yield start, part
                 continue
-            near = neighbourhood(run, len(source))
-            x_SC = near.gather(source)
-            with self._running(key, near):
-                d_x, of_parameters = self.layer.backward(module, x_SC, near, gradient, parameters, trains=trains)
+            known = None if self.retained is None else self.retained.take(_name(run, len(source)))
+            if known is not None and known.when == self._when(key):
+                near, x_SC = known.near, known.x_SC
+                found = gradients_of([known.result], [x_SC, *parameters], [gradient])
+                d_x, of_parameters = found[0], found[1:]
+            else:
+                near = self._graph(run, len(source))
+                x_SC = near.gather(source)
+                differentiate = partial(self.layer.backward, module, x_SC, near, gradient, parameters, trains=trains)
+                d_x, of_parameters = self._run(key, near, differentiate)
             d_x = torch.zeros_like(x_SC) if d_x is None else d_x
             others = (near.others_S, d_x[run.rows :]) if self.source.trains and not near.stands_in else None
             yield start, (d_x[: run.rows], others, of_parameters)
@@ -258,6 +314,17 @@ class Opaque(EdgeAggregate):
         """The most edges of a tile whose gradients of in-neighbours wait until they are added."""
         return _WAITING_BYTES // (self.source.columns * self.probed.itemsize)
 
+    def _run(self, key: Key, near: Neighbourhood, compute: Callable[[], R]) -> R:
+        """What ``compute`` gives of ``near``. Where nothing was found to be dropped, calls are not watched on the CPU,
+        which takes a quarter of the time of few edges: that torch's generator has not moved on says the same."""
+        if self._module.training and not self.probed.dropped and near.others_S.device.type == "cpu":
+            before = torch.get_rng_state()
+            found = compute()
+            if torch.equal(torch.get_rng_state(), before):
+                return found
+        with self._running(key, near):
+            return compute()
+
     @contextmanager
     def _running(self, key: Key, near: Neighbourhood) -> Iterator[None]:
         """While the layer runs on ``near``: sums in one order, and in training the masks of this epoch, of a layer that
@@ -280,6 +347,11 @@ class Opaque(EdgeAggregate):
         if module is None:
             module = self._of_thread.module = sharing(self._module, self.layer.where)
         return module
+
+
+def _name(run: TileEdges, rows: int) -> tuple[int, ...]:
+    """What tells a run of rows from any other, and how many rows it gathers from."""
+    return run.start, run.rows, len(run.indices_E), rows
 
 
 def lower_opaque(

@@ -42,6 +42,9 @@ class SplitRow:
     source: Tensor | BucketRows
     _totals: list[Total] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.layer = replace(self.layer, pairs=False)  # sums are told by how many nodes there are
+
     @torch.no_grad()
     def forward(self) -> Tensor:
         """[1, O]."""

@@ -16,7 +16,9 @@ from torch import Tensor, fx, nn
 from ooc.errors import ModelError
 from ooc.model.graph import ActiveRows, AnyScaling, RelationScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
+from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
+from ooc.model.layers.retained import Spare
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
@@ -136,6 +138,12 @@ class Network:
     def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
         """What the values of one mode take, of the one where they take more."""
         return max(sum(map(nbytes, values_of(output))) for output in (self.training, self.evaluation))
+
+    def retain(self, spare: Spare | None) -> None:
+        """Have opaque layers retain what there is ``spare`` memory for, or (None) forget it."""
+        for value in values_of(self.training):
+            if isinstance(value, Opaque):
+                value.retain(spare)
 
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""

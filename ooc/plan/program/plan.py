@@ -67,7 +67,8 @@ class Plan(Layout):
 
     ``share``: what this process computes, where it is one of several; the regions hold the rows of all.
     ``state_bytes``: that the optimizer reads and writes for its step. ``recomputed`` matrices are never kept.
-    ``scratch_bytes`` bounds the computation's temporaries, which lie beside the arena and count like it.
+    ``scratch_bytes`` bounds the computation's temporaries, which lie beside the arena and count like it;
+    ``retainable_bytes``, of what opaque layers could retain for the backward pass, as much as both budgets have left.
 
     On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
     the first ``device_arena_bytes`` count as the device's, the rest as the host's. Where the device has memory of its
@@ -89,6 +90,7 @@ class Plan(Layout):
     share: Share | None = None
     host_frames: int = 0
     staged: dict[str, Staging] = field(default_factory=dict)
+    retainable_bytes: int = 0
 
     def __repr__(self) -> str:
         """One line: an unrolled program has a hundred thousand steps, and nobody prints them."""
@@ -119,12 +121,28 @@ class Plan(Layout):
         return self.host_frames * self.frame_bytes + self.arena_bytes - self.device_arena_bytes
 
     @property
+    def retained_bytes(self) -> int:
+        """What opaque layers may retain, of the device's budget first."""
+        return self._device_retained_bytes + self._host_retained_bytes
+
+    @property
+    def _device_retained_bytes(self) -> int:
+        taken = self.fixed_device_bytes + self.scratch_bytes + self.device_arena_bytes
+        return min(self.retainable_bytes, max(0, self.device_limit_bytes - taken))
+
+    @property
+    def _host_retained_bytes(self) -> int:
+        left = self.host_limit_bytes - self.fixed_host_bytes - self.host_arena_bytes
+        return min(self.retainable_bytes - self._device_retained_bytes, max(0, left))
+
+    @property
     def device_peak_bytes(self) -> int:
-        return self.fixed_device_bytes + self.scratch_bytes + self.device_arena_bytes
+        beside = self.fixed_device_bytes + self.scratch_bytes
+        return beside + self.device_arena_bytes + self._device_retained_bytes
 
     @property
     def host_peak_bytes(self) -> int:
-        return self.fixed_host_bytes + self.host_arena_bytes
+        return self.fixed_host_bytes + self.host_arena_bytes + self._host_retained_bytes
 
     @property
     def spill_bytes(self) -> int:
@@ -403,6 +421,21 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         share=workload.share,
         host_frames=max([IN_TRANSFER, *(s.program.frames for s in staged.values())]) if staged else 0,
         staged=staged,
+        retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(workload),
+    )
+
+
+def _retainable_bytes(workload: Workload) -> int:
+    """A bound on what opaque layers retain of a training epoch's runs, where they retain all."""
+    backward = [
+        (stage.rows, stage.pull.direction, stage.pull.per_edge)
+        for stage in workload.programs.get("train", ())
+        if stage.pull is not None and stage.pull.per_edge is not None and stage.pull.per_edge.own is not None
+    ]
+    return sum(
+        (workload.topologies[direction].edges + rows) * kind.bytes_per_edge
+        for rows, direction, kind in backward
+        if kind.opaque and direction.of_edges
     )
 
 

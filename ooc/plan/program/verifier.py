@@ -64,7 +64,7 @@ def _verify_budgets(plan: Plan) -> None:
         ("host", plan.host_peak_bytes, plan.host_limit_bytes),
     ):
         _claim(peak <= limit, f"{what}: {peak} bytes planned, {limit} allowed")
-    beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes
+    beside = plan.fixed_device_bytes + plan.fixed_host_bytes + plan.scratch_bytes + plan.retained_bytes
     total = plan.device_peak_bytes + plan.host_peak_bytes
     frames = plan.frames + plan.host_frames
     _claim(total == beside + frames * plan.frame_bytes, "the peaks leave something out")
