@@ -129,11 +129,13 @@ def framed(layer: Callable[[int], nn.Module], call: Callable[..., Any] = _plain,
 class OfTypes(nn.Module):
     """Two layers for graphs with types, between linear maps; ``jump`` makes one row of all that there were."""
 
-    def __init__(self, data: Any, make: Callable[[int, Any], nn.Module], jump: nn.Module | None = None) -> None:
+    def __init__(
+        self, data: Any, make: Callable[[int, Any], nn.Module], jump: nn.Module | None = None, width: int = 8
+    ) -> None:
         super().__init__()
-        self.lift = pyg.HeteroDictLinear({kind: data[kind].x.shape[1] for kind in data.node_types}, 8)
-        self.layers = nn.ModuleList(make(8, data.metadata()) for _ in range(2))
-        self.jump, self.out = jump, nn.Linear(8, 4)
+        self.lift = pyg.HeteroDictLinear({kind: data[kind].x.shape[1] for kind in data.node_types}, width)
+        self.layers = nn.ModuleList(make(width, data.metadata()) for _ in range(2))
+        self.jump, self.out = jump, nn.Linear(width, int(data["paper"].y.max()) + 1)
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         seen = [self.lift(x_dict)]
@@ -355,8 +357,8 @@ _OF_TYPES: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-def _jumping_of_types(data: Any) -> nn.Module:
-    return OfTypes(data, _relations, pyg.HeteroJumpingKnowledge(data.node_types, "max"))
+def _jumping_of_types(data: Any, width: int = 8) -> nn.Module:
+    return OfTypes(data, _relations, pyg.HeteroJumpingKnowledge(data.node_types, "max"), width)
 
 
 def _convolution(name: str) -> Entry:
