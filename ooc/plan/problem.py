@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner's one problem: how to run a training epoch, so that it takes the least time within the budgets.
 
-*State.* A set of forward stages that the backward pass recomputes, and a ``Choice``: rows of a step, the slabs and
-buffers of every gathered matrix, which sums are spilled, which sources are gathered by buckets. What stays in memory
-from step to step is no part of it: for given frames, Belady's rule (``ooc.plan.program.replacement``) has the best
-answer.
+*State.* What an intermediate's fate follows from: a set of forward stages that the backward pass recomputes, and a
+``Choice``: rows of a step, the slabs and buffers of every gathered matrix, which sums are spilled, which sources are
+gathered by buckets. Of the other three fates (retained on the GPU, offloaded to the host, offloaded to the SSD) nothing
+is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) says best which block stays where.
 
 *Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
 
