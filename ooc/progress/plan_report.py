@@ -81,12 +81,13 @@ class PlanReport:
     @property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
-        return self.plan.bytes_read(self.program) + (self.plan.filling_bytes(self.program) if self.evaluated else 0)
+        again = self.plan.filling_bytes(self.program, first=False) if self.evaluated else 0
+        return self.plan.bytes_read(self.program) + again
 
     @property
     def first_epoch_read_bytes(self) -> int:
-        """Bytes read from the SSD in the first epoch, or any that follows an evaluation: these fill the memory."""
-        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program)
+        """Bytes read from the SSD in the first epoch: these fill the memory."""
+        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, first=True)
 
     @property
     def ssd_write_bytes(self) -> int:

@@ -87,18 +87,28 @@ class Capacity:
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
-        most = blocks_in(layout, self.workload)
-        most += max((r.stop for regions in layout.regions.values() for r in regions), default=0)
+        return min(blocks_in(layout, self.workload) + self.working_frames(layout), self.most_frames(layout))
+
+    def most_frames(self, layout: Layout) -> int:
+        """Frames that the budgets allow."""
+        return self.arena_bytes(layout) // layout.frame_bytes
+
+    def working_frames(self, layout: Layout) -> int:
+        """Frames that regions take, and that passes work in and read ahead into."""
         busiest = max((blocks for _, blocks, _ in _frames_by_pass(layout, self.workload)), default=0)
-        most += busiest + ahead_frames(busiest)
-        return min(most, self.arena_bytes(layout) // layout.frame_bytes)
+        regions = (region.stop for regions in layout.regions.values() for region in regions)
+        return max(regions, default=0) + busiest + ahead_frames(busiest)
 
     def host_frames(self, layout: Layout) -> int | None:
         """Frames of the host's own arena; None where it has none."""
         if not self.has_tiers:
             return None
         most = blocks_in(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
-        return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
+        return min(most, self.most_host_frames(layout))
+
+    def most_host_frames(self, layout: Layout) -> int:
+        """Frames that the host's budget allows."""
+        return (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes
 
     def fits(self, layout: Layout) -> bool:
         """Whether every pass of ``layout`` can run."""

@@ -10,9 +10,10 @@ two steps may overlap; at a pass's end everything comes to rest.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import chain
 from typing import NamedTuple
 
 from ooc.plan.program.replacement import Kept, Uses, belady
@@ -177,9 +178,30 @@ class _Frames:
                 heappush(self.clean[g], queue.popleft()[1])
 
 
+def with_residents(programs: Mapping[str, Program], stops: Mapping[str, int], spare: int = 0) -> dict[str, Program]:
+    """``programs`` with frames for their resident blocks, the same in all: beyond the frames, up to ``stops``, that any
+    of those works in that have such blocks. ``spare``: frames beyond these that are left over."""
+    used = {
+        name: dict.fromkeys(span.block for span in program.uses.spans if span.block in program.uses.resident)
+        for name, program in programs.items()
+    }
+    above = max((stops[name] for name, blocks in used.items() if blocks), default=0)
+    frame_of = {block: frame for frame, block in enumerate(dict.fromkeys(chain(*used.values())), start=above)}
+    return {
+        name: replace(
+            program,
+            warm=(*program.warm, *((block, frame_of[block]) for block in used[name])),
+            frames=above + len(frame_of) + spare,
+        )
+        if used[name]
+        else program
+        for name, program in programs.items()
+    }
+
+
 class Unrolling:
-    """Gives every block its frames: where every live block is meanwhile, and what is to come. ``available[p]``: the
-    frames of pass p that no region takes.
+    """Gives every block its frames, residents aside: where every live block is meanwhile, and what is to come.
+    ``available[p]``: the frames of pass p that no region takes.
 
     ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
     loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
@@ -251,7 +273,14 @@ class Unrolling:
         """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
         spans, kept, following = self.uses.spans, self.kept.after, self.uses.following
         ended = self.uses.ending(first - 1) if first else ()
-        return sum(1 for i in ended if kept[i] and following[i] < len(spans) and spans[following[i]].first == first)
+        return sum(
+            1
+            for i in ended
+            if kept[i]
+            and following[i] < len(spans)
+            and spans[following[i]].first == first
+            and spans[i].block not in self.uses.resident
+        )
 
     # ---- before the first step and after the last -------------------------------------------------------
 
@@ -397,13 +426,13 @@ class Unrolling:
     def _untils(self) -> list[int]:
         """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
         spans, following, after = self.uses.spans, self.uses.following, self.kept.after
-        count, passes = len(spans), len(self.bounds)
+        count, passes, resident = len(spans), len(self.bounds), self.uses.resident
 
         def untils(epoch: int, beyond: Sequence[int]) -> list[int]:
             """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
             until = [self.pass_of[span.last] + epoch * passes for span in spans]
             for i in range(count - 1, -1, -1):
-                if after[i]:
+                if after[i] and spans[i].block not in resident:
                     then = following[i]
                     until[i] = until[then] if then < count else beyond[then - count]
             return until

@@ -25,7 +25,8 @@ class Uses:
 
     ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
     epoch (store and constants), so that its last use is followed by the first of the next. ``spare_writes``: give up
-    what is on the SSD anyway before what would have to be written there.
+    what is on the SSD anyway before what would have to be written there. ``resident``: blocks, all of them lasting,
+    that have frames of their own, which no capacity counts.
     """
 
     spans: Sequence[Span]
@@ -34,6 +35,7 @@ class Uses:
     lasting: Callable[[int], bool] = field(compare=False)
     cyclic: bool
     spare_writes: bool = False
+    resident: frozenset[int] = frozenset()
 
     @cached_property
     def following(self) -> Sequence[int]:
@@ -77,10 +79,9 @@ def next_spans(uses: Uses) -> list[int]:
         else:
             first_of[block] = i
         last_of[block] = i
-    if uses.cyclic:
-        for block, i in last_of.items():
-            if uses.lasting(block):
-                following[i] = count + first_of[block]
+    for block, i in last_of.items():
+        if block in uses.resident or (uses.cyclic and uses.lasting(block)):
+            following[i] = count + first_of[block]
     return following
 
 
@@ -111,7 +112,7 @@ def lru_hits(uses: Uses) -> int:
         for step in range(uses.steps):
             passed_by = set()
             while position < count and (span := spans[position]).first == step:
-                found = span.block in held or position in unbroken
+                found = span.block in held or position in unbroken or span.block in uses.resident
                 held.pop(span.block, None)
                 hits += found and span.use is not Use.WRITE
                 if span.use is Use.COPY and not found:
@@ -119,7 +120,7 @@ def lru_hits(uses: Uses) -> int:
                 position += 1
             for i in uses.ending(step):
                 block, then = spans[i].block, following[i]
-                if then < 0 or block in passed_by:
+                if then < 0 or block in passed_by or block in uses.resident:
                     continue
                 if then < count and spans[then].first == step + 1:
                     unbroken.add(then)
@@ -133,7 +134,7 @@ def lru_hits(uses: Uses) -> int:
 def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
     """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)
-    following, capacity, copy = uses.following, uses.capacity, Use.COPY
+    following, capacity, copy, resident = uses.following, uses.capacity, Use.COPY, uses.resident
     by_end, begins = uses.endings
     after = [False] * count
     held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
@@ -176,6 +177,9 @@ def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[i
             if then < 0:
                 continue
             block = spans[i].block
+            if block in resident:
+                after[i] = True
+                continue
             if then >= count and may_carry is not None and block not in may_carry:
                 continue
             if block in passed_by:

@@ -148,17 +148,18 @@ class _Holder:
 
 def stage_below(
     program: Program,
-    *,
     frames: int,
+    resident: frozenset[int] = frozenset(),
+    *,
     spare_writes: bool,
     nbytes: Callable[[int], int],
 ) -> Staging:
-    """The lower program under ``program``, in ``frames`` host frames at most."""
+    """The lower program under ``program``, in ``frames`` host frames at most, beside those of ``resident`` blocks."""
     transfers = tuple(transfer for transfer, _ in _in_order(program))
     count, above = len(transfers), program.uses
     capacity = [room_between_uses(frames)] * count
     uses_of = {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
     spans = [Span(i, i, block, uses_of[direction]) for i, (_, block, direction) in enumerate(transfers)]
-    uses = Uses(spans, count, capacity, above.lasting, above.cyclic, spare_writes)
+    uses = Uses(spans, count, capacity, above.lasting, above.cyclic, spare_writes, resident)
     unrolling = Unrolling([_STEP] * count, [(0, count)], uses, [[range(frames)]], nbytes)
     return Staging(transfers, unrolling.run())

@@ -9,7 +9,7 @@ fails this.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
@@ -51,6 +51,8 @@ def verify_plan(plan: Plan) -> None:
     for name, staging in plan.staged.items():
         _verify_transfers(plan, name, staging)
         _Replay(plan, f"{name}, host", staging.program, plan.host_frames, ()).run()
+    _verify_residents(plan.unrolled)
+    _verify_residents({name: staging.program for name, staging in plan.staged.items()})
 
 
 def _claim(true: bool, otherwise: str) -> None:
@@ -213,6 +215,22 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                     for one in several if name in low else ():
                         there = (base + one * grid.blocks + block, number) in used
                         _claim(there, f"{program}: step {number} lacks some of its rows of {name}")
+
+
+def _verify_residents(programs: Mapping[str, Program]) -> None:
+    """A resident block lies in the same frame whichever program runs, and none of those that have some takes it."""
+    frame_of: dict[int, int] = {}
+    for name, program in programs.items():
+        for block, frame in program.warm:
+            if block in program.uses.resident:
+                _claim(frame_of.setdefault(block, frame) == frame, f"{name}: a resident block lies elsewhere")
+    taken = set(frame_of.values())
+    _claim(len(taken) == len(frame_of), "two resident blocks lie in one frame")
+    for name, program in programs.items():
+        if program.uses.resident:
+            used = {acquired.frame for acquires in program.acquire for acquired in acquires}
+            used |= {move.target for moves in program.moves.values() for move in moves}
+            _claim(taken.isdisjoint(used), f"{name}: the frame of a resident block is given to another")
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
