@@ -87,6 +87,11 @@ def test_budgets_are_shares_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.default_budgets(2000) == (1800, 500)
 
 
+def test_types_of_numbers_go_by_the_names_that_torch_users_give_them() -> None:
+    context = command.make_context("train", ["/s.ooc", "--amp", "bf16", "--spill-dtype", "BF16"])
+    assert (context.params["dtype"], context.params["spill_dtype"]) == ("bfloat16", "bfloat16")
+
+
 def test_models_go_by_any_case() -> None:
     from ooc.cli.train import command
 

@@ -51,16 +51,19 @@ class _SizeError(click.BadParameter):
         return self.message
 
 
+_NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
 class ChoiceType(_TextChoice):
-    """One of several names, in whatever case it is written; of a name that is none of them, the one that is most like
-    it is proposed."""
+    """One of several names, in whatever case it is written, types of numbers in short, too; of a name that is none of
+    them, the one that is most like it is proposed."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(names, case_sensitive=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return str(super().convert(value, param, ctx))
+            return str(super().convert(_NUMBERS.get(str(value).lower(), value), param, ctx))
         except click.BadParameter as error:
             message = error.message.removesuffix(".") + did_you_mean(str(value), self.choices)
             raise click.BadParameter(message, ctx, param) from error

@@ -88,10 +88,10 @@ _FIRST = (
 """Runs begun by earlier versions may lack the others, and go on with their defaults."""
 
 
-def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, **more: Any) -> Any:
-    """A field that is an option under the heading ``group``; ``more`` is click's."""
+def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, also: str = "", **more: Any) -> Any:
+    """A field that is an option under the heading ``group``, called ``also`` so; ``more`` is click's."""
     more |= {"is_flag": True} if default is False else {"multiple": True} if default == [] else {}
-    metadata = {"group": group, "type": kind, "help": help, "more": more}
+    metadata = {"group": group, "type": kind, "help": help, "also": [also] if also else [], "more": more}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -185,6 +185,7 @@ class TrainSettings:
         "float32",
         ChoiceType("float32", "bfloat16"),
         "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32.",
+        also="--amp",
     )
     spill_dtype: str = _MODEL(
         "float32",
@@ -390,7 +391,7 @@ def train_options() -> list[Option]:
     """The command line's options, in the order of its help; each gives the value of the field of its name."""
     return [
         Option(
-            [f"--{one.name.replace('_', '-')}"],
+            [f"--{one.name.replace('_', '-')}", *one.metadata["also"]],
             type=one.metadata["type"],
             default=_default(one),
             help=one.metadata["help"],
