@@ -32,7 +32,7 @@ _WORTH_SLEEPING_S = 1e-3
 def slow_down(options: dict[str, Any], rank: int) -> None:
     """Have the engine's tiles and links take longer from here on; one thread a process."""
     epochs, owed_s = 0, 0.0
-    timed, send, record = WorkerPool.timed, Exchange._send, Session.record
+    timed, record = WorkerPool.timed, Session.record
 
     def slowly(pool: WorkerPool, compute: Callable[[], Any], worker: int = 0) -> Any:
         def compute_and_sleep() -> Any:
@@ -50,10 +50,13 @@ def slow_down(options: dict[str, Any], rank: int) -> None:
 
         return timed(pool, compute_and_sleep, worker)
 
-    def sent(exchange: Exchange, *what: Any) -> None:
-        before = exchange.received_bytes
-        send(exchange, *what)
-        time.sleep((exchange.received_bytes - before) / options["link"])
+    def slow_link(send: Callable[..., None]) -> Callable[..., None]:
+        def sent(exchange: Exchange, *what: Any) -> None:
+            before = exchange.received_bytes
+            send(exchange, *what)
+            time.sleep((exchange.received_bytes - before) / options["link"])
+
+        return sent
 
     def noted(session: Session, *what: Any, **more: Any) -> Any:
         nonlocal epochs
@@ -73,7 +76,7 @@ def slow_down(options: dict[str, Any], rank: int) -> None:
 
     WorkerPool.timed, Session.record = slowly, noted  # type: ignore[method-assign]
     if options.get("link"):
-        Exchange._send = sent  # type: ignore[method-assign]
+        Exchange._send, Exchange._shift = map(slow_link, (Exchange._send, Exchange._shift))  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def command(
 
             print_batches(stores, batches, options, as_json)
             return
-        planning = _planning(stores, graph, hardware, no_savings, options, ranks)
+        planning = _planning(stores, graph, hardware, no_savings, options, ranks, link)
         from ooc.cli.planning import print_least, print_planned, print_what_if
 
         with _rare_collections():
@@ -153,7 +153,7 @@ def command(
             elif what_if:
                 print_what_if(planning, axes, plot=plot, as_json=as_json)
             else:
-                print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json, link=link)
+                print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json)
 
 
 @contextmanager
@@ -189,6 +189,7 @@ def _planning(
     no_savings: bool,
     options: dict[str, Any],
     processes: int,
+    link: int,
 ) -> "Planning":
     """What is to be planned for."""
     if len(stores) > 1 or (stores and graph is not None):
@@ -209,7 +210,7 @@ def _planning(
     check_links(settings)
     machine = None if hardware is None else load_hardware(hardware)
     together = Ranks(count=processes, local_count=processes)
-    return Planning(settings, found, machine, () if no_savings else tuple(Saving), together)
+    return Planning(settings, found, machine, () if no_savings else tuple(Saving), together, link)
 
 
 def _compare(run: Path, store: str | None, as_json: bool) -> None:

@@ -30,6 +30,7 @@ from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
+from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm
 from ooc.plan.simulate.together import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
@@ -88,6 +89,7 @@ class Planning:
         hardware: Hardware | None,
         savings: Collection[Saving],
         ranks: Ranks = ALONE,
+        link_bytes_per_s: int = LINK_BYTES_PER_S,
     ) -> None:
         self._device = find_device(settings.device if hardware is None else "auto")
         self.settings = settings
@@ -96,7 +98,7 @@ class Planning:
         self.hardware = hardware_for(self._device, folder) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
-        self.ranks = ranks
+        self.ranks, self.link_bytes_per_s = ranks, link_bytes_per_s
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
 
@@ -121,6 +123,8 @@ class Planning:
             (whole if settings.host_budget is None else settings.host_budget) // count,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
+            exchange=ExchangeForm(settings.exchange),
+            link_bytes_per_s=self.link_bytes_per_s,
             ssd_write_bytes=settings.max_ssd_writes,
             one_memory=one_memory,
             processes=count,
@@ -292,8 +296,8 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 # ---- what is shown of it ------------------------------------------------------------------------------------------
 
 
-def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool, link: int) -> None:
-    ranks = planning.report_by_rank()
+def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool) -> None:
+    ranks, link = planning.report_by_rank(), planning.link_bytes_per_s
     report = ranks[0]
     joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], link)
     narrow = planning.settings.spill_dtype == NARROW

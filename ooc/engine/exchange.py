@@ -5,7 +5,8 @@ of other shares need.
 A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
 columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
 row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
-rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Sums over rows are told
+rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are dealt out:
+each pulls its own for the rows of all, and is sent what others have pulled of theirs. Sums over rows are told
 panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process after the
 other, in the order of the tiles.
 """
@@ -102,14 +103,16 @@ def joined_checksum(ranks: Ranks, own: int | None, nbytes: int) -> int | None:
 @dataclass(frozen=True, slots=True)
 class HaloMemory:
     """What one process at most holds to be sent some rows alone: bytes of lists for every direction, and room for rows
-    of up to ``row_bytes`` on their way, of which ``most`` go between any two of ``count`` processes."""
+    of up to ``row_bytes`` on their way, of which ``most`` go between any two of ``count`` processes, and ``wanted`` to
+    one."""
 
     lists: int = 0
     most: int = 0
+    wanted: int = 0
 
     def __add__(self, other: "HaloMemory") -> "HaloMemory":
         """Of two directions, which are not sent at once."""
-        return HaloMemory(self.lists + other.lists, max(self.most, other.most))
+        return HaloMemory(self.lists + other.lists, max(self.most, other.most), max(self.wanted, other.wanted))
 
     def nbytes(self, row_bytes: int, count: int) -> int:
         """All of it."""
@@ -122,7 +125,8 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
     if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
         return None
     given_P, wanted_P = counts_PP.sum(0), counts_PP.sum(1)  # what is wanted is known to the plan as well
-    return HaloMemory(int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8), int(counts_PP.max()))
+    lists = int((given_P + 2 * wanted_P).max()) * (4 if rows < 2**31 else 8)
+    return HaloMemory(lists, int(counts_PP.max()), int(wanted_P.max()))
 
 
 def blocks_of(rows: range, grid: Grid) -> Iterator[tuple[int, range]]:
@@ -159,7 +163,7 @@ class Exchange:
 
     def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
         self._ranks, self._shares = ranks, shares
-        self.share = Share(ranks.rank, ranks.count, {space: some[ranks.rank] for space, some in shares.items()})
+        self.share = Share(ranks.rank, shares)
         """What this process computes."""
         self._beside = replace(ranks, group=ranks.beside)
         self._sender: Threads | None = None
@@ -212,9 +216,23 @@ class Exchange:
         parts of the rows of every process the one (its start) that is there by now. All have to begin the same in the
         same order."""
         halo = None if direction is None else self._halos.get(direction)
+        return self._on_thread(self._send, matrix_NC, space, halo, part)
+
+    def begin_shifts(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> "Future[None]":
+        """Begin, one after the other, to send some rows to the process so many numbers behind this one, and to be sent
+        others by the one as many before it, each (by, received, sent); to be waited for. As for ``begin``."""
+        return self._on_thread(self._shift, shifts)
+
+    @torch.no_grad()
+    def _shift(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        for by, received, sent in shifts:
+            self._beside.shift(received.reshape(-1).view(torch.uint8), sent.reshape(-1).view(torch.uint8), by)
+            self.received_bytes += received.nbytes
+
+    def _on_thread(self, send: Callable[..., None], *what: Any) -> "Future[None]":
         if self._sender is None:
             self._sender = Threads(1, "exchange")
-        return self._sender.submit(self._send, matrix_NC, space, halo, part)
+        return self._sender.submit(send, *what)
 
     def wait(self, *begun: "Future[None]") -> None:
         """Return when what has been begun is there."""

@@ -4,14 +4,25 @@ of passes: rows of all columns, a pull of one slab of columns after the other, a
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ooc.engine.exchange import part_of
+from ooc.engine.exchange import blocks_of, part_of
 from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
-from ooc.engine.pull_run import BucketedPull, EdgeSweep, FeatureSweep, PullRun, SlabBuffers, SlabPull, WholePull
+from ooc.engine.pull_run import (
+    BucketedPull,
+    DealtPull,
+    DealtSlabs,
+    EdgeSweep,
+    FeatureSweep,
+    PullRun,
+    SlabBuffers,
+    SlabPull,
+    WholePull,
+)
 from ooc.engine.record import PassRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
@@ -30,9 +41,8 @@ from ooc.plan.layout.passes import (
     stored_slabs,
 )
 from ooc.plan.layout.shuffle import BucketedRows
-from ooc.plan.program.received import sent_parts
+from ooc.plan.program.received import dealt_by, sent_parts_of
 from ooc.plan.program.sequence import Step
-from ooc.plan.workload import EdgesKey
 from ooc.sizes import format_size
 
 
@@ -64,6 +74,9 @@ def run_program(
                     running = ShufflePassRun(run, item)
                 case RowPass():
                     running = RowPassRun(run, item, slabs)
+                case ColumnPass() if item.processes > 1:
+                    slabs = dealt = DealtSlabs(run, item)
+                    running = DealtPassRun(run, item, dealt)
                 case ColumnPass():
                     slabs = SlabBuffers(run, item)
                     running = ColumnPassRun(run, item, slabs)
@@ -111,7 +124,7 @@ class RowPassRun(TilePassRun):
         self.pulled_before = item.pulled
         self.pull: PullRun | None = None
         self.sent = self._sent_outputs()
-        self.parts = sent_parts(sum(matrix.nbytes for matrix, _ in self.sent))
+        self.parts = sent_parts_of(item, run.passes, run.plan.matrices)
         self.sending: list[Future[None]] = []
 
     def begin_sweep(self, step: Step) -> None:
@@ -142,15 +155,17 @@ class RowPassRun(TilePassRun):
     def _output(self, name: str) -> Output:
         run, item = self.program, self.item
         direct: list[Tensor] = []
+        first_row = 0
         for reader in run.passes[item.index + 1 :]:
             if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
-                direct = run.slab_buffers(reader)
+                direct, first_row = run.slab_buffers(reader), run.buffered_rows(reader).start
         return Output(
             self.runtime.matrices[name],
             self.workspace,
             whole=run.whole(name, item.index),
             direct=direct,
             framed=stored_slabs(name, item.index, run.plan.matrices, run.passes),
+            first_row=first_row,
         )
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
@@ -182,15 +197,20 @@ class RowPassRun(TilePassRun):
         inputs.clear()  # what was pulled need not wait until the tile is reduced
         return task
 
-    def _sent_outputs(self) -> list[tuple[Tensor, EdgesKey | None]]:
-        """What later passes pull, and is in memory whole: other processes are sent its rows. None: pulled in several
-        directions."""
-        found: list[tuple[Tensor, EdgesKey | None]] = []
-        for name in self.outputs if self.runtime.exchange is not None else ():
+    def _sent_outputs(self) -> list[Callable[[range], Future[None]]]:
+        """What begins to send a part of what later passes pull, and is in memory whole, or dealt out."""
+        found: list[Callable[[range], Future[None]]] = []
+        exchange, passes = self.runtime.exchange, self.program.passes
+        if exchange is None:
+            return found
+        for name in self.outputs:
             whole = self.program.whole(name, self.item.index)
-            directions = pulled_by(name, self.program.passes[self.item.index + 1 :])
+            directions = pulled_by(name, passes[self.item.index + 1 :])
             if whole is not None and directions:
-                found.append((whole[: self.item.rows], directions[0] if len(directions) == 1 else None))
+                of_one = directions[0] if len(directions) == 1 else None
+                found.append(partial(exchange.begin, whole[: self.item.rows], self.item.space, of_one))
+        for one in dealt_by(self.item, passes):
+            found.append(partial(DealtSlabs(self.program, one).deal, exchange.share.rank))
         return found
 
     def reduce(self, result: Tile | None) -> None:
@@ -215,9 +235,7 @@ class RowPassRun(TilePassRun):
             rows = part_of(exchange.share.own(self.item.space, self.item.rows), part)
             if last is not None and (last.start > rows.start if reverse else rows.stop > last.stop):
                 return
-            self.sending += [
-                exchange.begin(matrix, self.item.space, direction, part) for matrix, direction in self.sent
-            ]
+            self.sending += [begin(part) for begin in self.sent]
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
@@ -270,6 +288,113 @@ class ColumnPassRun(TilePassRun):
                 pulled[low - task.start : high - task.start]
             )
         return task if task.scattered is not None else None
+
+
+class DealtPassRun(TilePassRun):
+    """One execution of a column pass whose slabs are dealt out: in each turn this process pulls one slab, for the rows
+    of one process after the other, who are sent them part by part while the next ones are pulled. With its own rows,
+    the last, what the others have pulled of their slabs is put where it belongs."""
+
+    pull: DealtPull
+
+    def __init__(self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs) -> None:
+        super().__init__(run, item)
+        assert run.runtime.exchange is not None
+        self.item, self.buffers, self.exchange = item, buffers, run.runtime.exchange
+        self.target = self.runtime.matrices[item.output]
+        self.in_turn = self.exchange.share.in_turn(item.space, item.rows)
+        self.others = len(self.in_turn) - 1
+        self.sweeps = self._sweeps()
+        self.at = self.slab = -1
+        self.turn_begins = False
+        self.sending: list[Future[None]] = []
+        self.out: dict[tuple[int, int], Tensor] = {}
+
+    def _sweeps(self) -> dict[int, int]:
+        """By the first step of each sweep: whose rows it pulls, as they are in turn."""
+        steps, found, number = self.program.program.steps, dict[int, int](), self._first
+        while number < self._stop:
+            for at, rows in enumerate(self.in_turn):
+                if rows or at == self.others:
+                    found[number] = at
+                    while steps[number].stop < rows.stop:
+                        number += 1
+                    number += 1
+        return found
+
+    def begins_sweep(self, number: int) -> bool:
+        return number in self.sweeps
+
+    def begin_sweep(self, step: Step) -> None:
+        if step.slab != self.slab:  # the buffers of the turn before are free once all is sent
+            self.exchange.wait(*self.sending)
+            self.sending.clear()
+            self.slab, self.turn_begins = step.slab, True
+        self.out.clear()
+        source = self.buffers.arrived(self.slab)
+        self.pull = DealtPull(self.program, self.item.pull, self.program.kernels[self.item.pull], source)
+
+    def open(self, number: int, step: Step) -> Iterator[Tile]:
+        """The rows of a step, cut for the threads."""
+        if self.turn_begins:
+            self.buffers.fill(number)
+            self.turn_begins = False
+        self.at = self.sweeps.get(number, self.at)
+        rows = self.in_turn[self.at]
+        self._send(rows.start)
+        self._await(step.stop - rows.start)
+        self.pull.open(number, step)
+        if self.at == self.others:
+            for block in blocks_within(self.target.grid, step.start, step.stop):
+                for slab in self.item.turn(self.slab):
+                    self.out[slab, block] = self.target.rows(self.workspace, slab, block)
+        for start in range(step.start, step.stop, self.item.rows_at_once):
+            yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
+
+    def _await(self, rows: int) -> None:
+        """Have the memory for so many rows that are pulled for another process, which those before them have left; or
+        what others have pulled for so many of this process's."""
+        before = self.in_turn[self.others if self.at == self.others else self.at - 1]
+        parts, first = self.buffers.parts, (self.at - 1) * self.buffers.parts
+        needed = sum(part_of(range(len(before)), range(part, parts)).start < rows for part in range(parts))
+        if self.at and needed:
+            self.exchange.wait(self.sending[first + needed - 1])
+
+    def _send(self, stop: int) -> None:
+        """Begin to send what has been pulled for those before, and of this sweep's rows up to ``stop``, parts whole."""
+        parts = self.buffers.parts
+        while (begun := len(self.sending)) < self.others * parts:
+            at, part = begun // parts, range(begun % parts, parts)
+            if at > self.at or (at == self.at and part_of(self.in_turn[at], part).stop > stop):
+                return
+            self.sending.append(self.buffers.give_back(self.slab, at + 1, part))
+
+    def reduce(self, result: Tile | None) -> None:
+        """Rows up to those of a tile have been pulled."""
+        assert result is not None
+        self._send(result.stop)
+
+    def compute(self, task: Tile) -> Tile:
+        """Pull some rows of the slab."""
+        if self.at < self.others:
+            rows = self.in_turn[self.at]
+            out = self.buffers.pulled(self.slab, rows)[task.start - rows.start : task.stop - rows.start]
+            pulled = self.pull.rows(task, out)
+            if pulled is not out:
+                out.copy_(pulled)
+            return task
+        for slab in self.item.turn(self.slab):
+            is_own = slab == self.slab
+            pulled = self.pull.rows(task) if is_own else self.buffers.returned(slab, range(task.start, task.stop))
+            for block, rows in blocks_of(range(task.start, task.stop), self.target.grid):
+                first = block * self.target.grid.block_rows
+                part = pulled[rows.start - task.start : rows.stop - task.start]
+                self.out[slab, block][rows.start - first : rows.stop - first].copy_(part)
+        return task
+
+    def finish(self) -> None:
+        self.exchange.wait(*self.sending)
+        super().finish()
 
 
 class ShufflePassRun(PassRun):

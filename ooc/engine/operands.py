@@ -204,9 +204,11 @@ class Output(_Operand):
         whole: Tensor | None,
         direct: Sequence[Tensor],
         framed: range,
+        first_row: int = 0,
     ) -> None:
+        """``first_row``: of the ``direct`` slabs."""
         super().__init__(matrix, workspace, framed, whole)
-        self._direct = direct
+        self._direct, self._first_row = direct, first_row
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
@@ -225,7 +227,7 @@ class Output(_Operand):
             return
         slabs = (rows,) if grid.slabs == 1 else torch.split(rows, grid.slab_columns, dim=1)
         for region, slab in zip(self._direct, slabs, strict=False):
-            region[start:stop].copy_(slab)
+            region[start - self._first_row : stop - self._first_row].copy_(slab)
         blocks, at = self._of_tile(start, stop), 0
         for pieces in blocks:
             for k, piece in zip(self._slabs, pieces, strict=True):

@@ -18,7 +18,15 @@ from ooc.interruption import stop_if_asked
 from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.layout import Region
-from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    DealtMemory,
+    Pass,
+    RowPass,
+    dealt_memory,
+    dealt_rows,
+    slabs_nbytes,
+)
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Kind, Pull
@@ -154,12 +162,30 @@ class ProgramRun:
     def slab_buffers(self, item: ColumnPass) -> list[Tensor]:
         """The slab buffers of a column pass, each of the width of its first slab."""
         planned = self.plan.matrices[item.pull.source]
-        grid = planned.grid
-        region = self.region(item.pull.source, item.index)
-        stride = planned.slab_stride()
+        grid, stride, rows = planned.grid, planned.slab_stride(), self.buffered_rows(item)
         dtype = self.runtime.matrices[item.pull.source].region_dtype
-        memory = self.workspace.region(region.frame, item.slab_buffers * stride)
-        return [as_matrix(memory[k * stride :], dtype, grid.rows, grid.width(k)) for k in range(item.slab_buffers)]
+        memory = self.slabs_memory(item)
+        if item.processes > 1:
+            dealt = self.dealt_memory(item)
+            memory, stride = memory[dealt.slab :], dealt.own
+        return [as_matrix(memory[k * stride :], dtype, len(rows), grid.width(k)) for k in range(item.slab_buffers)]
+
+    def slabs_memory(self, item: ColumnPass) -> Tensor:
+        """The region of a column pass."""
+        nbytes = slabs_nbytes(item, self.passes, self.plan.matrices[item.pull.source], self.plan.share)
+        return self.workspace.region(self.region(item.pull.source, item.index).frame, nbytes)
+
+    def dealt_memory(self, item: ColumnPass) -> DealtMemory:
+        """What it holds, where slabs are dealt out."""
+        assert self.plan.share is not None, "columns are dealt out among several processes"
+        return dealt_memory(item, self.passes, self.plan.matrices[item.pull.source], self.plan.share)
+
+    def buffered_rows(self, item: ColumnPass) -> range:
+        """The rows of its source that the slab buffers have."""
+        planned, share = self.plan.matrices[item.pull.source], self.plan.share
+        if item.processes == 1 or share is None:
+            return range(planned.grid.rows)
+        return dealt_rows(item, self.passes, planned, share, share.rank)
 
     def _move(self, index: int) -> None:
         for block, _, target in self.program.moves.get(index, ()):
@@ -174,6 +200,11 @@ class PassRun(ABC):
         self.runtime = run.runtime
         self.workspace = run.workspace
         self._first, self._stop = run.program.bounds[item.index]
+
+    def begins_sweep(self, number: int) -> bool:
+        """Whether step ``number``, not the first, is the first of a sweep."""
+        steps = self.program.program.steps
+        return steps[number].slab != steps[number - 1].slab
 
     @abstractmethod
     def begin_sweep(self, step: Step) -> None:
@@ -201,7 +232,7 @@ class PassRun(ABC):
         with OrderedPipeline(self.runtime.workers, self.compute, self.reduce) as pipeline:
             for number in range(first, stop):
                 step = steps[number]
-                if number == first or step.slab != steps[number - 1].slab:
+                if number == first or self.begins_sweep(number):
                     pipeline.drain()
                     self.begin_sweep(step)
                 if number - 2 >= first:

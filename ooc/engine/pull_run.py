@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.engine.operands import Edges, Input
+from ooc.engine.exchange import part_of
+from ooc.engine.operands import Edges, Input, as_matrix
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
@@ -24,7 +25,8 @@ from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
 from ooc.model.graph import AnyScaling, damaged
 from ooc.model.stages import Kernel, Tile
-from ooc.plan.layout.passes import ColumnPass, RowPass, edges_name
+from ooc.plan.layout.passes import ColumnPass, RowPass, direct_slabs, edges_name
+from ooc.plan.program.received import returned_parts
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Direction, EdgeData, Pull
 
@@ -197,6 +199,7 @@ class SlabBuffers:
         self._exchange, self._direction = run.runtime.exchange, item.pull.direction
         self._space = run.plan.matrices[item.pull.source].matrix.space
         self._rows = run.written_rows(item.pull.source, item.index)
+        self._first_row = run.buffered_rows(item).start
         self._sent: dict[int, Future[None]] = {}
 
     def slab(self, slab: int) -> Tensor:
@@ -211,11 +214,23 @@ class SlabBuffers:
     def fill(self, number: int) -> None:
         """Start filling the buffers that are free before step ``number``; wait for the slab that it pulls. Of several
         processes the others' rows are part of it."""
+        self._read(number)
+        slab = self._run.program.steps[number].slab
+        self._take(slab)
+        if self._exchange is None:
+            return
+        if slab not in self._sent:
+            self._sent[slab] = self._exchange.begin(self.written(slab), self._space, self._direction)
+        self._exchange.wait(self._sent[slab])
+        self.send_ahead(slab + 1)
+
+    def _read(self, number: int) -> None:
+        """Start filling the buffers that are free before step ``number``."""
         workspace, grid, program = self._workspace, self._source.grid, self._run.program
         for block, in_frame in program.fill.get(number, ()):
             _, slab, row_block = self._run.plan.blocks.where(block)
             nbytes = grid.block_nbytes(slab, row_block)
-            start = row_block * grid.block_rows
+            start = row_block * grid.block_rows - self._first_row
             rows = self.slab(slab)[start : start + grid.height(row_block)]
             if in_frame:
                 workspace.await_read(block)
@@ -225,14 +240,6 @@ class SlabBuffers:
                 narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 check = partial(workspace.filled, block, memory)
                 self._filling.setdefault(slab, []).append((workspace.fill(block, memory), check, rows, narrow))
-        slab = program.steps[number].slab
-        self._take(slab)
-        if self._exchange is None:
-            return
-        if slab not in self._sent:
-            self._sent[slab] = self._exchange.begin(self.written(slab), self._space, self._direction)
-        self._exchange.wait(self._sent[slab])
-        self.send_ahead(slab + 1)
 
     def send_ahead(self, slab: int) -> None:
         """While the slab before ``slab`` is pulled: begin to send its rows, once they are in a buffer."""
@@ -259,6 +266,80 @@ class SlabBuffers:
             for transfer, *_ in blocks:
                 transfer.settle()
         self._filling.clear()
+
+
+class DealtSlabs(SlabBuffers):
+    """The buffers of a column pass whose slabs are dealt out among processes: turn after turn, as many as there are.
+    ``slab`` has this process's own rows of one; they are sent to those that pull it, and then there is what these have
+    pulled for them."""
+
+    def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
+        super().__init__(run, item)
+        assert run.runtime.exchange is not None
+        self._link, self._item = run.runtime.exchange, item
+        self._share = share = self._link.share
+        self._memory, self._sizes = run.slabs_memory(item), run.dealt_memory(item)
+        self._own, self._targets = share.own(self._space, self._rows), share.own(item.space, item.rows)
+        self._direct = direct_slabs(run.passes, item)
+        self.parts = returned_parts(item, run.plan.matrices[item.pull.source], share)
+
+    def _matrix(self, at: int, rows: int, slab: int) -> Tensor:
+        return as_matrix(self._memory[at:], self._source.region_dtype, rows, self._source.grid.width(slab))
+
+    def arrived(self, slab: int) -> Tensor:
+        """Those rows of a slab of this process that the program has written, of all."""
+        return self._matrix(0, self._rows, slab)
+
+    def pulled(self, slab: int, rows: range) -> Tensor:
+        """Memory for what is pulled of it for another process."""
+        return self._matrix(self._sizes.nbytes - self._sizes.pulled, len(rows), slab)
+
+    def returned(self, slab: int, rows: range) -> Tensor:
+        """What another process has pulled of its slab of the turn for ``rows`` of this one."""
+        at = self._sizes.slab + slab % self._item.processes * self._sizes.own
+        first = self._targets.start
+        return self._matrix(at, len(self._targets), slab)[rows.start - first : rows.stop - first]
+
+    def deal(self, slab: int, part: range) -> Future[None]:
+        """Begin to have ``part`` of all rows of ``slab``, and to send the others theirs of the same turn."""
+        turn, arrived, rank = self._item.turn(slab), self.arrived(slab), self._share.rank
+        own = part_of(self._own, part)
+        sent = [self.slab(each)[own.start - self._first_row : own.stop - self._first_row] for each in turn]
+        arrived[own.start : own.stop].copy_(sent[rank])
+        shifts = []
+        for by in range(1, len(turn)):
+            rows = part_of(self._share.of(rank - by, self._space, self._rows), part)
+            shifts.append((by, arrived[rows.start : rows.stop], sent[(rank + by) % len(turn)]))
+        return self._link.begin_shifts(shifts)
+
+    def give_back(self, slab: int, by: int, part: range) -> Future[None]:
+        """Begin to send ``part`` of what is pulled of ``slab`` for the process ``by`` numbers behind this one, and to
+        have what is pulled for this one by that as many before it."""
+        theirs = self._share.of(self._share.rank + by, self._item.space, self._item.rows)
+        sent = part_of(range(len(theirs)), part)
+        turn = self._item.turn(slab)
+        received = self.returned(turn[(self._share.rank - by) % len(turn)], part_of(self._targets, part))
+        return self._link.begin_shifts([(by, received, self.pulled(slab, theirs)[sent.start : sent.stop])])
+
+    def fill(self, number: int) -> None:
+        """Before the first step of a turn: have all rows of this process's slab."""
+        self._read(number)
+        slab = self._run.program.steps[number].slab
+        for each in self._item.turn(slab):
+            self._take(each)
+        if slab >= self._direct:
+            self._link.wait(self.deal(slab, range(1)))
+
+
+class DealtPull(PullRun):
+    """From all rows of a slab that is this process's."""
+
+    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, source: Tensor) -> None:
+        super().__init__(run, pull, kernel, range(0))
+        self._source = source
+
+    def source(self, tile: Tile) -> Tensor:
+        return self._source
 
 
 class SlabPull(PullRun):

@@ -117,7 +117,7 @@ def _coarser(layout: Layout, times: int) -> Layout:
 def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
     """Seconds that a pass computes, wherever what it reads and writes waits."""
     edges = columns = slab_columns = 0
-    rows = workload.own(item.space, item.rows)
+    rows = workload.own(item.space, item.rows) if _processes(item) == 1 else range(item.rows)
     steps = -(-len(rows) // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
@@ -125,10 +125,16 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         columns = pulled_columns(item, source.grid)
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
-        steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows)) * item.slabs
+        steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows))
+        steps *= item.slabs // item.processes
     portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.in_short_steps_s(workload, hardware)
+
+
+def _processes(item: Pass) -> int:
+    """Among how many the slabs of a pass are dealt out."""
+    return item.processes if isinstance(item, ColumnPass) else 1
 
 
 def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:
@@ -137,9 +143,13 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
     stalled = 0.0
     sweeps = sweeps_of(item)
     if sweeps is not None:
-        grid = layout.matrices[sweeps.pull.source].grid
-        if sweeps.slab_buffers == 1 < grid.slabs:  # a slab is read while nothing can be computed
-            slabs_bytes = grid.slab_nbytes(0) * (sweeps.slabs - sweeps.direct if sweeps is item else 1)
+        source = layout.matrices[sweeps.pull.source]
+        grid = source.grid
+        is_dealt, slabs = sweeps.processes > 1, sweeps.slabs - sweeps.direct * sweeps.slab_buffers
+        if sweeps.slab_buffers == 1 < grid.slabs or is_dealt:  # a slab is read while nothing can be computed
+            slabs_bytes = grid.slab_nbytes(0) * (slabs if sweeps is item else 1)
+            if is_dealt:
+                slabs_bytes = slabs_bytes * len(workload.own(source.matrix.space, grid.rows)) // grid.rows
             stalled = max(
                 ssd_seconds(
                     hardware,

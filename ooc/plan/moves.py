@@ -9,6 +9,7 @@ from itertools import product
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, layout_key
 from ooc.plan.problem import WHOLE, Goal, Problem
+from ooc.plan.program.capacity import ExchangeForm
 
 BLOCK_BYTES = 4 << 20
 """The largest block: large enough for the disk's full rate, small enough to keep several."""
@@ -44,11 +45,12 @@ class Moves:
 
     def groups(self) -> list[list[str]]:
         """Sources of one shape and role, which are held alike: the search is as long as there are shapes."""
-        groups: dict[tuple[int, int, int, bool], list[str]] = {}
+        groups: dict[tuple[int, int, int, bool, bool], list[str]] = {}
         for name in self.sources:
             matrix = self.workload.matrices[name]
             loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
-            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded), []).append(name)
+            dealable = name in self.workload.dealable
+            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded, dealable), []).append(name)
         return list(groups.values())
 
     def in_memory(self, choice: Choice) -> list[Choice]:
@@ -70,7 +72,7 @@ class Moves:
     def direct(self, choice: Choice, group: list[str]) -> list[Choice]:
         """The first slabs computed into their buffers, or by way of blocks."""
         cut = choice.cuts[group[0]]
-        if not cut.columns or (cut.direct and not self.on_device):
+        if not (cut.columns or cut.dealt) or (cut.direct and not self.on_device):
             return []
         return [_held(choice, group, replace(cut, direct=not cut.direct))]
 
@@ -78,6 +80,18 @@ class Moves:
         """The last slab pulled by the row pass, or not."""
         cut = choice.cuts[group[0]]
         return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
+
+    def deal(self, choice: Choice, group: list[str]) -> list[Choice]:
+        """Slabs of all of ``group``, or of one source, dealt out among the processes, as wide as they can be or as they
+        are; or dealt out no longer."""
+        if self.limits.exchange is not ExchangeForm.AUTO or group[0] not in self.workload.dealable:
+            return []
+        found = []
+        for names in (group, *([name] for name in group if len(group) > 1)):
+            other = replace(choice.cuts[names[0]], dealt=not choice.cuts[names[0]].dealt)
+            for cut in dict.fromkeys((other, replace(other, columns=0))):
+                found.append(replace(choice, cuts={**choice.cuts, **dict.fromkeys(names, cut)}))
+        return found
 
     def spills(self, choice: Choice) -> list[Choice]:
         """The sums of one matrix more, or one less, spilled."""
@@ -182,5 +196,6 @@ class Moves:
 
 
 def _held(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
-    """The same, but for how the sources of ``group`` are held."""
-    return replace(choice, cuts={**choice.cuts, **dict.fromkeys(group, cut)})
+    """The same, but for how the sources of ``group`` are held; dealt out as they were."""
+    cuts = {name: replace(cut, dealt=choice.cuts[name].dealt) for name in group}
+    return replace(choice, cuts={**choice.cuts, **cuts})

@@ -8,7 +8,8 @@ is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) sa
 
 *Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
 
-*Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), behind bytes written to the SSD where they count.
+*Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), what it waits for other processes included, behind bytes
+written to the SSD where they count.
 
 *Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 
@@ -16,7 +17,7 @@ is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) sa
 stages pays at most if that adds less to the bound than the epoch waits for data without.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -24,7 +25,8 @@ from functools import cached_property
 from ooc.plan.forecast import forecast_traffic, pass_seconds, seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
-from ooc.plan.program.capacity import Capacity, Limits
+from ooc.plan.program.capacity import Capacity, ExchangeForm, Limits
+from ooc.plan.program.received import exposed_s, received_of
 from ooc.plan.workload import Workload
 
 Recomputed = frozenset[int]
@@ -74,6 +76,7 @@ class Problem:
     def layout(self, choice: Choice) -> Layout:
         """What ``choice`` leads to, whether it fits or not. Of widths in whole heads, and of small graphs' frames, many
         come to the same."""
+        choice = self._as_asked(choice)
         same = layout_key(choice, self.workload)
         if same not in self._layouts:
             self._layouts[same] = lay_out(self.workload, choice)
@@ -81,12 +84,20 @@ class Problem:
 
     def candidate(self, choice: Choice) -> Candidate | None:
         """What ``choice`` leads to; None where that does not fit."""
+        choice = self._as_asked(choice)
         layout = self.layout(choice)
         if id(layout) not in self._known:
             fits = self.capacity.fits(layout)
             self._known[id(layout)] = Candidate(choice, layout, self.score(layout)) if fits else None
         known = self._known[id(layout)]
         return None if known is None else replace(known, choice=choice)
+
+    def _as_asked(self, choice: Choice) -> Choice:
+        """The same with columns dealt out wherever they can be, if the user wants that."""
+        if self.limits.exchange is not ExchangeForm.COLUMNS:
+            return choice
+        dealt = {name: replace(cut, dealt=True) for name, cut in choice.cuts.items() if name in self.workload.dealable}
+        return replace(choice, cuts=choice.cuts | dealt)
 
     def candidates(self) -> list[Candidate]:
         """All that fitted so far."""
@@ -97,7 +108,8 @@ class Problem:
         frames, host_frames = self.capacity.frames(layout), self.capacity.host_frames(layout)
         traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
         passes = zip(layout.programs["train"], traffic, strict=True)
-        seconds = sum(pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes)
+        taken_s = [pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes]
+        seconds = sum(taken_s) + self._waiting_s(layout, taken_s)
         written = sum(moved.ssd_write_bytes for moved in traffic) + self.workload.state_bytes
         match self.goal:
             case Goal.SECONDS:
@@ -106,6 +118,14 @@ class Problem:
                 return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
             case Goal.WRITES:
                 return written, seconds
+
+    def _waiting_s(self, layout: Layout, taken_s: Sequence[float]) -> float:
+        """What passes that take so long wait for other processes."""
+        workload, rate = self.workload, self.limits.link_bytes_per_s
+        if workload.share is None:
+            return 0.0
+        what = layout.programs["train"], layout.matrices, workload.topologies, workload.share
+        return sum(exposed_s(one, s, rate) for one, s in zip(received_of(*what), taken_s, strict=True))
 
     def like(self, choice: Choice) -> Candidate | None:
         """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as

@@ -9,7 +9,7 @@ each stage into one row pass, or into a column pass and a row pass where the pul
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ooc.plan.layout.shuffle import GatheredRows
 
@@ -277,13 +277,15 @@ class EdgeArray:
 class Topology:
     """One direction of the graph: ``tile_edges[i]`` is the number of edges of tiles 0…i-1 (a coarse indptr).
     ``data``: what is read of that direction's edges besides. ``halo``: where several processes each compute a share of
-    the rows, those of others that the edges into this one's lead to, ascending (None: any)."""
+    the rows, those of others that the edges into this one's lead to, ascending (None: any); ``halo_rows``: how many
+    these are of the process that has most, before they are known."""
 
     direction: EdgesKey
     index_itemsize: int
     tile_edges: Sequence[int]
     data: Mapping[EdgeData, EdgeArray] = field(default_factory=dict)
     halo: Sequence[int] | None = None
+    halo_rows: int | None = None
 
     @property
     def edges(self) -> int:
@@ -318,16 +320,36 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What process ``rank`` of ``count`` computes: neighbouring ``rows`` of the nodes of each type."""
+    """What process ``rank`` computes: neighbouring rows of the nodes of each type. ``every``: by type, those of every
+    process."""
 
     rank: int
-    count: int
-    rows: Mapping[str, range]
+    every: Mapping[str, Sequence[range]]
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return max(map(len, self.every.values()))
+
+    @property
+    def rows(self) -> dict[str, range]:
+        """This process's, by type."""
+        return {space: some[self.rank] for space, some in self.every.items()}
 
     def own(self, space: str, rows: int) -> range:
         """Which of the first ``rows`` rows of nodes of a type."""
-        own = self.rows[space]
-        return range(min(rows, own.start), min(rows, own.stop))
+        return self.of(self.rank, space, rows)
+
+    def of(self, rank: int, space: str, rows: int) -> range:
+        """The same of any process; their numbers go round."""
+        some = self.every[space]
+        share = some[rank % len(some)]
+        return range(min(rows, share.start), min(rows, share.stop))
+
+    def in_turn(self, space: str, rows: int) -> list[range]:
+        """In which order the process pulls the first ``rows`` rows for all: those of the process behind it, of the one
+        behind that, …, its own last. So each is sent some by one other at a time."""
+        return [self.of(self.rank + by, space, rows) for by in range(1, self.count + 1)]
 
     def __len__(self) -> int:
         """Rows of all types."""
@@ -386,6 +408,27 @@ class Workload:
         return frozenset(pull.source for pull in self.pulls).difference(self.groupings)
 
     @cached_property
+    def dealable(self) -> frozenset[str]:
+        """The matrices whose slabs may be dealt out among the processes, each of which pulls its own for all rows:
+        those of which every pull is a plain sum over edges, and that a program writes before it pulls them."""
+        count, others = processes_of(self.share), {pull.source for pull in self.pulls if not pull.direction.of_edges}
+        found = (self.matrices[name] for name in self.summed_sources - others)
+        scratch = (one for one in found if one.kind is Kind.SCRATCH)
+        return frozenset(one.name for one in scratch if count > 1 and dealt_widths(one.columns, count))
+
+    @cached_property
     def groupings(self) -> dict[str, PerEdge]:
         """By matrix of which some pull is no plain sum: how its columns lie."""
         return {pull.source: pull.per_edge for pull in self.pulls if pull.per_edge}
+
+
+def processes_of(share: Share | None) -> int:
+    """How many there are."""
+    return 1 if share is None else share.count
+
+
+@lru_cache(maxsize=64)
+def dealt_widths(columns: int, count: int) -> tuple[int, ...]:
+    """Columns of a slab, the most first, so that ``count`` processes have as many slabs each."""
+    widths = (-(-columns // (count * turns)) for turns in range(1, -(-columns // count) + 1))
+    return tuple(dict.fromkeys(width for width in widths if -(-columns // width) % count == 0))

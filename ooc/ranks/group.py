@@ -155,6 +155,14 @@ class Ranks:
         counts = [*received_rows], [*sent_rows]
         self._wait(dist.all_to_all_single(received, values, *counts, self.group, async_op=True))
 
+    def shift(self, received: Tensor, values: Tensor, by: int) -> None:
+        """Send bytes to the process ``by`` numbers behind this one, and have in ``received`` those of the one as many
+        before it; all have to take part."""
+        received_bytes, sent_bytes = [0] * self.count, [0] * self.count
+        received_bytes[(self.rank - by) % self.count] = len(received)
+        sent_bytes[(self.rank + by) % self.count] = len(values)
+        self.all_to_all(received, values, received_bytes, sent_bytes)
+
     def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
         """From one of them to another one, into the memory of its ``values``; all have to take part."""
         rows, nothing = [0] * self.count, [0] * self.count

@@ -6,12 +6,15 @@ from typing import Any
 
 from rich.console import Console
 
+from ooc.plan.program.capacity import ExchangeForm
 from ooc.plan.program.received import exposed_s
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.progress.figures import format_duration
 from ooc.progress.plan_report import PlanReport
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
+
+_FORMS = ("halo_bytes", "columns_bytes")
 
 
 def describe_ranks(
@@ -36,9 +39,18 @@ def describe_ranks(
                 ),
             }
         )
-    dealt = reports[0].plan.dealt_bytes(reports[0].program, len(reports))
-    facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s, "dealt_bytes": dealt}
-    return {**facts, "speed_up": alone_s / epoch_s, "ranks": ranks}
+    facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s}
+    forms = [one.plan.forms(one.program) for one in reports]
+    pulls = [
+        {
+            "pulled": of_ranks[0].source,
+            "halo_bytes": max(one.halo_bytes for one in of_ranks),
+            "columns_bytes": None if of_ranks[0].columns_bytes is None else max(o.columns_bytes or 0 for o in of_ranks),
+            "sent": ExchangeForm.COLUMNS.value if of_ranks[0].is_dealt else ExchangeForm.HALO.value,
+        }
+        for of_ranks in zip(*forms, strict=True)
+    ]
+    return {**facts, "speed_up": alone_s / epoch_s, "ranks": ranks, "pulls": pulls}
 
 
 def print_ranks(found: dict[str, Any], console: Console) -> None:
@@ -50,10 +62,11 @@ def print_ranks(found: dict[str, Any], console: Console) -> None:
         computes, moves, receives, waits = times
         rows.append((str(rank), f"{one['rows']:,}", memory, computes, moves, received, receives, waits))
     print_table(("rank", "rows", "memory", "computes", "SSD busy", "receives", "in", "not hidden"), rows, console)
-    most = max(one["received_bytes"] for one in found["ranks"])
-    if found["dealt_bytes"] < most:
-        dealt = format_size(found["dealt_bytes"])
-        say(console, f"with columns dealt out among processes, which is not done, each would receive {dealt}")
+    pulls = [
+        (one["pulled"], *("–" if one[name] is None else format_size(one[name]) for name in _FORMS), one["sent"])
+        for one in found["pulls"]
+    ]
+    print_table(("pulled", "received of a halo", "of columns", "sent"), pulls, console)
     say(
         console,
         f"{len(found['ranks'])} processes: {format_duration(found['epoch_s'])} an epoch, one: "

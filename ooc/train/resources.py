@@ -25,6 +25,7 @@ from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.graph import most_joined
 from ooc.model.lowering.network import Network, dtype_of, opaque_columns
 from ooc.plan import UNMEASURED, Hardware, Limits
+from ooc.plan.program.capacity import ExchangeForm
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
 from ooc.profile import known_hardware
@@ -62,6 +63,8 @@ _MORE_ON_A_GPU = 16
 long as there are so many tiles; on large graphs once more twice as many."""
 _TILES_OF_LARGE_GRAPHS = 256
 
+EXCHANGES = tuple(form.value for form in ExchangeForm)
+"""What several processes may send each other."""
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """What intermediates may be kept as."""
 
@@ -174,6 +177,7 @@ class Resources:
         spill_dir: str | Path | None = None,
         block_rows: int | None = None,
         slab_columns: int | None = None,
+        exchange: str = ExchangeForm.AUTO.value,
         max_ssd_writes: str | int | None = None,
         tile_rows: int | None = None,
         threads: int | None = None,
@@ -206,6 +210,7 @@ class Resources:
                 one_memory=one_memory,
                 block_rows=block_rows,
                 slab_columns=_checked_positive(slab_columns, "slab columns"),
+                exchange=_checked_exchange(exchange),
                 ssd_write_bytes=(
                     None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
                 ),
@@ -340,6 +345,12 @@ def _checked_positive(count: int | None, name: str) -> int | None:
     if count is not None and count < 1:
         raise OptionError(f"{name} must be positive, not {count}")
     return count
+
+
+def _checked_exchange(name: str) -> ExchangeForm:
+    if name not in EXCHANGES:
+        raise OptionError(f"exchange {name!r} is not one of {', '.join(EXCHANGES)}")
+    return ExchangeForm(name)
 
 
 def _checked_dtype(name: str | None) -> torch.dtype | None:

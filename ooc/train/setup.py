@@ -55,6 +55,7 @@ from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.cost import stage_seconds
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.layout import Layout
+from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
@@ -268,6 +269,9 @@ class Job:
         self._shares: dict[str, list[range]] = {}
         self._speeds: Sequence[float] = [1.0] * resources.ranks.count
         self._exchange_bytes = 0
+        self._halo_rows: dict[EdgesKey, int] = {}
+        self._dealt: frozenset[str] = frozenset()
+        """What the plan that was made last deals out, of which all pull as much, whatever their rows."""
 
     @property
     def workload(self) -> Workload:
@@ -285,10 +289,13 @@ class Job:
         """The same of each of the processes that train the graph together."""
         if self.resources.ranks.count == 1:
             return [self.plan(limits, hardware)]
-        self._shared_out()
-        halos = self._planned_halos()
-        workload, plan = self.plan(limits, hardware)
-        parts = ((self._share(rank), halo) for rank, halo in enumerate(halos))
+        for again in (True, False):
+            self._shared_out()
+            halos = self._planned_halos()
+            workload, plan = self.plan(limits, hardware)
+            if not (again and self._is_uneven(plan)):
+                break
+        parts = ((Share(rank, self._shares), halo) for rank, halo in enumerate(halos))
         return [self._own_part(workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
@@ -308,10 +315,13 @@ class Job:
             self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
             self._counts = replace(self._counts, tile_edges=counted(self._rows))
         self._candidates.clear()
-        exchange = self._shared_out() if resources.ranks.count > 1 else None
-        if exchange is not None:
-            self._find_halos(exchange)
-        candidate, plan = self._choose(resources.limits, resources.hardware)
+        for again in (True, False):
+            exchange = self._shared_out() if resources.ranks.count > 1 else None
+            if exchange is not None:
+                self._find_halos(exchange)
+            candidate, plan = self._choose(resources.limits, resources.hardware)
+            if not (again and exchange is not None and self._is_uneven(plan)):
+                break
         if exchange is not None:
             halos = {side: exchange.halo_rows(side) for side in candidate.workload.topologies}
             part = exchange.share, halos, resources.limits, resources.hardware
@@ -347,13 +357,19 @@ class Job:
         nodes = self._store.node_counts
         return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
 
-    def _share(self, rank: int) -> Share:
-        rows = {space: shares[rank] for space, shares in self._shares.items()}
-        return Share(rank, self.resources.ranks.count, rows)
+    def _is_uneven(self, plan: Plan) -> bool:
+        """Whether rows are to be shared out otherwise, now that it is known what ``plan`` deals out."""
+        columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
+        dealt = frozenset(item.pull.source for item in columns)
+        if dealt == self._dealt:
+            return False
+        self._dealt = dealt
+        return self._divided(self._panels()) != self._shares
 
     def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
         """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
-        different rows: who has none of the first ones has nothing to do in some."""
+        different rows: who has none of the first ones has nothing to do in some. Of what is dealt out all pull as much,
+        whatever their rows: that is left out."""
         found = {}
         for space, nodes in self._store.node_counts.items():
             height = panel_rows(nodes, self.resources.tile_rows)
@@ -363,6 +379,8 @@ class Job:
     def _panel_seconds(self, space: str, starts: range) -> list[list[float]]:
         workload, hardware, found = self.workload, self.resources.hardware, dict[int, list[float]]()
         for stage in (one for one in workload.programs["train"] if one.space == space):
+            if stage.pull is not None and stage.pull.source in self._dealt:
+                stage = replace(stage, pull=None)
             seconds = found.setdefault(stage.rows, [0.0] * len(starts))
             edges = None if stage.pull is None else workload.topologies[stage.pull.direction]
             for panel, start in enumerate(starts):
@@ -374,7 +392,7 @@ class Job:
     def even_out(self, taken_s: Sequence[float]) -> bool:
         """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
         where these are as even as panels allow. To be asked by all of them with the same figures."""
-        panels, done = self._panels(), [0.0] * len(taken_s)
+        panels, done = self._panels(), [self._dealt_seconds() / len(taken_s)] * len(taken_s)
         for space, (height, weights) in panels.items():
             for rank, one in enumerate(self._shares[space]):
                 own = slice(one.start // height, -(-one.stop // height) if one else 0)
@@ -386,14 +404,30 @@ class Job:
         self._speeds = before
         return False
 
+    def _dealt_seconds(self) -> float:
+        """That an epoch pulls what is dealt out, all processes together."""
+        workload, hardware, total = self.workload, self.resources.hardware, 0.0
+        for stage in workload.programs["train"]:
+            if stage.pull is not None and stage.pull.source in self._dealt:
+                edges = workload.topologies[stage.pull.direction].edges_of(range(stage.rows), workload.tile_rows)
+                total += stage_seconds(stage, stage.rows, edges, workload, hardware)
+                total -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
+        return total
+
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""
         memory = HaloMemory()
         for direction in self._halo_directions():
             target, source = self._ends(direction)
             sources = self._sources(direction, exchange.share.rows[target], source)
-            memory += exchange.find_halo(direction, sources, source)
+            memory += self._noted(direction, exchange.find_halo(direction, sources, source))
         self._admit_halos(memory)
+
+    def _noted(self, direction: EdgesKey, memory: HaloMemory) -> HaloMemory:
+        """How many rows are sent for pulls of ``direction`` is what plans go by."""
+        if memory.wanted:
+            self._halo_rows[direction] = memory.wanted
+        return memory
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
@@ -405,7 +439,7 @@ class Job:
             wanted = [wanted_rows(self._sources(direction, one, source), shares, own, nodes) for one, own in pairs]
             of_halo = halo_memory(torch.tensor([[*map(len, one)] for one in wanted]), shares, nodes)
             if of_halo is not None:
-                memory += of_halo
+                memory += self._noted(direction, of_halo)
                 for rank, one in enumerate(wanted):
                     found[rank][direction] = torch.cat(one).numpy()
         self._admit_halos(memory)
@@ -420,7 +454,7 @@ class Job:
     def _halo_directions(self) -> list[EdgesKey]:
         """Those that are pulled in, if there is the memory to know halos: a byte a row to find them, and up to four for
         every row of its lists. In one order everywhere."""
-        limits, self._exchange_bytes = self.resources.limits, 0
+        limits, self._exchange_bytes, self._halo_rows = self.resources.limits, 0, {}
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
         if self._fixed_host_bytes + 5 * sum(self._store.node_counts.values()) > there:
             return []
@@ -455,7 +489,8 @@ class Job:
     ) -> tuple[Workload, Plan]:
         """Of a plan that all processes have made alike for the first one's share: the same for another one."""
         layout = Layout(**{field.name: getattr(plan, field.name) for field in fields(Layout)})
-        topologies = {side: replace(one, halo=halos.get(side)) for side, one in workload.topologies.items()}
+        known = ((side, halos.get(side), one) for side, one in workload.topologies.items())
+        topologies = {side: replace(one, halo=halo, halo_rows=None) for side, halo, one in known}
         workload = replace(workload, share=share, topologies=topologies)
         own = build_plan(layout, Capacity(workload, limits, hardware))
         verify_plan(own)
@@ -566,7 +601,10 @@ class Job:
         fixed = workload.fixed_device_bytes + self._extra_device_bytes
         workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
         if self._shares:  # what is shuffled by way of files is another process's as well
-            workload = replace(workload, share=self._share(0), scatter_counts={}, bucketing={})
+            halos = self._halo_rows
+            topologies = {side: replace(one, halo_rows=halos.get(side)) for side, one in workload.topologies.items()}
+            share = Share(0, self._shares)
+            workload = replace(workload, share=share, topologies=topologies, scatter_counts={}, bucketing={})
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
         return made
 

@@ -384,6 +384,7 @@ class Trainer:
         listener: Listener = ignore,
         block_rows: int | None = None,
         slab_columns: int | None = None,
+        exchange: str = "auto",
         max_ssd_writes: str | int | None = None,
         optimizer_state: str = "auto",
         spill_dtype: str | None = None,
@@ -402,9 +403,11 @@ class Trainer:
         free. For a GPU ``gpu_budget`` bounds its memory and ``host_budget`` the host's, by default nine tenths and half
         of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default: the
         disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
-        ``slab_columns`` override the planner; neither they nor the budgets change any result. ``max_ssd_writes`` bounds
-        what a training epoch may write to the SSD (scoring comes on top). ``optimizer_state`` says where what the
-        optimizer keeps of large parameters is: ``"memory"``, ``"ssd"``, or there only if it must (``"auto"``).
+        ``slab_columns`` override the planner, and so does ``exchange``, which says what several processes send each
+        other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be dealt out; none
+        of them nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD
+        (scoring comes on top). ``optimizer_state`` says where what the optimizer keeps of large parameters is:
+        ``"memory"``, ``"ssd"``, or there only if it must (``"auto"``).
         ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still taken in the model's own type,
         and results again do not depend on the budgets. ``compute_dtype="bfloat16"`` rounds the factors of dense
         products, as autocast does.
@@ -442,6 +445,7 @@ class Trainer:
             spill_dir=scratch,
             block_rows=block_rows,
             slab_columns=slab_columns,
+            exchange=exchange,
             max_ssd_writes=max_ssd_writes,
             spill_dtype=spill_dtype,
             tile_rows=_tuning.tile_rows,

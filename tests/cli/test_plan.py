@@ -310,8 +310,10 @@ def test_several_processes_share_the_rows(run: RunCommand, tmp_path: Path) -> No
     assert 1 < found["speed_up"] < 3 and found["epoch_s"] > max(one["compute_s"] for one in found["ranks"])
     for one in found["ranks"]:
         assert one["link_s"] == pytest.approx(one["received_bytes"] / 8e9) and one["received_bytes"] > 0
-        assert found["dealt_bytes"] < one["received_bytes"]  # every edge leads anywhere, and all rows are sent
         assert 0 < one["link_exposed_s"] < one["link_s"]
+    assert found["pulls"] and {one["sent"] for one in found["pulls"]} <= {"halo", "columns"}
+    for one in found["pulls"]:  # every edge leads anywhere, and all rows are sent
+        assert one["columns_bytes"] is None or one["columns_bytes"] < one["halo_bytes"]
     assert all(f"rank {rank}: " in (tmp_path / "ranks.svg").read_text() for rank in range(3))
 
 

@@ -21,6 +21,7 @@ from ooc.engine import exchange, runtime
 from ooc.engine.executor import RowPassRun
 from ooc.engine.pull_run import SlabBuffers
 from ooc.model.stages import panels
+from ooc.plan.program import received
 from ooc.storage.store import Store
 from ooc.train import trainer as trainer_module
 from tests.exactness import layers, models, test_global_attention
@@ -41,6 +42,9 @@ _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],
 }
+_DEALT: dict[str, Callable[[int, int], nn.Module]] = {
+    "columns dealt out": lambda f, c: GraphSAGE(f, 13, 3, c, dropout=0.3, norm="batch_norm"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,20 +56,22 @@ def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with tuned_trainer(model, store, optimizer=optimizer, **options) as trainer:
-        return _trained(trainer, nearby=nearby)
+        return _trained(trainer, nearby=nearby, dealt=options.get("exchange") == "columns")
 
 
-def _trained(trainer: ooc.Trainer, *, nearby: bool = False) -> dict[str, Any]:
+def _trained(trainer: ooc.Trainer, *, nearby: bool = False, dealt: bool = False) -> dict[str, Any]:
     records = trainer.fit(_EPOCHS, progress=False)
     plan, last = trainer.plan, records[-1]
     program = "train_and_score" if "train_and_score" in plan.programs else "train"
+    titles = [item.title for item in plan.programs[program]]
+    assert not dealt or trainer.ranks.count == 1 or any("columns dealt out" in title for title in titles)
     assert last.ssd_write_bytes == plan.bytes_written(program)
     if trainer.ranks.count > 1:
-        received = plan.received_bytes(program)
-        assert last.received_bytes == received
+        sent = plan.received_bytes(program)
+        assert last.received_bytes == sent
         topologies = {side: replace(one, halo=None) for side, one in plan.topologies.items()}
         everything = replace(plan, topologies=topologies).received_bytes(program)
-        assert not nearby or received < everything / 2
+        assert not nearby or sent < everything / 2
     found = {"losses": [one.loss for one in records], "scores": trainer.evaluate()}
     gradients = {f"gradient of {name}": p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
     return found | gradients | trainer.model.state_dict()
@@ -80,8 +86,10 @@ def _assert_same(found: dict[str, Any] | None, alone: dict[str, Any], about: Any
 
 def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums, attention, maxima, opaque layers whose gradients are scattered; with what each stores. Edges lead to
-    rows nearby: processes send each other some rows alone, a few at a time."""
+    rows nearby: processes send each other some rows alone, a few at a time; or some columns of all, in several
+    parts."""
     monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 1000)
+    monkeypatch.setattr(received, "_PART_BYTES", 1000)
     data = random_data(_CASE)
     sources, targets = data.edge_index
     data.edge_index = torch.stack([(targets + sources % 9 - 4).clamp(0, _CASE.nodes - 1), targets])
@@ -89,15 +97,17 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
-        for name, make in _OF_EVERY_KIND.items():
+        for name, make in (_OF_EVERY_KIND | _DEALT).items():
             torch.manual_seed(rank)  # what is not the first's begins as the first's
             model = make(store.num_features, store.num_classes).double()
-            found[name] = _outcome(model, store, memory="300M", threads=2, tile_rows=8, nearby=name != "opaque layers")
+            form, nearby = "columns" if name in _DEALT else "halo", name in _OF_EVERY_KIND and name != "opaque layers"
+            options = {"memory": "300M", "threads": 2, "tile_rows": 8, "exchange": form}
+            found[name] = _outcome(model, store, nearby=nearby, **options)
         return found
 
     (alone,) = together(1, tmp_path, work)
     for found in together(3, tmp_path, work):
-        for name in _OF_EVERY_KIND:
+        for name in alone:
             _assert_same(found[name], alone[name], name)
 
 
@@ -111,6 +121,7 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     narrow=st.booleans(),
     order=st.sampled_from(["none", "hop"]),
     tiles=st.sampled_from([1, 1, 3]),
+    form=st.sampled_from(["columns", "halo", "auto"]),
 )
 def test_any_case(
     graph: GraphCase,
@@ -121,11 +132,13 @@ def test_any_case(
     narrow: bool,
     order: Any,
     tiles: int,
+    form: str,
 ) -> None:
     """In hop order some processes have no rows of a stage. Panels have several ``tiles``, where these are many."""
     dtype = torch.float32 if narrow else torch.float64
     graph = GraphCase(**{**graph.__dict__, "weighted": graph.weighted and model.kind == "gcn"})
-    options = {"tile_rows": 4 // tiles, "slab_columns": slab_columns, "block_rows": block_rows}
+    options: dict[str, Any] = {"tile_rows": 4 // tiles, "slab_columns": slab_columns, "block_rows": block_rows}
+    options["exchange"] = form
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kept = "float32" if narrow else "float64"
@@ -198,8 +211,9 @@ def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pyt
 
 
 def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs are sent while the one before them is pulled. What two keep of the first aggregation is what one finds. The
-    process whose disk is full says so itself; the other one knows who it was, whatever it waits for."""
+    """Slabs are sent while the one before them is pulled, or dealt out turn by turn. What two keep of the first
+    aggregation is what one finds. The process whose disk is full says so itself; the other one knows who it was,
+    whatever it waits for."""
     store = ooc.convert(random_data(GraphCase(nodes=600, edges=2400, features=30)), tmp_path / "g.ooc")
     sent_ahead, send = [], SlabBuffers.send_ahead
 
@@ -212,22 +226,24 @@ def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypat
         torch.manual_seed(0)
         model = GraphSAGE(store.num_features, 24, 3, store.num_classes)
         with tuned_trainer(model, store, spill_dir=tmp_path, threads=1, tile_rows=16, **options) as trainer:
+            assert options.get("exchange") != "columns" or trainer.plan.unrolled["train"].fill
             return [one.loss for one in trainer.fit(2, eval_every=0, progress=False)]
 
     def work(rank: int, full: bool) -> tuple[Any, ...]:
-        tight: dict[str, Any] = {"gpu_budget": "470K", "host_budget": "2267K", "slab_columns": 5}
+        tight: dict[str, Any] = {"gpu_budget": "470K", "host_budget": "2267K", "slab_columns": 5, "exchange": "halo"}
+        turns: dict[str, Any] = {"gpu_budget": "550K", "host_budget": "2267K", "slab_columns": 3, "exchange": "columns"}
         monkeypatch.setattr(SlabBuffers, "send_ahead", noted)
         if full and rank == 1:
             disk = faulty_engine(Faults(full=1.0), depth=4, bulk_depth=2, piece_bytes=64 << 10)
             monkeypatch.setattr(runtime, "choose_engine", lambda *folders: (disk, ""))
         try:
-            return train(**tight), any(sent_ahead)
+            return train(**tight), any(sent_ahead), None if full else train(**turns)
         except ooc.OocError as error:
             return type(error).__name__, str(error)
 
     found = together(2, tmp_path, lambda rank: work(rank, False))
     assert [*(store.path / "agg").glob("*/c")]
     (alone,) = together(1, tmp_path, lambda rank: train(memory="100M"))
-    assert found == [(alone, True)] * 2
+    assert found == [(alone, True, alone)] * 2
     first, second = together(2, tmp_path, lambda rank: work(rank, True))
     assert first == ("RankError", "rank 1 has failed") and second[0] == "SpillError"

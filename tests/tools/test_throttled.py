@@ -16,7 +16,7 @@ from tests.tools.loaded import load_tool
 def test_a_tile_takes_a_multiple_of_its_processor_time(
     rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for owner, name in ((WorkerPool, "timed"), (Exchange, "_send"), (Session, "record")):
+    for owner, name in ((WorkerPool, "timed"), (Exchange, "_send"), (Exchange, "_shift"), (Session, "record")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
     options = {"times": 3, "lag": 2, "lagging": 1, "since": 1, "link": 1e9, "notes": str(tmp_path)}
     load_tool("throttled.py", monkeypatch).slow_down(options, rank)

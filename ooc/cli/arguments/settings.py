@@ -333,6 +333,12 @@ class TrainSettings:
     )
     block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as memory allows.")
     slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as memory allows.")
+    exchange: str = _RESOURCES(
+        "auto",
+        ChoiceType("auto", "halo", "columns"),
+        "What several processes send each other for a pull: rows that are wanted, some columns of all rows where these "
+        "can be dealt out, or whichever takes less time.",
+    )
     device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     gpu_budget: int | None = _GPU(
         None,
@@ -479,6 +485,7 @@ _NOT_SAMPLED = {
     "optimizer_state": "batches keep it in memory",
     "block_rows": "batches have no blocks",
     "slab_columns": "batches have no slabs",
+    "exchange": "batches are pulled by one process each",
     "gpu_budget": "give --memory",
     "host_budget": "give --memory",
 }

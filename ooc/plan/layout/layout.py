@@ -19,11 +19,12 @@ from ooc.plan.layout.passes import (
     RowPass,
     direct_slabs,
     passes_using,
+    slabs_nbytes,
     streaming_memory,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
-from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Stage, Workload
+from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Share, Stage, Workload, dealt_widths, processes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class SlabChoice:
 
     ``overlap_last``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
     then neither written nor read, and its buffer is taken in that pass, too.
+
+    ``dealt``: slabs are dealt out among the processes, each of which pulls its own for the rows of all. They are as
+    wide as ``columns`` or narrower, so that all have as many; buffers follow from that, and nothing is overlapped.
     """
 
     columns: int
     buffers: int
     direct: bool = True
     overlap_last: bool = False
+    dealt: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
     for pull in workload.pulls:
         source = workload.matrices[pull.source]
-        if choice.cuts[pull.source].columns and pull.source not in choice.bucketed:
+        if _in_slabs(choice.cuts[pull.source]) and pull.source not in choice.bucketed:
             into = _pulled_into(pull, source.itemsize, workload.matrices)
             rows[into] = pull.output_columns(widths[pull.source], source.columns) * source.itemsize
     arrays = [array for topology in workload.topologies.values() for array in topology.arrays.values()]
@@ -115,10 +120,11 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
     widths = _widths(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
         width, slabs, direct = 0, 1, True
-        if cut.columns:
+        if _in_slabs(cut):
             width = widths[name]
             slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
-        cuts.append((name, width, min(cut.buffers, slabs), direct, cut.overlap_last and slabs > 1))
+        buffers = 0 if cut.dealt else min(cut.buffers, slabs)
+        cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
     return choice.step_rows, frame_bytes, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
@@ -140,7 +146,8 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         for stage in stages:
             passes += _passes(stage, passes, matrices, workload, choice, frame_bytes)
         programs[name] = Passes(passes)
-    regions = {name: _place(_wanted(passes, matrices), frame_bytes) for name, passes in programs.items()}
+    share = workload.share
+    regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
     scratch, heaviest = 0, None
     for item in (item for passes in programs.values() for item in passes):
         nbytes = scratch_nbytes(item, matrices, workload, frame_bytes)
@@ -178,14 +185,22 @@ def _taller_pulls(
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
     """Columns of a slab of every matrix."""
-    return {name: _width(matrix, choice, workload.groupings.get(name)) for name, matrix in workload.matrices.items()}
+    groupings, count = workload.groupings, processes_of(workload.share)
+    return {name: _width(matrix, choice, groupings.get(name), count) for name, matrix in workload.matrices.items()}
 
 
-def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None) -> int:
+def _in_slabs(cut: SlabChoice) -> bool:
+    return cut.columns > 0 or cut.dealt
+
+
+def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None, processes: int) -> int:
     """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
-    one, of which every slab has as many, or whole heads."""
+    one, of which every slab has as many, or whole heads; where they are dealt out, as all can have as many slabs."""
     cut = choice.cuts.get(matrix.name)
     columns = (cut.columns if cut else 0) or matrix.columns
+    if cut is not None and cut.dealt:
+        widths = dealt_widths(matrix.columns, processes)
+        return next((width for width in widths if width <= columns), widths[-1])
     if grouping is None:
         return min(matrix.columns, columns)
     unit, slices = matrix.columns // grouping.groups, grouping.slices
@@ -201,7 +216,7 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
     as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in workload.summed_sources)
     region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
-    whole = cut is not None and cut.columns == 0 and matrix.name not in choice.bucketed
+    whole = cut is not None and not _in_slabs(cut) and matrix.name not in choice.bucketed
     return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
 
 
@@ -243,8 +258,9 @@ def _passes(
         shuffling, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
-    buffers = min(cut.buffers, grid.slabs)
-    overlap_last = cut.overlap_last and grid.slabs > 1
+    processes = processes_of(workload.share) if cut.dealt else 1
+    buffers = processes if cut.dealt else min(cut.buffers, grid.slabs)
+    overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.dealt
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         overlap_last = False
     columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last
@@ -254,9 +270,8 @@ def _passes(
     block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
     at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
     slabs = grid.slabs - overlap_last
-    sweeps = ColumnPass(
-        index, stage.rows, stage.pull, pulled.name, at_once, slabs, buffers, cut.direct, spills, stage.space
-    )
+    pulls = stage.rows, stage.pull, pulled.name, at_once
+    sweeps = ColumnPass(index, *pulls, slabs, buffers, cut.direct, spills, stage.space, processes)
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
@@ -291,7 +306,9 @@ def _pulled_into(pull: Pull, itemsize: int, matrices: Mapping[str, Matrix]) -> s
 # ---- regions ---------------------------------------------------------------------------------------------
 
 
-def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tuple[str, int, int, int]]:
+def _wanted(
+    passes: Sequence[Pass], matrices: dict[str, MatrixPlan], share: Share | None
+) -> list[tuple[str, int, int, int]]:
     """(matrix, bytes, first pass, last pass) of every region."""
     wanted = []
     for name, planned in matrices.items():
@@ -303,7 +320,7 @@ def _wanted(passes: Sequence[Pass], matrices: dict[str, MatrixPlan]) -> list[tup
         if isinstance(item, ColumnPass):
             name = item.pull.source
             first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
-            nbytes = item.slab_buffers * matrices[name].slab_stride()
+            nbytes = slabs_nbytes(item, passes, matrices[name], share)
             last = item.index + (item.slabs < matrices[name].grid.slabs)
             wanted.append((name, nbytes, first, last))
     return wanted

@@ -6,11 +6,11 @@ What each reads and stores, which slabs of it, and what it moves of the matrices
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ooc.plan.layout.grid import Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
-from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Share, Stage, Topology, Workload
 
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
@@ -169,6 +169,10 @@ class ColumnPass:
     """Whether what it scatters to is spilled as partial sums."""
     space: str = ""
     """The type of nodes whose rows these are."""
+    processes: int = 1
+    """Among so many the slabs are dealt out, so many at a time: each pulls one for the rows of all, and sends them what
+    is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
+    them for all rows of the slab that it pulls, and one for what it has pulled until that is sent."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
@@ -177,7 +181,7 @@ class ColumnPass:
     def title(self) -> str:
         """What it is called in tables and drawings."""
         if not self.pull.is_opaque:
-            return f"pull {self.pull.source}, slab by slab"
+            return f"pull {self.pull.source}, {'slab by slab' if self.processes == 1 else 'columns dealt out'}"
         return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 
     @cached_property
@@ -187,6 +191,11 @@ class ColumnPass:
     @cached_property
     def stores(self) -> tuple[str, ...]:
         return (self.output, *self.pull.added_to)
+
+    def turn(self, slab: int) -> range:
+        """The slabs that are pulled at the same time as ``slab``, by process."""
+        first = slab // self.processes * self.processes
+        return range(first, first + self.processes)
 
 
 Pass = RowPass | ColumnPass
@@ -259,10 +268,51 @@ def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
 
 
 def pulled_columns(item: Pass, source: Grid) -> int:
-    """Columns of its source, cut like ``source``, that a pass pulls."""
+    """Columns of its source, cut like ``source``, that a pass pulls; of slabs that are dealt out the first process."""
     first = item.sweeps.slabs if item.sweeps else 0
     stop = item.slabs if isinstance(item, ColumnPass) else source.slabs
-    return sum(map(source.width, range(first, stop)))
+    return sum(map(source.width, range(first, stop, item.processes if isinstance(item, ColumnPass) else 1)))
+
+
+class DealtMemory(NamedTuple):
+    """Bytes of the region of a column pass whose slabs are dealt out: all rows of a slab, own rows of the slab of each
+    of so many ``processes``, and what is pulled for one other process."""
+
+    slab: int
+    own: int
+    pulled: int
+    processes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.slab + self.processes * self.own + self.pulled
+
+
+def dealt_memory(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share) -> DealtMemory:
+    """That of ``item``, whose source is ``planned``; the same for all processes."""
+    row_bytes = planned.grid.width(0) * planned.region_itemsize
+    own = max(len(dealt_rows(item, passes, planned, share, rank)) for rank in range(share.count))
+    pulled = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
+    most = align_up(max(own, pulled) * row_bytes)
+    return DealtMemory(planned.slab_stride(), most, align_up(pulled * row_bytes), item.processes)
+
+
+def slabs_nbytes(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share | None) -> int:
+    """Bytes of the region of a column pass, whose source is ``planned``."""
+    if item.processes > 1 and share is not None:
+        return dealt_memory(item, passes, planned, share).nbytes
+    return item.slab_buffers * planned.slab_stride()
+
+
+def dealt_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
+    """The rows of its source that process ``rank`` has in the buffers of slabs that are dealt out: its own, and where
+    blocks are read into them all that these blocks have."""
+    grid = planned.grid
+    own = share.of(rank, planned.matrix.space, grid.rows)
+    if direct_slabs(passes, item) == item.slabs:
+        return own
+    blocks = grid.blocks_with(own)
+    return range(blocks.start * grid.block_rows, min(grid.rows, blocks.stop * grid.block_rows)) if own else own
 
 
 def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]) -> range:

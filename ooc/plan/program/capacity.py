@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.grid import Grid
@@ -23,6 +24,20 @@ from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
+LINK_BYTES_PER_S = 10**9
+"""That a process is taken to receive of the others, unless the user says."""
+
+
+class ExchangeForm(Enum):
+    """What processes are sent for a pull."""
+
+    AUTO = "auto"
+    """Whichever takes less time, pull by pull."""
+    HALO = "halo"
+    """Rows of others, all their columns, that edges into own rows lead to."""
+    COLUMNS = "columns"
+    """Some columns of all rows; and back what others have pulled of theirs. Where that can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -30,7 +45,7 @@ class Limits:
 
     ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
     budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
-    ``processes``: that have as much each of what the user gave for all of them.
+    ``processes``: that have as much each of what the user gave for all of them, and receive ``link_bytes_per_s``.
     """
 
     device_bytes: int
@@ -40,6 +55,8 @@ class Limits:
     ssd_write_bytes: int | None = None
     one_memory: bool = False
     processes: int = 1
+    exchange: ExchangeForm = ExchangeForm.AUTO
+    link_bytes_per_s: int = LINK_BYTES_PER_S
 
     def of_all(self, nbytes: int) -> str:
         """What the user is to give for all processes, so that each has ``nbytes``."""
@@ -230,7 +247,7 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
     if isinstance(item, ColumnPass):
         height = column_step_rows(item, layout.matrices, layout.step_rows)
         source = layout.matrices[item.pull.source].grid
-        used.append((layout.matrices[item.output].grid, 1))
+        used.append((layout.matrices[item.output].grid, item.processes))
         for own in (layout.matrices[name] for name in item.pull.own):
             slabs = max(len(slabs_beside(source, own.grid, slab)) for slab in range(item.slabs))
             used.append((own.grid, 0 if own.whole else slabs))

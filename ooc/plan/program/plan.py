@@ -8,8 +8,6 @@ memory: every block that comes to the device or leaves it goes through a frame o
 to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -18,21 +16,18 @@ from typing import Any, NamedTuple, Self
 from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
-    RowPass,
     edges_name,
     edges_swept,
     passes_using,
-    pulled_by,
     pulled_columns,
     shuffles_in,
     streamed_read_bytes,
     streamed_write_bytes,
-    sweeps_of,
 )
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.program import Program, Unrolling, found_in_memory, with_residents
-from ooc.plan.program.received import Received, sent_parts
+from ooc.plan.program.received import Forms, Received, forms_of, received_of
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD, Staging, stage_below
@@ -229,75 +224,19 @@ class Plan(Layout):
         return self.lowest(name).write_bytes + streamed + self.stepped_bytes(name)
 
     def received(self, name: str) -> list[list[Received]]:
-        """What other processes send to this one in each pass of program ``name``: rows of what is pulled, as they are
-        computed, or slab by slab as it is pulled; and sums of what is scattered, from one process to the next."""
-        passes = self.programs[name]
-        found: list[list[Received]] = [[] for _ in passes]
-        for item in passes if self.share is not None else ():
-            sweeps = sweeps_of(item)
-            if sweeps is not None:
-                source, grid = sweeps.pull.source, self.matrices[sweeps.pull.source].grid
-                rows = max(one.rows for one in passes[: item.index] if source in one.stores)
-                ahead = sweeps.slab_buffers > 1  # then the last slab is sent while the one before it is pulled
-                slabs = (
-                    range(grid.slabs if ahead else sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
-                )
-                if sweeps is item or not ahead:
-                    columns = sum(map(grid.width, slabs))
-                    nbytes = self._received_nbytes(source, rows, columns, [sweeps.pull.direction])
-                    found[item.index].append(Received(nbytes, len(slabs) if ahead else 1))
-            if isinstance(item, RowPass):
-                pulled = [
-                    (one, directions)
-                    for one in item.stage.stores
-                    if self.matrices[one].whole and (directions := pulled_by(one, passes[item.index + 1 :]))
-                ]
-                rows_of = {one: min(item.rows, self.matrices[one].grid.rows) for one, _ in pulled}
-                parts = sent_parts(
-                    sum(
-                        rows * self.matrices[one].grid.columns * self.matrices[one].region_itemsize
-                        for one, rows in rows_of.items()
-                    )
-                )
-                for one, directions in pulled:
-                    columns = self.matrices[one].grid.columns
-                    found[item.index].append(
-                        Received(self._received_nbytes(one, item.rows, columns, directions), parts)
-                    )
-            for matrix in item.pull.added_to if item.pull is not None else ():
-                assert self.share is not None, "alone nothing is received"
-                hands = (self.share.rank > 0) + (self.share.rank < self.share.count - 1)
-                found[item.index].append(Received(hands * self.matrices[matrix].region_nbytes, 1))
-        return found
+        """What other processes send to this one in each pass of program ``name``."""
+        if self.share is None:
+            return [[] for _ in self.programs[name]]
+        return received_of(self.programs[name], self.matrices, self.topologies, self.share)
+
+    def forms(self, name: str) -> list[Forms]:
+        """What it is sent in program ``name`` for each pull, and what it would be sent for it otherwise."""
+        assert self.share is not None, "alone nothing is received"
+        return forms_of(self.programs[name], self.matrices, self.topologies, self.share)
 
     def received_bytes(self, name: str) -> int:
         """All of it."""
         return sum(one.nbytes for received in self.received(name) for one in received)
-
-    def dealt_bytes(self, name: str, count: int) -> int:
-        """What each of ``count`` processes would be sent in program ``name`` were the columns of all that is pulled
-        dealt out among them, with all rows, and what is pulled dealt back (NeutronTP's form)."""
-        passes, nbytes = self.programs[name], 0
-        for item in passes:
-            written = (
-                []
-                if item.pull is None
-                else [one.rows for one in passes[: item.index] if item.pull.source in one.stores]
-            )
-            if item.pull is not None and written:
-                planned = self.matrices[item.pull.source]
-                row_nbytes = pulled_columns(item, planned.grid) * planned.region_itemsize
-                nbytes += (max(written) + item.rows) * row_nbytes * (count - 1) // count**2
-        return nbytes
-
-    def _received_nbytes(self, matrix: str, rows: int, columns: int, directions: Sequence[EdgesKey]) -> int:
-        planned = self.matrices[matrix]
-        return self._received_rows(matrix, min(rows, planned.grid.rows), directions) * columns * planned.region_itemsize
-
-    def _received_rows(self, matrix: str, rows: int, directions: Sequence[EdgesKey]) -> int:
-        """Of the first ``rows`` rows of a matrix, those of others that this process is sent for pulls in these."""
-        halo = self.topologies[directions[0]].halo if len(directions) == 1 else None
-        return rows - len(self.own(matrix, rows)) if halo is None else bisect_left(halo, rows)
 
     @property
     def to_device_bytes(self) -> int:

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process is sent by others while it computes a pass, part by part, and what of it computing does not hide."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
+
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, direct_slabs, pulled_by, sweeps_of
+from ooc.plan.workload import EdgesKey, Pull, Share, Topology, dealt_widths
 
 _MOST_PARTS = 8
 _PART_BYTES = 1 << 20
@@ -27,3 +32,150 @@ def exposed_s(received: Sequence[Received], computed_s: float, bytes_per_s: floa
     beside_s = sum(one.nbytes for one in received) / bytes_per_s - alone_s
     most = max((one.parts for one in received), default=1)
     return alone_s + max(0.0, beside_s - computed_s * (1 - 1 / most))
+
+
+def received_of(
+    passes: Sequence[Pass],
+    matrices: Mapping[str, MatrixPlan],
+    topologies: Mapping[EdgesKey, Topology],
+    share: Share,
+) -> list[list[Received]]:
+    """What the process with ``share`` is sent in each pass of a program: rows of what is pulled, as they
+    are computed, or slab by slab as it is pulled, or slabs that are dealt out, and what is pulled of these; and sums of
+    what is scattered, from one process to the next."""
+    found: list[list[Received]] = [[] for _ in passes]
+    received_rows = partial(_received_rows, topologies, share)
+    for item in passes:
+        sweeps = sweeps_of(item)
+        if isinstance(item, ColumnPass) and item.processes > 1:
+            for at, received in _dealt(item, passes, matrices, share):
+                found[at].append(received)
+        elif sweeps is not None:
+            planned, rows = matrices[sweeps.pull.source], written_rows(sweeps.pull, passes[: item.index])
+            grid = planned.grid
+            ahead = sweeps.slab_buffers > 1  # then the last slab is sent while the one before it is pulled
+            slabs = range(grid.slabs if ahead else sweeps.slabs) if sweeps is item else range(sweeps.slabs, grid.slabs)
+            if sweeps is item or not ahead:
+                row_bytes = sum(map(grid.width, slabs)) * planned.region_itemsize
+                wanted = received_rows(planned, rows, [sweeps.pull.direction])
+                found[item.index].append(Received(wanted * row_bytes, len(slabs) if ahead else 1))
+        if isinstance(item, RowPass):
+            whole = [
+                (matrices[name], directions)
+                for name in item.stage.stores
+                if matrices[name].whole and (directions := pulled_by(name, passes[item.index + 1 :]))
+            ]
+            parts = sent_parts_of(item, passes, matrices)
+            for planned, directions in whole:
+                row_bytes = planned.grid.columns * planned.region_itemsize
+                wanted = received_rows(planned, item.rows, directions)
+                found[item.index].append(Received(wanted * row_bytes, parts))
+        for name in item.pull.added_to if item.pull is not None else ():
+            hands = (share.rank > 0) + (share.rank < share.count - 1)
+            found[item.index].append(Received(hands * matrices[name].region_nbytes, 1))
+    return found
+
+
+class Forms(NamedTuple):
+    """Bytes that a process is sent for a pull of ``source``: rows of others, or columns of all rows and back (None:
+    these cannot be dealt out); and whether they are."""
+
+    source: str
+    halo_bytes: int
+    columns_bytes: int | None
+    is_dealt: bool
+
+
+def forms_of(
+    passes: Sequence[Pass],
+    matrices: Mapping[str, MatrixPlan],
+    topologies: Mapping[EdgesKey, Topology],
+    share: Share,
+) -> list[Forms]:
+    """Both forms of every pull of a program, with slabs as wide as they can be."""
+    found = []
+    for item in passes:
+        if item.pull is None or item.sweeps is not None:
+            continue
+        planned, rows = matrices[item.pull.source], written_rows(item.pull, passes[: item.index])
+        columns, nbytes = planned.matrix.columns, planned.region_itemsize
+        halo = _received_rows(topologies, share, planned, rows, [item.pull.direction])
+        dealt = None
+        if item.pull.per_edge is None and (widths := dealt_widths(columns, share.count)):
+            width = min(widths[0], columns - share.rank * widths[0])
+            others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
+            dealt = (others * width + own * (columns - width)) * nbytes
+        is_dealt = isinstance(item, ColumnPass) and item.processes > 1
+        found.append(Forms(item.pull.source, halo * columns * nbytes, dealt, is_dealt))
+    return found
+
+
+def _received_rows(
+    topologies: Mapping[EdgesKey, Topology],
+    share: Share,
+    planned: MatrixPlan,
+    rows: int,
+    directions: Sequence[EdgesKey],
+) -> int:
+    """Of the first ``rows`` rows of a matrix, those of others that are wanted for pulls in these directions."""
+    topology, space, rows = topologies[directions[0]], planned.matrix.space, min(rows, planned.grid.rows)
+    if len(directions) == 1 and topology.halo is not None:
+        return bisect_left(topology.halo, rows)
+    if len(directions) == 1 and topology.halo_rows is not None:
+        return topology.halo_rows * rows // share.every[space][-1].stop
+    return rows - len(share.own(space, rows))
+
+
+def written_rows(pull: Pull, passes: Sequence[Pass]) -> int:
+    """How many rows of what is pulled ``passes`` have written."""
+    return max(one.rows for one in passes if pull.source in one.stores)
+
+
+def dealt_by(item: Pass, passes: Sequence[Pass]) -> list[ColumnPass]:
+    """The column passes whose slabs are dealt out as ``item`` computes them right into their buffers."""
+    found = (one for one in passes[item.index + 1 :] if isinstance(one, ColumnPass) and one.processes > 1)
+    return [one for one in found if one.pull.source in item.stores and direct_slabs(passes, one)]
+
+
+def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan]) -> int:
+    """In how many parts all processes send what a row pass computes while it does: what is in memory whole, and slabs
+    that are dealt out, of each of which one process gets one."""
+    nbytes = 0
+    for name in item.stage.stores:
+        planned = matrices[name]
+        if planned.whole and pulled_by(name, passes[item.index + 1 :]):
+            nbytes += min(item.rows, planned.grid.rows) * planned.grid.columns * planned.region_itemsize
+    for one in dealt_by(item, passes):
+        grid = matrices[one.pull.source].grid
+        nbytes += item.rows * grid.width(0) * matrices[one.pull.source].region_itemsize
+    return sent_parts(nbytes)
+
+
+def returned_parts(item: ColumnPass, planned: MatrixPlan, share: Share) -> int:
+    """In how many parts what is pulled of a slab that is dealt out is sent to each of the others."""
+    most = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
+    return sent_parts(most * planned.grid.width(0) * planned.region_itemsize)
+
+
+def _dealt(
+    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
+) -> list[tuple[int, Received]]:
+    """By pass: what comes of slabs that are dealt out, and of what others have pulled of theirs."""
+    planned, rows, direct = (
+        matrices[item.pull.source],
+        written_rows(item.pull, passes[: item.index]),
+        direct_slabs(passes, item),
+    )
+    grid = planned.grid
+    others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
+    returned, found = 0, []
+    for slab in range(share.rank, item.slabs, item.processes):
+        at, parts = item.index, 1
+        if slab < direct:
+            writer = next(one for one in passes if item.pull.source in one.stores)
+            assert isinstance(writer, RowPass), "what is dealt out is computed by a stage"
+            at, parts = writer.index, sent_parts_of(writer, passes, matrices)
+        found.append((at, Received(others * grid.width(slab) * planned.region_itemsize, parts)))
+        returned += sum(grid.width(each) for each in item.turn(slab) if each != slab)
+    parts = (item.processes - 1) * returned_parts(item, planned, share)
+    return [*found, (item.index, Received(own * returned * planned.region_itemsize, parts))]

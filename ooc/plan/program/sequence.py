@@ -138,11 +138,11 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
     return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
 
 
-@lru_cache(maxsize=8)
-def _row_bounds(rows: range, step_rows: int) -> tuple[int, ...]:
-    """Where steps over ``rows`` begin and end, at least one: the same numbers for all passes over the same rows, as
-    there are thousands of them. Steps of all processes are cut alike, but for those that two of them share."""
-    return (rows.start, *range((rows.start // step_rows + 1) * step_rows, rows.stop, step_rows), rows.stop)
+@lru_cache(maxsize=64)
+def _row_bounds(start: int, stop: int, step_rows: int) -> tuple[int, ...]:
+    """Where steps over rows ``start:stop`` begin and end, at least one: the same numbers for all passes over the same
+    rows, as there are thousands of them. Steps of all processes are cut alike, but for those that two of them share."""
+    return (start, *range((start // step_rows + 1) * step_rows, stop, step_rows), stop)
 
 
 def row_spans(
@@ -199,7 +199,8 @@ def uses_of(
     for item in passes:
         first = len(steps)
         if isinstance(item, ColumnPass):
-            mine, used = _column_uses(item, first, passes, layout, workload, blocks)
+            uses = _column_uses if item.processes == 1 else _dealt_uses
+            mine, used = uses(item, first, passes, layout, workload, blocks)
         else:
             mine, used = _row_uses(item, first, passes, layout, workload, blocks)
         steps += mine
@@ -213,7 +214,8 @@ def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
     slab = item.sweeps.slabs if item.sweeps else -1
-    bounds = _row_bounds(workload.own(item.space, item.rows), layout.step_rows)
+    own = workload.own(item.space, item.rows)
+    bounds = _row_bounds(own.start, own.stop, layout.step_rows)
     steps = [Step(item.index, slab, *each) for each in pairwise(bounds)]
     if item.reverse:
         steps.reverse()
@@ -230,12 +232,11 @@ def _column_uses(
 ) -> tuple[list[Step], list[Span]]:
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
-    row_bounds = _row_bounds(workload.own(item.space, item.rows), height)
+    own = workload.own(item.space, item.rows)
+    row_bounds = _row_bounds(own.start, own.stop, height)
     steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
     sweep = len(row_bounds) - 1
-    written_rows = next((p.rows for p in passes if item.pull.source in p.stores), source.rows)
-    written = workload.own(layout.matrices[item.pull.source].matrix.space, written_rows)
-    copies = range(written.start // source.block_rows, -(-written.stop // source.block_rows) if written else 0)
+    copies = _written_blocks(item, passes, layout, workload)
     spans: list[Span] = []
     for slab in range(item.slabs):
         at = first + slab * sweep
@@ -252,6 +253,38 @@ def _column_uses(
         copied = blocks.base(item.pull.source) + slab * source.blocks
         spans += [Span(when, when, copied + block, Use.COPY) for block in copies]
     return steps, spans
+
+
+def _dealt_uses(
+    item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+) -> tuple[list[Step], list[Span]]:
+    """Slabs that are dealt out: one for the rows of all, own ones last, with which those of all slabs are stored."""
+    source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
+    height = column_step_rows(item, layout.matrices, layout.step_rows)
+    assert workload.share is not None, "columns are dealt out among several processes"
+    *others, own = workload.share.in_turn(item.space, item.rows)
+    copies, direct = _written_blocks(item, passes, layout, workload), direct_slabs(passes, item)
+    steps: list[Step] = []
+    spans: list[Span] = []
+    for slab in range(workload.share.rank, item.slabs, item.processes):
+        begins, stored = first + len(steps), item.turn(slab)
+        for rows in (*filter(None, others), own):
+            at = first + len(steps)
+            mine = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(rows.start, rows.stop, height))]
+            spans += _edges(item, at, mine, layout, workload, blocks)
+            steps += mine
+        spans += row_spans(target, blocks.base(item.output), stored, at, mine, height, Use.WRITE)
+        for each in stored if slab >= direct else ():
+            copied = blocks.base(item.pull.source) + each * source.blocks
+            spans += [Span(begins, begins, copied + block, Use.COPY) for block in copies]
+    return steps, spans
+
+
+def _written_blocks(item: ColumnPass, passes: Sequence[Pass], layout: Layout, workload: Workload) -> range:
+    """The row blocks of a column pass's source that this process has rows of."""
+    source = layout.matrices[item.pull.source]
+    rows = next((one.rows for one in passes if item.pull.source in one.stores), source.grid.rows)
+    return source.grid.blocks_with(workload.own(source.matrix.space, rows))
 
 
 def _edges(

@@ -21,6 +21,7 @@ from ooc.plan.layout.passes import (
     direct_slabs,
     loaded_slabs,
     slabs_beside,
+    slabs_nbytes,
     stored_slabs,
     streaming_memory,
     sweeps_of,
@@ -156,7 +157,8 @@ def _verify_regions(plan: Plan, program: str) -> None:
         needed |= streaming_memory(item, plan.matrices)
         sweeps = sweeps_of(item)
         if sweeps is not None:
-            needed[sweeps.pull.source] = sweeps.slab_buffers * plan.matrices[sweeps.pull.source].slab_stride()
+            planned = plan.matrices[sweeps.pull.source]
+            needed[sweeps.pull.source] = slabs_nbytes(sweeps, plan.programs[program], planned, plan.share)
         for name, nbytes in needed.items():
             held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
             enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
@@ -169,6 +171,9 @@ def _verify_slabs(plan: Plan, program: str) -> None:
     passes, unrolled = plan.programs[program], plan.unrolled[program]
     for item in passes:
         if not isinstance(item, ColumnPass):
+            continue
+        if item.processes > 1:
+            _verify_dealt_slabs(plan, program, item)
             continue
         name = item.pull.source
         grid, base = plan.matrices[name].grid, plan.blocks.base(name)
@@ -186,6 +191,48 @@ def _verify_slabs(plan: Plan, program: str) -> None:
                 raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
 
 
+def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
+    """Of every slab of this process all rows that there are to pull are pulled, those for others first, one process
+    after the other, as the others expect them. With its own ones the blocks of what all pull in a turn are in use; and
+    what is copied to the buffers of a turn is copied when the turn before is over."""
+    passes, unrolled, name = plan.programs[program], plan.unrolled[program], item.pull.source
+    assert plan.share is not None, "columns are dealt out among several processes"
+    rank, source, target = plan.share.rank, plan.matrices[name].grid, plan.matrices[item.output].grid
+    every = item.slabs == source.slabs and item.slabs % item.processes == 0 and item.processes == plan.share.count
+    _claim(every, f"{program}: not every process has as many slabs of {name}")
+    *others, own = plan.share.in_turn(item.space, item.rows)
+    rows = next(one.rows for one in passes if name in one.stores)
+    blocks = source.blocks_with(plan.own(name, rows))
+    first, stop = unrolled.bounds[item.index]
+    writes = (span for span in unrolled.uses.spans if span.use is Use.WRITE and first <= span.first < stop)
+    written = {(span.block, at) for span in writes for at in range(span.first, span.last + 1)}
+    number, direct, begun = first, direct_slabs(passes, item), set[int]()
+    for slab in range(rank, item.slabs, item.processes):
+        begun.add(number)
+        bases = [plan.blocks.base(name) + each * source.blocks for each in item.turn(slab) if slab >= direct]
+        filled = {block for block, _ in unrolled.fill.get(number, ())}
+        _claim(
+            filled >= {base + block for base in bases for block in blocks}, f"{program}: slabs of {name} are missing"
+        )
+        for expected in (*filter(None, others), own):
+            at = expected.start
+            while at < expected.stop or not expected:
+                _claim(number < stop, f"{program}: not all rows of {item.output} are pulled")
+                step = unrolled.steps[number]
+                as_expected = step.slab == slab and step.start == at and at <= step.stop <= expected.stop
+                _claim(as_expected, f"{program}: step {number} pulls other rows of {item.output} than others expect")
+                for block in target.blocks_with(range(at, step.stop)) if expected is own else ():
+                    for each in item.turn(slab):
+                        there = (plan.blocks.base(item.output) + each * target.blocks + block, number) in written
+                        _claim(there, f"{program}: step {number} lacks some of its rows of {item.output}")
+                at, number = step.stop, number + 1
+                if at == expected.stop:
+                    break
+    _claim(number == stop, f"{program}: more rows of {item.output} are pulled than others expect")
+    filled_at = {step for step in range(first, stop) if step in unrolled.fill}
+    _claim(filled_at <= begun, f"{program}: slabs of {name} lose their buffers amid a turn")
+
+
 def _verify_low_blocks(plan: Plan, program: str) -> None:
     """Where blocks have fewer rows than steps, a step uses all of them that its rows lie in."""
     low = {name: m for name, m in plan.matrices.items() if m.in_frames and m.grid.block_rows < plan.step_rows}
@@ -201,7 +248,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
             if isinstance(item, ColumnPass):
                 source = plan.matrices[item.pull.source].grid
                 slabs = {name: slabs_beside(source, low[name].grid, slab) for name in item.pull.own if name in low}
-                slabs[item.output] = [slab]
+                slabs[item.output] = [slab] if item.processes == 1 else []
             else:
                 slabs = {name: loaded_slabs(name, item, low[name].grid) for name in item.loads if name in low}
                 slabs |= {

@@ -8,7 +8,7 @@ with the reads; a pass ends when all its steps are done.
 
 from ooc.plan.cost import Computing, Portion, computing_of, ssd_seconds
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout.passes import Pass, shuffles_in, streamed_write_bytes
+from ooc.plan.layout.passes import ColumnPass, Pass, shuffles_in, streamed_write_bytes
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
@@ -187,10 +187,12 @@ class Replay:
             planned = self.plan.matrices[name]
             widened = nbytes if planned.region_itemsize > planned.matrix.itemsize else 0
             self.filling.setdefault(slab, []).append((self._send(READ, nbytes, at), widened))
-        for ticket, widened in self.filling.pop(self.program.steps[t].slab, ()):
-            self._await(ticket)
-            if widened:
-                self._copy(widened, at)
+        item, slab = self.plan.programs[self.name][at], self.program.steps[t].slab
+        for each in item.turn(slab) if isinstance(item, ColumnPass) else (slab,):
+            for ticket, widened in self.filling.pop(each, ()):
+                self._await(ticket)
+                if widened:
+                    self._copy(widened, at)
 
     def _bucket(self, name: str, of: Shuffle, step: Step, item: Pass) -> None:
         """The bucket that a step lies in has been read, and the next one of the pass is on its way."""
