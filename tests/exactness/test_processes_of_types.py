@@ -79,7 +79,8 @@ def test_types_their_embeddings_and_links(tmp_path: Path) -> None:
         more: dict[str, Any] = {"clip_norm": 0.01, "block_rows": 48}
         yield "embeddings", ooc.Trainer(model, second, embedding=embedding, **more, **options)
         torch.manual_seed(0)
-        yield "links", ooc.LinkTrainer(_encoder(bare), second, links, embedding=embedding, steps=2, **options)
+        more = {"embedding": embedding, "steps": 2, "exchange": "columns"}
+        yield "links", ooc.LinkTrainer(_encoder(bare), second, links, **more, **options)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
