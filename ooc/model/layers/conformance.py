@@ -300,7 +300,7 @@ class _Probe:
         """Whether it gives the same for tiles where it is given the rows of all nodes and those of targets apart."""
         layer = self.layer
         of_nodes = any(dropped.rows not in (DroppedRows.EDGES, DroppedRows.OTHER_EDGES) for dropped in self.dropped)
-        if of_nodes or layer.codes or layer.sums_at_sources or not hasattr(layer.module, "propagate"):
+        if of_nodes or layer.codes or layer.sums_at_sources:
             return False
         self.layer = replace(layer, pairs=True)
         try:

@@ -59,14 +59,16 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
 
 
 class _Aggregation(nn.Module):
-    """What an aggregation makes of the rows of in-neighbours."""
+    """What an aggregation makes of the rows of in-neighbours; ``x``: rows, or those of sources and of targets."""
 
     def __init__(self, aggregation: nn.Module) -> None:
         super().__init__()
         self.aggregation = aggregation
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        found: Tensor = self.aggregation(x[edge_index[0]], edge_index[1], dim_size=len(x), dim=-2)
+    def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        source, target = (x, x) if isinstance(x, Tensor) else x
+        of_edges = source.index_select(0, edge_index[0])  # whose gradient is added up sooner than that of x[…]
+        found: Tensor = self.aggregation(of_edges, edge_index[1], dim_size=len(target), dim=-2)
         return found
 
 
