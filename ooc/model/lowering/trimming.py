@@ -7,9 +7,9 @@ outputs is wanted of the nodes that were found within ``d`` hops of the seeds, w
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Self
 
-import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
@@ -114,8 +114,8 @@ class _Run(fx.Interpreter):
         super().__init__(module, graph=module.plan.graph)
         self.extra_traceback = False
         self._plan = module.plan
-        self._rows = torch.tensor(nodes_by_hop).cumsum(0).tolist()
-        self._edges = torch.tensor([0, *edges_by_hop]).cumsum(0).tolist()
+        self._rows = list(accumulate(nodes_by_hop))
+        self._edges = list(accumulate([0, *edges_by_hop]))
 
     def run_node(self, n: fx.Node) -> Any:
         plan = self._plan

@@ -159,6 +159,18 @@ def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
     assert any("does not fit" in note for note in notes) and list(tmp_path.iterdir()) == []
 
 
+def test_what_layers_make_of_the_rows_that_are_read_counts_in_the_memory(store: Store) -> None:
+    notes = list[str]()
+    options = {"memory": "100M", "listener": lambda event: notes.append(str(event)), "ignore_edge_data": "weight"}
+    least = []
+    for width in (16, 64):
+        with SampledTrainer(GraphSAGE(9, width, 2, 4), store, _FEW, **options) as trainer:
+            assert isinstance(trainer.batch_model, Trimmed)
+            least.append(trainer.loader.plan.least_bytes)
+    parameters = 4 * 4 * 2 * (48 * 9 + 48 * 4 + 64)  # with gradients and Adam's moments, in float32
+    assert least[1] - least[0] > 2 * parameters and not any("not counted" in note for note in notes)
+
+
 def test_batches_of_a_step_make_one_large_batch(store: Store) -> None:
     one = _train(_model(GraphSAGE), store, Sampling(fanouts=[-1, -1], batch_size=80), ignore_edge_data="weight")
     several = Sampling(fanouts=[-1, -1], batch_size=20, accumulate=4)
