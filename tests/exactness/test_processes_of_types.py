@@ -51,10 +51,13 @@ def _outcome(trainer: ooc.Trainer) -> dict[str, Any]:
     if trainer.ranks.count > 1 and not isinstance(trainer, ooc.LinkTrainer):
         assert records[-1].ssd_write_bytes == plan.bytes_written(program)
         assert records[-1].received_bytes == plan.received_bytes(program)
-    found: dict[str, Any] = {"losses": [(one.loss, one.valid_acc) for one in records], "scores": trainer.evaluate()}
+    if trainer.ranks.count > 1 and type(trainer) is ooc.Trainer and trainer._learnt is not None:
+        forecast = trainer._planned.plans_by_rank(trainer.limits, trainer.hardware)[trainer.ranks.rank][1]
+        assert (forecast.share, forecast.received_bytes(program)) == (plan.share, records[-1].received_bytes)
+    found: dict[str, Any] = {"losses": [(one.loss, one.valid_acc) for one in records]}
     found |= {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
-    for space in () if trainer._learnt is None else trainer._learnt.spaces:
-        found[f"rows of {space}"] = trainer.predict("embeddings", layer=0, node_type=space)
+    for name, array in {} if trainer._learnt is None else trainer._learnt.arrays.items():
+        found[name] = torch.from_numpy(array.read())
     return found
 
 
