@@ -260,23 +260,10 @@ _AGGREGATORS: dict[str, Callable[[int], tuple[Any, dict[str, Any], int]]] = {
 """``aggr``, ``aggr_kwargs``, and how many times as wide its result is; those with neither are named as SAGEConv's."""
 
 
-class Narrowed(A.Aggregation):  # type: ignore[misc]
-    """An aggregator whose result is wider than its input, with a linear map behind it."""
-
-    def __init__(self, aggregation: nn.Module, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.aggregation, self.linear = aggregation, nn.Linear(inputs, outputs)
-
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        return self.linear(self.aggregation(*arguments, **options))
-
-
 def _sage(name: str, inputs: int, outputs: int) -> nn.Module:
     short = name.removesuffix("Aggregation").lower()
     aggr, options, wider = _AGGREGATORS.get(name, lambda w: (short, {}, 1))(inputs)
-    if wider > 1:
-        aggr = Narrowed(aggr, wider * inputs, inputs)
-    return C.SAGEConv(inputs, outputs, aggr=aggr, **({"aggr_kwargs": options} if options else {}))
+    return C.SAGEConv((wider * inputs, inputs), outputs, aggr=aggr, **({"aggr_kwargs": options} if options else {}))
 
 
 class NodeModel(nn.Module):

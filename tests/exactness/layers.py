@@ -28,6 +28,7 @@ from torch_geometric.nn import (
     ResGatedGraphConv,
     SAGEConv,
 )
+from torch_geometric.nn.aggr import DegreeScalerAggregation
 from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, softmax
 
@@ -244,6 +245,13 @@ class Placed(nn.Module):
         return self.head(self.second(h, position, edge_index))
 
 
+def scaled(inputs: int, outputs: int) -> nn.Module:
+    """Extremes and more, each three times, by degrees."""
+    inner, by = ["min", "max", "std", "sum"], ["identity", "amplification", "inverse_linear"]
+    aggregation = DegreeScalerAggregation(inner, by, torch.tensor([0, 3, 5, 2, 1]), train_norm=True)
+    return SAGEConv((12 * inputs, inputs), outputs, aggr=aggregation)
+
+
 LAYERS: dict[str, Make] = {
     "an MLP on edges, mean": MlpMessages,
     "an MLP on edges, softmax": lambda i, o: MlpMessages(i, o, "softmax"),
@@ -252,6 +260,7 @@ LAYERS: dict[str, Make] = {
     "SAGEConv, softmax": lambda i, o: SAGEConv(i, o, aggr="softmax", aggr_kwargs={"learn": True}),
     "SAGEConv, several": lambda i, o: SAGEConv(i, o, aggr=["mean", "std"], project=True),
     "GraphConv, min": lambda i, o: GraphConv(i, o, aggr="min"),
+    "SAGEConv, scaled by degrees": scaled,
     "GINConv, var": lambda i, o: GINConv(nn.Linear(i, o), train_eps=True, aggr="var"),
     "ResGatedGraphConv": ResGatedGraphConv,
     "GeneralConv": GeneralConv,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GraphNorm, LayerNorm, MetaLayer, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, SAGEConv
 from torch_geometric.nn.models import GroupAddRev
 from torch_geometric.utils import scatter
 
@@ -158,6 +158,34 @@ class Shared(nn.Module):
         return self.last(x, edge_index)
 
 
+class Asking(nn.Module):
+    """Goes by shapes, chooses number by number, and has modules of several inputs and results."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv(width, H) for width in (features, H, H))
+        self.cell, self.pair = nn.GRUCell(H, H), nn.Bilinear(H, H, H)
+        self.layers = nn.LSTM(H, H, batch_first=True, bidirectional=True)
+        self.attention, self.last = nn.MultiheadAttention(H, 2, batch_first=True), nn.Linear(2 * H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        assert x.dim() == 2 and x.size(0) > 0 and edge_index.size(0) == 2
+        seen: list[Tensor] = []
+        for conv in self.convs:
+            found = conv(x, edge_index)
+            if found.shape == x.shape and x.size(-1) != 0:
+                found = self.cell(found, x)
+            else:
+                found = found.to(x.dtype) + torch.zeros_like(found)
+            x = torch.where((found > 0.2) & (found < 5), found, self.pair(found, found.tanh()))
+            seen.append(x.masked_fill(x < -2, 0.0) + x.topk(2, dim=-1).values.sum(-1, keepdim=True))
+        together = torch.stack(seen, dim=1)
+        together, _ = self.attention(together, together, together)
+        together, _ = self.layers(together)
+        out: Tensor = self.last(together[:, -1])
+        return out
+
+
 class Told(nn.Module):
     """Takes all that a model is given."""
 
@@ -186,6 +214,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "compiled parts": (Compiled, {}),
     "compiled": (lambda f, c: torch.compile(Two(f, c, SAGEConv)), {}),
     "shared": (Shared, {}),
+    "asking": (Asking, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 
@@ -234,6 +263,26 @@ class ByScript(Scripted):
         self.conv.neighbours, self.rows = torch.jit.script(nn.Linear(features, H)), nn.Linear(H, classes)
 
 
+class Between(nn.Module):
+    """Something of the rows between two layers, or of what edges carry before the second."""
+
+    def __init__(self, features: int, classes: int, between: Callable[[Tensor], Tensor], edges: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(features, H), GINEConv(nn.Linear(H, classes), edge_dim=K)
+        self.between, self.edges = between, edges
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = self.first(x, edge_index)
+        out: Tensor = self.last(
+            x if self.edges else self.between(x), edge_index, self.between(edge_attr) if self.edges else edge_attr
+        )
+        return out
+
+
+def by_rows(x: Tensor) -> Tensor:
+    return x * 2.0 if x.size(0) > 20 else x
+
+
 REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[str, ...]]] = {
     "a scripted part": (Scripted, {}, ("rows is scripted", _line(Scripted.forward, "self.rows"))),
     "a scripted layer": (ByScript, {}, ("ByHand (conv) has a scripted part", _line(Scripted.forward, "self.conv"))),
@@ -241,6 +290,16 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Meta(f, c, passes_on=True),
         {"edge_features": K},
         ("MetaLayer (first)", "one row of numbers a node"),
+    ),
+    "another way for more rows": (
+        lambda f, c: Between(f, c, by_rows),
+        {"edge_features": K},
+        ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "a network of what edges carry": (
+        lambda f, c: Between(f, c, nn.Linear(K, K), edges=True),
+        {"edge_features": K},
+        ("Linear (between) is given what edges carry", "a subclass whose forward calls it"),
     ),
 }
 

@@ -202,9 +202,19 @@ def test_weights_of_edges(tmp_path: Path) -> None:
             self.fourth = nn.ModuleList([ChebConv(6, 6, 3), ChebConv(6, 6, 2, normalization="rw")])
             self.fifth = LEConv(6, 6)
             self.sixth, self.seventh = SimpleConv(combine_root="self_loop"), WLConvContinuous()
+            self.means = nn.ModuleList([SimpleConv("mean"), SimpleConv("max", combine_root="sum")])
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-            for conv in (self.first, self.second, self.third, *self.fourth, self.fifth, self.sixth, self.seventh):
+            for conv in (
+                self.first,
+                self.second,
+                self.third,
+                *self.fourth,
+                self.fifth,
+                self.sixth,
+                self.seventh,
+                *self.means,
+            ):
                 x = conv(x, edge_index, edge_weight).tanh()
             out: Tensor = self.last(x, edge_index, edge_weight)
             return out

@@ -372,7 +372,7 @@ _AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.ResGatedGraphConv)
 """Those that run as they are where their formula takes too much, or has no program."""
 _OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, gnn.PNAConv, *_AS_LONG_AS_IT_FITS)
 """Those whose formula is one for edges as they are."""
-_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
+_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv, gnn.SimpleConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,
     gnn.GCNConv: _gcn,

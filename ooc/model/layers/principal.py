@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNAConv as values, where what it makes of an edge is one linear map of both ends.
+"""PNAConv as values, where what it makes of an edge is one linear map of both ends; and its aggregations for others.
 
 Such a message is m_e = a_i + c_j, the row's own share and the neighbour's, so that every aggregation that PNA names is
 one of c_j alone, with a_i put on afterwards: sums and means, maxima, minima as maxima of -c_j; and a variance is that
@@ -35,29 +35,50 @@ _LEAST_VARIANCE = 1e-5
 """Of which StdAggregation takes the root; below it, 0."""
 
 
-def has_formula(conv: Any) -> bool:
-    """Whether its options are those that the formula here is for."""
-    scaled = conv.aggr_module
-    if type(scaled) is not aggr.DegreeScalerAggregation or replaced_functions(scaled):
-        return False
-    several = scaled.aggr
-    if type(several) is not aggr.MultiAggregation or several.mode != "cat" or conv.edge_dim is not None:
-        return False
-    for one in several.aggrs:
+def aggregators_of(aggregation: Any) -> list[nn.Module]:
+    """Those that it puts side by side, each scaled by degrees if that is told; none if there is no formula for it."""
+    several = aggregation.aggr if type(aggregation) is aggr.DegreeScalerAggregation else aggregation
+    if type(several) is aggr.MultiAggregation and several.mode != "cat":
+        return []
+    found = [*several.aggrs] if type(several) is aggr.MultiAggregation else [several]
+    if replaced_functions(aggregation) or replaced_functions(several):
+        return []
+    for one in found:
         variance = getattr(one, "var_aggr", one)
         if type(one) not in _KNOWN or replaced_functions(one) or getattr(variance, "semi_grad", False):
-            return False
+            return []
+    return found
+
+
+def has_formula(conv: Any) -> bool:
+    """Whether its options are those that the formula here is for."""
+    is_scaled = type(conv.aggr_module) is aggr.DegreeScalerAggregation
+    if not is_scaled or conv.edge_dim is not None or not aggregators_of(conv.aggr_module):
+        return False
     drawn = (nn.RReLU, nn.Dropout, nn.AlphaDropout)
     return all(len(net) == 1 and is_linear(net[0]) for net in conv.pre_nns) and not any(
         isinstance(part, drawn) for part in conv.post_nns.modules()
     )
 
 
+def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
+    """What it makes of the rows of in-neighbours, ``aggregators_of`` it being some."""
+    aggregators, assembly, columns = aggregators_of(aggregation), call.assembly, source.columns
+
+    def found(total_RW: Tensor, *largest_RW: Tensor) -> Tensor:
+        together = torch.cat(_found(aggregators, 0.0, columns, total_RW, *largest_RW), dim=1)
+        return _scaled(aggregation, together, total_RW[:, -1:])
+
+    inputs, parameters = _pulled(call, source, aggregators), [*aggregation.parameters()]
+    inner = _columns_made(found, [value.tail for value in inputs], parameters, assembly.setting.dtype)
+    return assembly.rowwise(call.where, found, inputs, parameters, inner_columns=inner)
+
+
 def lower_pna(conv: Any, call: Call) -> Value:
     """PNAConv."""
     x, assembly = call.matrix("x"), call.assembly
     towers, columns = conv.towers, conv.towers * conv.F_in
-    aggregators = list(conv.aggr_module.aggr.aggrs)
+    aggregators = aggregators_of(conv.aggr_module)
     firsts = [net[0] for net in conv.pre_nns]
     matrices, biases = [one.weight for one in firsts], [one.bias for one in firsts if one.bias is not None]
 
@@ -71,44 +92,63 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
     own = assembly.projection(x, of_own, (*matrices, *biases))
     source = assembly.projection(x, lambda: (part_of(1), None), matrices)
-    with_squares = any(isinstance(one, _SQUARES) for one in aggregators)
-    inputs = [x, own, _totals(call, source, with_squares=with_squares)]
-    if any(isinstance(one, _EXTREMES) for one in aggregators):
-        both = assembly.rowwise(call.where, lambda rows: torch.cat((rows, -rows), dim=1), [source])
-        inputs.append(call.per_edge(Maximum, both))
+    inputs = [x, own, *_pulled(call, source, aggregators)]
 
     def updated(x_RC: Tensor, own_RK: Tensor, total_RW: Tensor, *largest_RW: Tensor) -> Tensor:
-        degree_R1 = total_RW[:, -1:]
-        count_R1, sum_RK = degree_R1.clamp(min=1), total_RW[:, :columns]
-        mean_RK = sum_RK / count_R1
-
-        def found(one: nn.Module) -> Tensor:
-            match one:
-                case aggr.SumAggregation():
-                    return sum_RK + degree_R1 * own_RK
-                case aggr.MeanAggregation():
-                    return (mean_RK + own_RK).masked_fill(degree_R1 == 0, 0.0)
-                case aggr.MaxAggregation():
-                    return (own_RK + largest_RW[0][:, :columns]).masked_fill(degree_R1 == 0, 0.0)
-                case aggr.MinAggregation():
-                    return (own_RK - largest_RW[0][:, columns:]).masked_fill(degree_R1 == 0, 0.0)
-                case _:
-                    variance_RK = total_RW[:, columns:-1] / count_R1 - mean_RK * mean_RK
-                    if isinstance(one, aggr.VarAggregation):
-                        return variance_RK
-                    root_RK = variance_RK.clamp(min=_LEAST_VARIANCE).sqrt()
-                    return root_RK.masked_fill(root_RK <= math.sqrt(_LEAST_VARIANCE), 0.0)
-
-        by_tower = torch.cat([found(one).view(-1, towers, conv.F_in) for one in aggregators], dim=2)
-        scaled = [by_tower * _scale(conv.aggr_module, name, degree_R1[:, :, None]) for name in conv.aggr_module.scaler]
+        found = _found(aggregators, own_RK, columns, total_RW, *largest_RW)
+        by_tower = torch.cat([one.view(-1, towers, conv.F_in) for one in found], dim=2)
         own_RTF = x_RC.view(-1, towers, conv.F_in) if conv.divide_input else x_RC[:, None].expand(-1, towers, -1)
-        joined = torch.cat([own_RTF, *scaled], dim=2)
+        joined = torch.cat([own_RTF, _scaled(conv.aggr_module, by_tower, total_RW[:, -1:, None])], dim=2)
         return torch.cat([net(joined[:, tower]) for tower, net in enumerate(conv.post_nns)], dim=1)
 
     parameters = [*conv.post_nns.parameters(), *conv.aggr_module.parameters()]
     inner = _columns_made(updated, [value.tail for value in inputs], parameters, assembly.setting.dtype)
     rows = assembly.rowwise(call.where, updated, inputs, parameters, heavy=True, inner_columns=inner)
     return call.apply(conv.lin, rows)
+
+
+def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
+    """What rows pull for them: ``_totals``, and the largest c_j and -c_j if some look for extremes."""
+    found = [_totals(call, source, with_squares=any(isinstance(one, _SQUARES) for one in aggregators))]
+    if any(isinstance(one, _EXTREMES) for one in aggregators):
+        both = call.assembly.rowwise(call.where, lambda rows: torch.cat((rows, -rows), dim=1), [source])
+        found.append(call.per_edge(Maximum, both))
+    return found
+
+
+def _found(
+    aggregators: Sequence[nn.Module], own: Tensor | float, columns: int, total_RW: Tensor, *largest_RW: Tensor
+) -> list[Tensor]:
+    """What each makes of messages a_i + c_j, ``own`` being a, of so many columns."""
+    degree_R1 = total_RW[:, -1:]
+    count_R1, sum_RK = degree_R1.clamp(min=1), total_RW[:, :columns]
+    mean_RK = sum_RK / count_R1
+
+    def of(one: nn.Module) -> Tensor:
+        match one:
+            case aggr.SumAggregation():
+                return sum_RK + degree_R1 * own
+            case aggr.MeanAggregation():
+                return (mean_RK + own).masked_fill(degree_R1 == 0, 0.0)
+            case aggr.MaxAggregation():
+                return (own + largest_RW[0][:, :columns]).masked_fill(degree_R1 == 0, 0.0)
+            case aggr.MinAggregation():
+                return (own - largest_RW[0][:, columns:]).masked_fill(degree_R1 == 0, 0.0)
+            case _:
+                variance_RK = total_RW[:, columns:-1] / count_R1 - mean_RK * mean_RK
+                if isinstance(one, aggr.VarAggregation):
+                    return variance_RK
+                root_RK = variance_RK.clamp(min=_LEAST_VARIANCE).sqrt()
+                return root_RK.masked_fill(root_RK <= math.sqrt(_LEAST_VARIANCE), 0.0)
+
+    return [of(one) for one in aggregators]
+
+
+def _scaled(aggregation: Any, rows: Tensor, degree: Tensor) -> Tensor:
+    """By what a DegreeScalerAggregation multiplies by, side by side; as they are by others."""
+    if type(aggregation) is not aggr.DegreeScalerAggregation:
+        return rows
+    return torch.cat([rows * _scale(aggregation, name, degree) for name in aggregation.scaler], dim=-1)
 
 
 def _columns_made(

@@ -15,7 +15,6 @@ from torch_geometric import nn as gnn
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
 from ooc.model.layers.sums import (
-    ALL_KNOWN,
     SUMS,
     aggregated,
     linear_of_rows,
@@ -39,7 +38,7 @@ def has_formula(conv: Any) -> bool:
     """Whether its options are those that the formula here is for."""
     match conv:
         case gnn.SimpleConv():
-            return conv.aggr in ((*SUMS, "mean") if conv.combine_root == "self_loop" else ALL_KNOWN)
+            return conv.combine_root != "self_loop" or conv.aggr in (*SUMS, "mean")
         case gnn.ClusterGCNConv():
             return conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda
         case _:

@@ -11,6 +11,7 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.per_edge import Maximum
+from ooc.model.layers.principal import aggregators_of, lower_aggregation
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
@@ -49,6 +50,8 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [total])
     if aggr in (*SUMS, "mean"):
         return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
+    if not call.flipped and aggregators_of(conv.aggr_module):
+        return lower_aggregation(conv.aggr_module, call, x)
     assembly = call.assembly
     alone = assembly.setting.traced.setdefault((conv, "aggregation"), _Aggregation(conv.aggr_module))
     alone.training = conv.training

@@ -20,15 +20,22 @@ _TORCH_NAMES = (
     "add sub mul div true_divide neg abs square sqrt rsqrt exp expm1 log log1p sigmoid tanh sin cos atan erf pow "
     "clamp clip maximum minimum where cat concat stack softmax log_softmax sum mean amax amin max min norm matmul mm "
     "relu celu selu prelu rms_norm layer_norm hstack unsqueeze squeeze flatten reshape lerp reciprocal sign "
-    "logaddexp logsumexp chunk split unbind transpose permute einsum bmm"
+    "logaddexp logsumexp chunk split unbind transpose permute einsum bmm "
+    "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite masked_fill zeros_like ones_like full_like "
+    "cumsum cumprod topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
     "normalize linear"
 )
-_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem"
+_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ invert"
 ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
+OF_SEVERAL: tuple[type[nn.Module], ...] = (
+    *(nn.Bilinear, nn.GRUCell, nn.LSTMCell, nn.RNNCell),
+    *(nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.RNN),
+)
+"""Modules that take several matrices, or give several results; with a batch's rows first."""
 ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [
         getattr,
@@ -37,7 +44,12 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
         *(getattr(F, name) for name in _FUNCTIONAL_NAMES.split()),
     ]
 )
-ROWWISE_METHODS = frozenset(f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten".split())
+ROWWISE_METHODS = frozenset(
+    f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten new_zeros new_ones expand_as".split()
+)
+_TRUTH_NAMES = "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ invert"
+OF_NO_NUMBERS = frozenset(f"{_TRUTH_NAMES} chunk split unbind max min topk sort".split())
+"""By name, those that may give several results, or truths: parts of what is computed of them."""
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )

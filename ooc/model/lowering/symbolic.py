@@ -7,6 +7,7 @@ a tensor. So each of these is looked for, and refused by name; and the calls, ma
 the module itself gives.
 """
 
+import math
 import operator
 import os
 import random
@@ -43,6 +44,12 @@ _NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
+_MANY = 1009
+_OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
+_OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
+_OF_SHAPES = frozenset(["size", "shape", "numel", "dim", "ndim", "dtype", "device", "is_cuda", "is_floating_point"])
+_ORIGINAL: Any = fx._symbolic_trace
+"""Has what modules do while nothing is traced."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
 _PLACE = "place in the model"
 _MODEL = "model"
@@ -67,7 +74,8 @@ class Calls:
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
         self._rows = rows
-        tracer = _Tracer()
+        self._inputs = inputs
+        tracer = _Tracer(inputs, name)
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self.graph = tracer.trace(module)
@@ -89,7 +97,7 @@ class Calls:
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
-        for node in (again := _Tracer().trace(self._module)).nodes:
+        for node in (again := _Tracer(self._inputs, self._name).trace(self._module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
@@ -143,7 +151,8 @@ class Calls:
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
-                "torch.is_tensor(x) or hasattr(x, …), or where += writes into a tensor that has another name, too"
+                "torch.is_tensor(x) or hasattr(x, …), where torch.autocast is on (give compute_dtype='bfloat16'), or "
+                "where += writes into a tensor that has another name, too"
             )
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
@@ -244,11 +253,17 @@ def attribute(module: nn.Module, target: str) -> Any:
 
 
 class _Tracer(fx.Tracer):
-    """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off."""
+    """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off. What is
+    asked of shapes is answered by those that ``inputs`` lead to."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[Tensor], name: str) -> None:
         super().__init__()
+        self._name = name
         self.without_gradients: set[fx.Node] = set()
+        self._inputs = inputs
+        self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in inputs}
+        self._samples: dict[fx.Node, Any] = {}
+        self._asked: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if (
@@ -260,7 +275,83 @@ class _Tracer(fx.Tracer):
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         with mock.patch.object(hetero_conv, "group", _group_in_one_call), plain_forwards(), _uncompiled():
-            return super().trace(*args, **kwargs)
+            graph = super().trace(*args, **kwargs)
+        for node in reversed(list(graph.nodes)):
+            if node in self._asked and not node.users:
+                graph.erase_node(node)
+        return graph
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
+        answers = {bool(self._answer(obj.node, times)) for times in (1, _MANY)}
+        if len(answers) > 1:
+            raise self._by_values()
+        return answers.pop()
+
+    def _answer(self, node: fx.Node, times: int) -> Any:
+        """With so many times the rows and edges that were tried."""
+        name: Any = node.target
+        rest: Any = (*node.args[1:], *node.kwargs.values())
+        self._asked.add(node)
+        if node.op == "call_function" and name in _OF_NUMBERS:
+            args = fx.node.map_arg(node.args, lambda one: self._answer(one, times))
+            return node.target(*args)  # type: ignore[operator]
+        name, rest = (rest[0], ()) if name is getattr else (name, rest)
+        source = node.args[0] if node.args else None
+        if name not in _OF_SHAPES or not isinstance(source, fx.Node):
+            raise self._by_values()
+        sample = self._sample(source)
+        of_edges = not sample.is_floating_point() and sample.dim() == 2
+        sizes = [
+            size * times if size in self._counts and at == (1 if of_edges else 0) else size
+            for at, size in enumerate(sample.shape)
+        ]
+        match name:
+            case "size" | "shape":
+                return sizes[rest[0]] if rest else tuple(sizes)
+            case "numel":
+                return math.prod(sizes)
+            case "dim" | "ndim":
+                return len(sizes)
+            case "is_floating_point":
+                return sample.is_floating_point()
+            case _:
+                return getattr(sample, str(name))
+
+    def _by_values(self) -> ModelError:
+        return ModelError(
+            f"model {self._name} cannot be taken apart: it goes one way or another by values, or by how many rows or "
+            "edges there are; if, while and assert may ask for columns, types and the model's own options, and "
+            "torch.where chooses number by number"
+        )
+
+    def _sample(self, node: fx.Node) -> Any:
+        """What ``node`` is for the inputs that are tried."""
+        needed, waiting = set[fx.Node](), [node]
+        while waiting:
+            one = waiting.pop()
+            if one not in needed and one not in self._samples:
+                needed.add(one)
+                waiting += one.all_input_nodes
+        with (
+            mock.patch.object(nn.Module, "__call__", _ORIGINAL._orig_module_call),
+            mock.patch.object(nn.Module, "__getattr__", _ORIGINAL._orig_module_getattr),
+            _as_it_was(self.root),
+            torch.no_grad(),
+        ):
+            for at, one in enumerate(self.graph.nodes):
+                if one in needed:
+                    self._samples[one] = self._inputs[at].clone() if one.op == "placeholder" else self._made(one)
+        return self._samples[node]
+
+    def _made(self, node: fx.Node) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._samples.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        found = attribute(self.root, str(node.target))
+        return found if node.op == "get_attr" else found(*args, **kwargs)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those

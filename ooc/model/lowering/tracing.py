@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, MessageNorm, MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -34,6 +35,8 @@ from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,
+    OF_NO_NUMBERS,
+    OF_SEVERAL,
     ROWWISE_FUNCTIONS,
     ROWWISE_METHODS,
     ROWWISE_MODULES,
@@ -94,7 +97,7 @@ class OneBatch:
 
 @dataclass(frozen=True)
 class Parts:
-    """Several results of one function of rows."""
+    """Several results of one function of rows, or truths, which are not kept by themselves."""
 
     name: str
     function: Callable[..., Any]
@@ -275,6 +278,10 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
             raise _placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
+        if "Proxy" in str(error) or isinstance(error, NotImplementedError):
+            reason += (
+                "; values and numbers of rows are not known here: tensors go to tensors' functions, edges to layers"
+            )
         raise _placed(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
     finally:
         for module, training in modes:
@@ -400,6 +407,10 @@ class _Interpreter:
             return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
+        if kind in OF_SEVERAL:
+            if module.training and getattr(module, "dropout", 0.0):
+                raise ModelError(f"{where}: dropout={module.dropout} inside is not supported; set it to 0")
+            return self._apply(where, module, False, args, kwargs)
         source = args[0] if args else None
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
             return OneBatch(lower_global_attention(module, where, source.rows, assembly))
@@ -416,6 +427,11 @@ class _Interpreter:
             return assembly.dropout(source, float(module.p)) if module.training else source
         if kind in LINEAR:
             return self._linear(source, module.weight, module.bias, where)
+        if is_parametrized(module):
+            raise ModelError(
+                f"{where} is not supported: its weights are computed from others; "
+                "torch.nn.utils.parametrize.remove_parametrizations keeps them as they are"
+            )
         if kind not in ROWWISE_MODULES:
             raise ModelError(f"{where} is not supported: it is not known to work row by row")
         in_place = bool(getattr(module, "inplace", False))
@@ -432,6 +448,11 @@ class _Interpreter:
         results, those that are asked for."""
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
+        if not any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values())):
+            raise ModelError(
+                f"{where} is given what edges carry, and no rows; a network of these belongs into the convolution: a "
+                "subclass whose forward calls it"
+            )
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         users = [user for user in node.users if user.users]
         keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
@@ -523,6 +544,8 @@ class _Interpreter:
             return args[0].rows
         if target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long and _is_row_count(args[-1:]):
             return OneGraph()
+        if target in ("to", "float", "double") and isinstance(args[0], Value):
+            return self._as_it_is(name, args, kwargs)
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -532,6 +555,15 @@ class _Interpreter:
             if values or node.op == "call_method":
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
         return self._apply(name, target, node.op == "call_method", args, kwargs)
+
+    def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
+        """Rows in the type that they have, where they are."""
+        dtype, wanted = self._assembly.setting.dtype, [*args[1:], *kwargs.values()]
+        wanted += [{"float": torch.float32, "double": torch.float64}.get(name, dtype)]
+        if any(one not in (dtype, torch.device("cpu")) for one in wanted):
+            raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
+        rows: Value = args[0]
+        return rows
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Whole numbers that a function makes of features as they are in the store."""
@@ -610,18 +642,20 @@ class _Interpreter:
                 return fixed[rest[0]]
         if isinstance(first, Parts) and target in (operator.getitem, getattr):
             of, key = first.function, rest[0]
-            return self._assembly.rowwise(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
+            return self._rows_or_parts(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
         return None
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
         leaves = _leaves((args, kwargs))
-        if any(isinstance(leaf, Parts) for leaf in leaves):
-            raise ModelError(f"{name} of several results at once is not supported")
         rows = [leaf.rows if isinstance(leaf, Codes) else leaf for leaf in leaves]
+        rows += [value for leaf in leaves if isinstance(leaf, Parts) for value in leaf.inputs]
         values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
-        free = [leaf for leaf in leaves if isinstance(leaf, Free)]
+        free = [leaf for leaf in leaves if isinstance(leaf, (Free, Parts))]
         parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
+        of_module = isinstance(target, nn.Module)
+        if of_module:
+            parameters = tuple(dict.fromkeys((*parameters, *target.parameters())))
 
         def function(*tensors: Tensor) -> Any:
             given = dict(zip(values, tensors, strict=True))
@@ -631,6 +665,8 @@ class _Interpreter:
                     return given[leaf]
                 if isinstance(leaf, Codes):
                     return leaf.of(given[leaf.rows])
+                if isinstance(leaf, Parts):
+                    return leaf.function(*(given[one] for one in leaf.inputs))
                 if isinstance(leaf, Free):
                     return leaf.evaluate()
                 return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
@@ -645,12 +681,26 @@ class _Interpreter:
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
-        if name in ("chunk", "split", "unbind", "max", "min"):
-            with torch.no_grad():
-                tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
-            if not isinstance(tried, Tensor):
-                return Parts(name, function, tuple(values), parameters)
-        return self._assembly.rowwise(name, function, values, parameters, heavy=target in HEAVY_FUNCTIONS)
+        heavy = of_module or target in HEAVY_FUNCTIONS
+        if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, Parts) for leaf in leaves):
+            return self._rows_or_parts(name, function, values, parameters, heavy=heavy)
+        return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+
+    def _rows_or_parts(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        values: Sequence[Value],
+        parameters: Sequence[nn.Parameter],
+        *,
+        heavy: bool = False,
+    ) -> Value | Parts:
+        """What a function of rows gives, where that is one matrix of numbers; else what it is part of."""
+        with torch.no_grad():
+            tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+        if isinstance(tried, Tensor) and tried.is_floating_point():
+            return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+        return Parts(name, function, tuple(values), tuple(parameters))
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
         """Sums and multiples of matrices, which need nothing kept for their gradients."""
