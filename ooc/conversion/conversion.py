@@ -40,10 +40,12 @@ from ooc.storage.store import (
     VERSION_WITH_GRAPHS,
     VERSION_WITH_SPARSE_FEATURES,
     VERSION_WITH_TEXTS,
+    VERSION_WITH_TYPES,
     Store,
     open_store,
     write_group,
 )
+from ooc.storage.types import NODES
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
@@ -204,10 +206,7 @@ def _fill(
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _shares(graph, budget, ordered=ordered)
     store = work.scratch / _UNORDERED if ordered else work.store
-    if graph.types is not None:
-        write_types(graph, graph.types, store, work, name=name, options=options, shares=shares)
-    else:
-        _write(graph, store, work, name=name, options=options, shares=shares)
+    _write(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
         kind = options.hold_out.edge_type
         within = kind is None or kind.source == kind.target
@@ -220,17 +219,23 @@ def _fill(
 
 def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
-    labels = write_labels(graph, store, block_rows=shares.label_rows, journal=work.journal)
-    values = ValueForm.of_source(graph, options.dtype)
-    topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
+    labelled = store if graph.types is None else store / NODES / graph.types.labelled
+    labels = write_labels(graph, labelled, block_rows=shares.label_rows, journal=work.journal)
     features: dict[str, Any] = {}
-    if graph.num_features:
-        features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
-    write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
+    types = None
+    if graph.types is not None:
+        types = write_types(graph, graph.types, store, work, options=options, shares=shares)
+        topology = {"num_edges": sum(types.edges.values()), "undirected": False, "num_self_loops": 0}
+    else:
+        values = ValueForm.of_source(graph, options.dtype)
+        topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
+        if graph.num_features:
+            features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
+        write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
     if options.sparse_features:
         share = features["entries"] / (graph.num_nodes * graph.num_features)
         work.listener(Note(f"{graph.name}: {share:.2%} of the features are not zero; only those are kept"))
-    edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology[name]}
+    edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology.get(name)}
     attributes = {
         "ooc_format": max(
             FIRST_VERSION,
@@ -238,6 +243,8 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
             VERSION_WITH_TEXTS * bool(graph.id_bytes),
             VERSION_WITH_SPARSE_FEATURES * options.sparse_features,
             VERSION_WITH_GRAPHS * (graph.graph_offsets is not None or graph.num_features == 0),
+            VERSION_WITH_TYPES * (types is not None),
+            FORMAT_VERSION * bool(types and (types.weighted or types.edge_features)),
         ),
         "name": name,
         "num_nodes": graph.num_nodes,
@@ -256,6 +263,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "split_sizes": labels["split_sizes"],
         **({"incomplete_labels": labels["incomplete"]} if labels["incomplete"] else {}),
         "order": "none",
+        **({} if types is None else types.attributes()),
         "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
         "created": work.journal.created,
         "complete": True,

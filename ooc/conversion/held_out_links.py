@@ -74,12 +74,20 @@ class HeldOut:
             )
 
     def kept_of(
-        self, relation: EdgeType, sources: npt.NDArray[Any], targets: npt.NDArray[Any]
+        self,
+        relation: EdgeType | None,
+        sources: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        kept: npt.NDArray[np.bool_] | None,
     ) -> npt.NDArray[np.bool_] | None:
-        """Which edges of a type stay [n]; None: all of them."""
+        """Which edges of a type stay [n], of those that are ``kept``; None: all of them."""
         if self.edge_type in (None, relation):
-            return self.of(sources, targets) < 0
-        return self.of(targets, sources) < 0 if relation == self.reverse else None
+            stay = self.of(sources, targets) < 0
+        elif relation == self.reverse:
+            stay = self.of(targets, sources) < 0
+        else:
+            return kept
+        return stay if kept is None else kept & stay
 
     def of(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Which split edges are held out for [n]: 0 validation, 1 testing; -1: none."""

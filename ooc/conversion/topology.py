@@ -7,7 +7,7 @@ turn, are sorted and written; the directions are compared. Each leaves a mark, a
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -23,54 +23,61 @@ from ooc.conversion.output import Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
-from ooc.sources.source import EdgeBlock, Source
+from ooc.sources.source import EdgeBlock, RelationSource, Source
 from ooc.storage.array import flush_all, open_array
 from ooc.storage.store import EDGE_WEIGHT
+from ooc.storage.types import EDGES, EdgeType
 
 _COMPARED_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class Relation:
+    """Edges of the source ``name``, all or those of the type ``kind``, from so many nodes to so many, its ``ends``."""
+
+    name: str
+    edges: Source | RelationSource
+    ends: tuple[int, int]
+    kind: EdgeType | None = None
+
+    @property
+    def group(self) -> str:
+        """Where in a store, and among scratch files, they are, with a slash behind it."""
+        return "" if self.kind is None else f"{EDGES}/{self.kind.folder}/"
+
+    @property
+    def called(self) -> str:
+        """What stages and messages say behind "edges"."""
+        return "" if self.kind is None else f" {self.kind}"
+
+    @property
+    def within_type(self) -> bool:
+        """Whether they lead from nodes to nodes of the same type."""
+        return self.kind is None or self.kind.source == self.kind.target
+
+    def nodes_at(self, end: int) -> str:
+        """Which nodes edges lead from (0) or to (1), for messages."""
+        called = "its nodes" if self.kind is None else f"nodes {self.kind[2 * end]!r}"
+        return f"{called} are 0 to {self.ends[end] - 1}"
+
+
 def write_topology(
-    source: Source,
-    store: Path,
-    work: Workplace,
-    *,
-    options: Options,
-    values: ValueForm | None,
-    shares: Shares,
+    source: Source, store: Path, work: Workplace, *, options: Options, values: ValueForm | None, shares: Shares
 ) -> dict[str, Any]:
-    """Write the topology of ``source``, and ``values``, to the store at ``store``; files on the way go to ``work``.
+    """Write the topology of ``source``, all of whose edges are of one type, and ``values``, to the store at ``store``.
 
-    What the store's attributes say of them.
-
-    SourceError for an edge that leaves the graph, and for one without its values.
+    What the store's attributes say of them. SourceError for an edge that leaves the graph, and for one without its
+    values.
     """
-    form = KeyForm(source.num_nodes)
+    relation = Relation(source.name, source, (source.num_nodes, source.num_nodes))
+    written = write_relation(relation, store, work, options=options, values=values, shares=shares)
     directions = ("in",) if options.symmetrize else ("in", "out")
-    folders = {direction: work.scratch / direction for direction in directions}
-    most = source.num_edges * (2 if options.symmetrize else 1)
-    edges = EdgeStream("edges", "reading edges", _packed(source, form, options, values, shares.edges), source.num_edges)
-    buckets = spread(work, edges, folders, form, parts_for(most, shares.sort_keys), values)
-    for direction in directions:
-        write_direction(
-            work,
-            Direction(store, direction, f"{direction}-edges", folders[direction]),
-            buckets[direction],
-            form,
-            values,
-            shares,
-            drop_duplicates=options.drop_duplicates,
-            self_loops=options.self_loops,
-        )
-    written = work.journal.result("in-edges")
     if (compared := work.journal.result("directions")) is None:
         undirected = options.symmetrize or _same(store, values)
         compared = work.journal.finish("directions", {"undirected": undirected}, lambda: None)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
-    if "out" in directions:
-        rmtree(store / "out" if compared["undirected"] else store / "out" / "self_loops", ignore_errors=True)
-    if not written["self_loops"]:
-        rmtree(store / "in" / "self_loops", ignore_errors=True)
+    if "out" in directions and compared["undirected"]:
+        rmtree(store / "out", ignore_errors=True)
     weighted = source.has_edge_weight and values is not None
     if weighted and source.weight_unless_ones and written["only_ones"]:
         weighted = False
@@ -85,36 +92,74 @@ def write_topology(
     }
 
 
-def _packed(source: Source, form: KeyForm, options: Options, values: ValueForm | None, size: int) -> "Pieces":
-    """The edges of ``source`` as keys of each direction with what they carry, about ``size`` at a time, and how many
-    have come so far."""
-    done = 0
-    with prefetched(source.edges(size)) as blocks:
+def write_relation(
+    relation: Relation, store: Path, work: Workplace, *, options: Options, values: ValueForm | None, shares: Shares
+) -> dict[str, Any]:
+    """Write the edges of one type by both of their ends, by one where each has its reverse among them; files on the way
+    go to ``work``. How many edges and self-loops there are, and whether all values are 1."""
+    symmetric = options.symmetrize and relation.within_type
+    widest, (sources, targets) = max(relation.ends), relation.ends
+    forms = {"in": KeyForm(widest, targets), "out": KeyForm(widest, sources)}
+    if symmetric:
+        del forms["out"]
+    folders = {side: work.scratch / f"{relation.group}{side}" for side in forms}
+    stream = EdgeStream(
+        f"edges{relation.called}",
+        f"reading edges{relation.called}",
+        _packed(relation, forms["in"], options, values, shares.edges),
+        relation.edges.num_edges,
+    )
+    parts = parts_for(relation.edges.num_edges * (1 + symmetric), shares.sort_keys)
+    buckets = spread(work, stream, folders, KeyForm(widest), parts, values)
+    for side, form in forms.items():
+        direction = Direction(store, f"{relation.group}{side}", f"{side}-edges{relation.called}", folders[side])
+        write_direction(
+            work,
+            direction,
+            buckets[side],
+            form,
+            values,
+            shares,
+            drop_duplicates=options.drop_duplicates and relation.within_type,
+            self_loops=options.self_loops,
+        )
+    written: dict[str, Any] = work.journal.result(f"in-edges{relation.called}")
+    for side in ("out",) if relation.within_type and written["self_loops"] else ("in", "out"):
+        rmtree(store / f"{relation.group}{side}" / "self_loops", ignore_errors=True)
+    return written
+
+
+def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueForm | None, size: int) -> "Pieces":
+    """The edges of ``relation`` as keys of each direction with what they carry, about ``size`` at a time, and how many
+    have come so far, without those that are held out."""
+    found, done = relation.edges, 0
+    symmetric = options.symmetrize and relation.within_type
+    without_loops = isinstance(found, Source) and found.drop_self_loops
+    with prefetched(found.edges(size)) as blocks:
         for block in blocks:
-            _check(block, done, source)
+            _check(block, done, relation)
             count = len(block.sources)
-            if done + count > source.num_edges:
-                raise SourceError(f"{source.name} has more edges than the {source.num_edges} it says")
+            if done + count > found.num_edges:
+                raise SourceError(f"{relation.name} has more edges{relation.called} than the {found.num_edges} it says")
             sources, targets, data = block
             carried = values.records(data, count, done) if values is not None else None
-            if source.drop_self_loops:
-                kept = sources != targets
-                sources, targets = sources[kept], targets[kept]
-                carried = carried[kept] if carried is not None else None
-            if options.hold_out is not None:
-                kept = options.hold_out.of(sources, targets) < 0
-                sources, targets = sources[kept], targets[kept]
-                carried = carried[kept] if carried is not None else None
             done += count
+            kept = sources != targets if without_loops else None
+            if options.hold_out is not None:
+                kept = options.hold_out.kept_of(relation.kind, sources, targets, kept)
+            if kept is not None:
+                sources, targets = sources[kept], targets[kept]
+                carried = None if carried is None else carried[kept]
             forward, reverse = form.pack(targets, sources), form.pack(sources, targets)
-            if not options.symmetrize:
+            if not symmetric:
                 yield done, [("in", Run(forward, carried)), ("out", Run(reverse, carried))]
             elif carried is None:
                 yield done, [("in", Run(forward)), ("in", Run(reverse))]
             else:
-                yield done, [("in", both_ways(forward, reverse, carried, once=options.drop_duplicates))]
-    if done != source.num_edges:
-        raise SourceError(f"{source.name} has {done} edges, not the {source.num_edges} it says")
+                once = options.drop_duplicates and relation.kind is None
+                yield done, [("in", both_ways(forward, reverse, carried, once=once))]
+    if done != found.num_edges:
+        raise SourceError(f"{relation.name} has {done} edges{relation.called}, not the {found.num_edges} it says")
 
 
 def both_ways(forward: Keys, reverse: Keys, values: Values, *, once: bool) -> Run:
@@ -172,21 +217,23 @@ def spread(
     return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
-def _check(block: EdgeBlock, before: int, source: Source) -> None:
-    nodes, graphs = source.num_nodes, source.graph_offsets
+def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
     ends_of = block.sources, block.targets
-    for ids in ends_of:
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
-            outside = [(ends < 0) | (ends >= nodes) for ends in ends_of]
-            bad = int(np.flatnonzero(outside[0] | outside[1])[0])
-            edge = f"{block.sources[bad]} → {block.targets[bad]}"
-            raise SourceError(f"edge {before + bad} ({edge}) leaves the graph: its nodes are 0 to {nodes - 1}")
+    outside = [(ids < 0) | (ids >= count) for ids, count in zip(ends_of, relation.ends, strict=True)]
+    if any(wrong.any() for wrong in outside):
+        bad = int(np.flatnonzero(outside[0] | outside[1])[0])
+        nodes = relation.nodes_at(0 if outside[0][bad] else 1)
+        raise SourceError(f"{_shown(block, bad, before)}{relation.called} leaves the graph: {nodes}")
+    graphs = relation.edges.graph_offsets if isinstance(relation.edges, Source) else None
     if graphs is not None:
         apart = np.subtract(*(np.searchsorted(graphs, ids, side="right") for ids in ends_of))
         if apart.any():
             bad = int(apart.argmax() if apart.max() else apart.argmin())
-            edge = f"{block.sources[bad]} → {block.targets[bad]}"
-            raise SourceError(f"edge {before + bad} ({edge}) leads from one graph to another")
+            raise SourceError(f"{_shown(block, bad, before)} leads from one graph to another")
+
+
+def _shown(block: EdgeBlock, at: int, before: int) -> str:
+    return f"edge {before + at} ({block.sources[at]} → {block.targets[at]})"
 
 
 class Direction(NamedTuple):

@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     ),
     "an end that is not there": (
         lambda data: data["topic", "covers", "paper"].edge_index[0].add_(1000),
-        "an edge topic covers paper leaves the graph: nodes 'topic' are 0 to 19",
+        "topic covers paper leaves the graph: nodes 'topic' are 0 to 19",
     ),
     "a name for no folder": (
         lambda data: setattr(data["paper", "in/out", "paper"], "edge_index", torch.zeros(2, 1).long()),
