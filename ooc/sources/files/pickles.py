@@ -2,17 +2,15 @@
 """The few kinds of pickle that published datasets are, read without running anything they name: Planetoid's files, and
 the dictionaries of arrays and numbers that ``torch.save`` wrote.
 
-Whatever a pickle says, only the inert stand-ins below are made; arrays come from their raw bytes. Any other name in it
-is an error. ``torch.load(weights_only=True)`` is as strict, but takes torch, some 200 MB, into a process that converts
-in as little as 34 MB, and reads archives in archives only unpacked.
+Of Planetoid's only the inert stand-ins below are made; arrays come from their raw bytes, and any other name is an
+error. Torch's are read by ``torch.load(weights_only=True)``, which is as strict.
 """
 
 import io
 import pickle
 import pickletools
 import re
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +18,12 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.streams import Blob, damaged, read_exactly
-from ooc.sources.files.zip_members import Archive
 from ooc.sources.source import Ids
 from ooc.storage.array import AnyArray
 
-_MOST_PICKLE_BYTES = 1 << 26
-_MOST_TENSOR_BYTES = 1 << 28
+_MOST_TORCH_BYTES = 1 << 28
+_NOT_ALLOWED = re.compile(r"GLOBAL (\S+)")
 _NUMBERS = re.compile(r"[|<>=]?[biuf][1248]")
-_STORAGES = {
-    "LongStorage": "<i8",
-    "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "|i1",
-    "ByteStorage": "|u1",
-    "BoolStorage": "|b1",
-    "FloatStorage": "<f4",
-    "DoubleStorage": "<f8",
-    "HalfStorage": "<f2",
-}
 
 
 class _Dtype:
@@ -78,22 +64,10 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     return _Array()
 
 
-_NUMPY_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **dict.fromkeys(((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")), _reconstruct),
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-}
-"""What arrays of numbers name in a pickle, by numpy 1 and 2, and what is made instead; see :func:`_array_of`."""
-
-
-def _array_of(loaded: object) -> AnyArray | None:
-    """The array that a stand-in was filled with; None for anything else."""
-    return loaded.value if isinstance(loaded, _Array) and hasattr(loaded, "value") else None
-
-
-_OF_PLANETOID: dict[tuple[str, str], Any] = {
-    **_NUMPY_STAND_INS,
     ("scipy.sparse.csr", "csr_matrix"): _Csr,
     ("collections", "defaultdict"): lambda kind=None: defaultdict(list),
     ("__builtin__", "list"): list,
@@ -101,33 +75,21 @@ _OF_PLANETOID: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what ``allowed`` says of names, and ``storage`` of references to what is beside the pickle."""
-
-    def __init__(
-        self, text: bytes, allowed: Mapping[tuple[str, str], Any], storage: Callable[[Any], AnyArray] | None = None
-    ) -> None:
-        _check_pickle(text)
-        super().__init__(io.BytesIO(text), encoding="latin1")  # Python 2's strings of bytes.
-        self._allowed, self._storage = allowed, storage
+    """Makes what is allowed of names."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return self._allowed[module, name]
+            return _ALLOWED[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not allowed") from None
-
-    def persistent_load(self, reference: Any) -> AnyArray:
-        if self._storage is None:
-            raise pickle.UnpicklingError("it refers to something beside it")
-        return self._storage(reference)
 
 
 def read_array(path: Path) -> AnyArray:
     """A pickled array of numbers."""
-    found = _array_of(_load(path))
-    if found is None:
+    found = _load(path)
+    if not isinstance(found, _Array) or not hasattr(found, "value"):
         raise SourceError(f"{path} holds no array")
-    return found
+    return found.value
 
 
 def read_csr(path: Path) -> tuple[AnyArray, AnyArray, AnyArray, tuple[int, int]]:
@@ -170,7 +132,9 @@ def _check_pickle(data: bytes) -> None:
 
 def _load(path: Path) -> Any:
     try:
-        return _Unpickler(path.read_bytes(), _OF_PLANETOID).load()
+        text = path.read_bytes()
+        _check_pickle(text)
+        return _Unpickler(io.BytesIO(text), encoding="latin1").load()  # Python 2's strings of bytes.
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # A damaged pickle raises nearly anything.
@@ -182,93 +146,31 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
 
     SourceError for a damaged file, for one from before torch 1.6, and for one that holds something else.
     """
+    import torch  # Some 200 MB, for the few formats that have such files.
+
     if read_exactly(blob.open(), min(2, blob.size), blob.name) != b"PK":
         raise SourceError(f"{blob.name} is no file of torch 1.6 or later; write it again with torch.save")
-    archive = Archive(blob)
-    names = archive.names()
-    main = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(main) != 1:
-        raise damaged(blob.name, "it holds no data.pkl, or several")
-    text = _member(archive, main[0], _MOST_PICKLE_BYTES)
-    folder = main[0].removesuffix("data.pkl")
-    if f"{folder}byteorder" in names and _member(archive, f"{folder}byteorder", 16) != b"little":
-        raise SourceError(
-            f"{blob.name} was written on a machine of the other byte order; write it again on a usual one"
-        )
+    if blob.size > _MOST_TORCH_BYTES:
+        raise damaged(blob.name, "it is larger than such a file can be")
+    data = io.BytesIO(read_exactly(blob.open(), blob.size, blob.name))
     try:
-        found = _Unpickler(text, _OF_TORCH, lambda reference: _storage(archive, folder, reference)).load()
-    except SourceError:
-        raise
-    except Exception as error:  # A damaged pickle raises nearly anything.
-        raise damaged(blob.name, str(error) or type(error).__name__) from error
+        with torch.serialization.safe_globals(_numpy_globals()):
+            found = torch.load(data, map_location="cpu", weights_only=True)
+    except Exception as error:  # A damaged file raises nearly anything.
+        named = _NOT_ALLOWED.search(str(error))
+        what = f"it names {named[1]}, which is not allowed" if named else str(error).partition("\n")[0]
+        raise damaged(blob.name, what or type(error).__name__) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise SourceError(f"{blob.name} holds no dictionary of arrays")
-    return {name: _plain(value, name, blob.name) for name, value in found.items()}
+    plain = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+    for name, value in plain.items():
+        if type(value) is not int and not (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
+            raise SourceError(f"{blob.name}: {name} is neither an array nor a whole number")
+    return plain
 
 
-def _member(archive: Archive, name: str, most: int) -> bytes:
-    member = archive.member(name)
-    assert member is not None, "it is one of the names"
-    if member.size > most:
-        raise damaged(member.name, "it is larger than such a file can be")
-    return read_exactly(member.open(), member.size, member.name)
-
-
-def _plain(value: Any, name: str, file: str) -> AnyArray | int:
-    if isinstance(value, np.ndarray) or type(value) is int:
-        return value
-    array = _array_of(value)
-    if array is None:
-        raise SourceError(f"{file}: {name} is neither an array nor a whole number")
-    return array
-
-
-class _Storage:
-    """Stands in for a class of torch's storages: a type of numbers."""
-
-    def __init__(self, code: str) -> None:
-        self.dtype = np.dtype(code)
-
-
-def _rebuild_tensor(
-    storage: Any, offset: Any, shape: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, extra: Any = None
-) -> AnyArray:
-    """Stands in for ``torch._utils._rebuild_tensor_v2``: contiguous tensors only."""
-    if not isinstance(storage, np.ndarray) or not all(type(number) is int for number in (offset, *shape, *stride)):
-        raise pickle.UnpicklingError("it holds no tensor of numbers")
-    count, expected = 1, []
-    for extent in reversed(shape):
-        expected.append(count)
-        count *= extent
-    if any(a != b for a, b, extent in zip(reversed(stride), expected, reversed(shape), strict=True) if extent > 1):
-        raise pickle.UnpicklingError("it holds a tensor that is a view of another one")
-    if offset < 0 or min(shape, default=0) < 0 or offset + count > len(storage):
-        raise pickle.UnpicklingError("a tensor reaches beyond its storage")
-    return storage[offset : offset + count].reshape(shape)
-
-
-def _encode(text: Any, encoding: Any) -> bytes:
-    """Stands in for ``_codecs.encode``, which carries bytes in pickles of protocol 2."""
-    if not isinstance(text, str) or encoding != "latin1":
-        raise pickle.UnpicklingError("it encodes something else than bytes")
-    return text.encode("latin-1")
-
-
-_OF_TORCH: dict[tuple[str, str], Any] = {
-    **_NUMPY_STAND_INS,
-    **{("torch", name): _Storage(code) for name, code in _STORAGES.items()},
-    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("_codecs", "encode"): _encode,
-}
-
-
-def _storage(archive: Archive, folder: str, reference: Any) -> AnyArray:
-    """A tensor's storage: ``("storage", its class, its key, where it was, how many numbers)``."""
-    what, storage, key, _, count = reference
-    if what != "storage" or not isinstance(storage, _Storage) or not isinstance(key, str) or type(count) is not int:
-        raise pickle.UnpicklingError("it refers to something else than a tensor's numbers")
-    member = archive.member(f"{folder}data/{key}")
-    if member is None or member.size != count * storage.dtype.itemsize or member.size > _MOST_TENSOR_BYTES:
-        raise pickle.UnpicklingError(f"the {count} numbers of a tensor are not there")
-    return np.frombuffer(read_exactly(member.open(), member.size, member.name), dtype=storage.dtype)
+def _numpy_globals() -> list[Any]:
+    """What a pickle of an array of numbers refers to, written by numpy 1 or 2."""
+    reconstruct = np.empty(0).__reduce__()[0]
+    names = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    return [*names, np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bhilqBHILQefd"}]
