@@ -35,7 +35,6 @@ from ooc.plan.simulate.together import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
-from ooc.report.alternatives import changes
 from ooc.report.briefing import describe_store, describe_waiting
 from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
@@ -52,6 +51,9 @@ from ooc.report.tables import (
 from ooc.report.what_if import (
     REQUEST_BYTES,
     SHARE_OF_MEMORY,
+    SUFFIXES,
+    changes,
+    draw,
     full_axes,
     grid,
     parse_axes,
@@ -59,7 +61,6 @@ from ooc.report.what_if import (
     print_steps,
     steps,
 )
-from ooc.report.what_if_plot import SUFFIXES, draw
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging

@@ -15,8 +15,7 @@ from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings
 from ooc.errors import TrainingError
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.report.console import output, print_hanging, say
-from ooc.report.runs import describe_run
-from ooc.report.seeds import describe_seed, describe_summary, summarize
+from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
 from ooc.train.metrics import Metric
 from ooc.train.runs.run import RunFolder, holds_run
 from ooc.train.runs.seeds import SeedRuns

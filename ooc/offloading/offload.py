@@ -20,7 +20,7 @@ from ooc.offloading.tiers import Pinned, Ssd, Tier
 from ooc.plan.hardware import Hardware
 from ooc.plan.workload import Fate
 from ooc.prefetch.engine import Counters
-from ooc.profile.cache import known_hardware
+from ooc.profile.profile import known_hardware
 from ooc.sizes import parse_size
 
 _AT_ONCE_BYTES = 256 << 10

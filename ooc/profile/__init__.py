@@ -2,11 +2,10 @@
 """How fast this machine is, measured with the program's own parts, for the planner to go by.
 
 Reading order: ``bench`` (how things are timed), ``disk``, ``processor``, ``epoch`` (what each measures),
-``profile`` (all of it together, as a ``Hardware``), ``cache`` (kept by machine and disk). Nothing here changes a
+``profile`` (all of it together, as a ``Hardware``, kept by machine and disk). Nothing here changes a
 result: plans differ by profile, what they compute does not.
 """
 
-from ooc.profile.cache import cached, keep, known_hardware
-from ooc.profile.profile import Profile, Reading, measure
+from ooc.profile.profile import Profile, Reading, cached, keep, known_hardware, measure
 
 __all__ = ["Profile", "Reading", "cached", "keep", "known_hardware", "measure"]

@@ -3,20 +3,25 @@
 
 On a terminal a training is shown live, and any other task longer than two seconds gets a bar with rate and time left;
 elsewhere there is a line an epoch, and of long tasks one every few seconds. Progress goes to stderr, results and epochs
-to stdout. Events may come from any thread.
+to stdout. Events may come from any thread. A training that was started from Python is shown where Python's user looks:
+on the terminal, in the notebook, or as a line an epoch on standard error.
 """
 
+import io
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self, TextIO
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from ooc.events import EpochFinished, Event, Note, TaskAdvanced, TaskFinished, TaskStarted
+from ooc.events import EpochFinished, Event, Note, Relay, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.interruption import stop_if_asked
 from ooc.progress.figures import LINE_WIDTH, format_duration, format_epoch, format_progress, pace
 from ooc.progress.live import TrainingView
@@ -225,3 +230,66 @@ def _bars(stream: TextIO) -> "Progress":
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+# ---- from Python ----------------------------------------------------------------------------------------------------
+
+
+_NOTEBOOK = "ZMQInteractiveShell"
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_EVERY_S = 0.5
+
+
+@contextmanager
+def displayed(relay: Relay, view: Callable[[], TrainingView], epochs: int) -> Iterator[None]:
+    """Show what ``relay`` tells, as a training of so many ``epochs``; ``view`` makes the view where it can be drawn."""
+    if in_notebook():
+        cell = NotebookCell(view())
+        with relay.joined(cell):
+            yield
+        cell.draw()
+        return
+    stream = sys.stderr
+    with Reporter(errors=stream, results=stream, epochs=epochs, tasks=False) as reporter, relay.joined(reporter):
+        if is_terminal(stream):
+            reporter.show(view(), stays=True)
+        yield
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a notebook's kernel."""
+    shell = sys.modules.get("IPython")
+    kinds = () if shell is None else type(shell.get_ipython()).__mro__  # Colab's is a kind of Jupyter's
+    return any(kind.__name__ == _NOTEBOOK for kind in kinds)
+
+
+class NotebookCell:
+    """A listener that draws a view into the output of the cell that runs, over and over in one place."""
+
+    def __init__(self, view: TrainingView, clock: Callable[[], float] = time.monotonic) -> None:
+        self._view, self._clock = view, clock
+        self._display: Any = import_module("IPython.display")
+        self._id = uuid.uuid4().hex
+        self._drawn_s: float | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            self._view.epoch_finished(event.record)
+            if self._drawn_s is None or self._clock() - self._drawn_s >= _NOTEBOOK_EVERY_S:
+                self.draw()
+
+    def draw(self) -> None:
+        """Put the view as it is where it was before."""
+        self._display.display(drawn(self._view), raw=True, display_id=self._id, update=self._drawn_s is not None)
+        self._drawn_s = self._clock()
+
+
+def drawn(view: TrainingView) -> dict[str, str]:
+    """The view for a notebook, by the type of what it is: in colours, and in plain text."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, record=True, force_jupyter=False, force_terminal=True)
+    console.print(view)
+    pre = "<pre style='line-height: 1.2'>{code}</pre>"
+    html = console.export_html(inline_styles=True, code_format=pre, clear=False)
+    return {"text/html": html, "text/plain": console.export_text()}

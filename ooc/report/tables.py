@@ -187,7 +187,7 @@ def print_machines(machines: Sequence[Hardware], console: Console) -> None:
         say(console, f"{machine.name}: {machine.source}")
 
 
-# ---- a run ------------------------------------------------------------------------------------------------------
+# ---- a run ----------------------------------------------------------------------------------------------------
 
 
 def print_outcome(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc plan --what-if``: what an epoch would take with other memory and another SSD, point by point of a grid.
+"""The same training planned otherwise: with other memory and another SSD, point by point of a grid (``ooc plan
+--what-if``), as a table and as a picture; and with one thing changed at a time.
 
 A point asks for GPU memory, host memory (or, where the CPU computes, for one memory that is both) and an SSD. Of two
 points that take as long, who has to buy one wants the smaller: the *Pareto front* are the points that no other beats,
@@ -7,22 +8,22 @@ which asks for no more of anything.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ooc.errors import OptionError
+from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, reported
 from ooc.memory import divide_memory
 from ooc.plan import Hardware, Limits
-from ooc.plan.hardware import Disk
+from ooc.plan.hardware import Curve, Disk
 from ooc.progress.figures import format_duration
 from ooc.progress.plan_report import PlanReport
-from ooc.report.alternatives import faster, outcome
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size, parse_size
 from ooc.suggestions import did_you_mean
@@ -197,7 +198,7 @@ def _beats(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return no_more and less != more and bool(one["epoch_s"] <= _AS_FAST * other["epoch_s"])
 
 
-# ---- for people ------------------------------------------------------------------------------------------------
+# ---- for people ----------------------------------------------------------------------------------------------
 
 
 def print_grid(cells: Sequence[dict[str, Any]], console: Console) -> None:
@@ -273,3 +274,123 @@ def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
         saved = f"{format_duration(saved_s)} ({100 * saved_s / before_s:.0f} %)"
         found_s = saved if saved_s > (_AS_FAST - 1) * before_s else "nothing"
         say(console, f"  {step['axis']} {step['to']} saves {found_s}")
+
+
+# ---- a picture of it ------------------------------------------------------------------------------------------------
+
+
+SUFFIXES = (".svg", ".png")
+_DASHES = ("-", "--", ":", "-.")
+_COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e6bbf", "#c98b1b", "#5b6770")
+"""Told apart by people who see red and green alike, too; the last is the commonest."""
+
+
+def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Points of the Pareto front are ringed; what does not fit has a cross at the upper edge."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    across = "memory" if "memory" in cells[0] else "gpu"
+    places = list(dict.fromkeys(cell[across] for cell in cells))
+    hosts = list(dict.fromkeys(cell.get("host", "") for cell in cells))
+    ssds = list(dict.fromkeys(cell["ssd"] for cell in cells))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ooc", "font.family": "sans-serif", "font.size": 10}):
+        figure = Figure(figsize=(8, 4.8), layout="constrained")
+        axes = figure.subplots()
+        longest = max((cell["epoch_s"] for cell in cells if cell["feasible"]), default=1.0)
+        for number, (host, ssd) in enumerate((host, ssd) for host in hosts for ssd in ssds):
+            line = [cell for cell in cells if (cell.get("host", ""), cell["ssd"]) == (host, ssd)]
+            colour = _COLOURS[hosts.index(host) % len(_COLOURS)]
+            there = [cell for cell in line if cell["feasible"]]
+            label = ", ".join(filter(None, (host, f"SSD {ssd}")))
+            axes.plot(
+                [places.index(cell[across]) for cell in there],
+                [cell["epoch_s"] for cell in there],
+                _DASHES[ssds.index(ssd) % len(_DASHES)],
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=label,
+                zorder=2 + number / 100,
+            )
+            best = [cell for cell in there if cell["pareto"]]
+            at = [places.index(cell[across]) for cell in best]
+            axes.scatter(at, [cell["epoch_s"] for cell in best], s=90, facecolors="none", edgecolors=colour, zorder=4)
+            lacking = [places.index(cell[across]) for cell in line if not cell["feasible"]]
+            axes.scatter(lacking, [1.12 * longest] * len(lacking), marker="x", color=colour, s=30, clip_on=False)
+        axes.set_xticks(range(len(places)), places)
+        axes.set_xlim(-0.4, len(places) - 0.6)
+        axes.set_ylim(0, 1.18 * longest)
+        axes.set_ylabel("seconds an epoch (forecast)")
+        axes.set_xlabel("memory" if across == "memory" else "GPU")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(axis="y", color="#d8dce0", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9, title="ringed: Pareto front; ×: too small", title_fontsize=9)
+        # The same points give the same file.
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+# ---- one change at a time -------------------------------------------------------------------------------------------
+
+
+Plans = Callable[[Limits, Hardware, bool], PlanReport]
+"""Plan for these budgets on this machine; ``True``: with intermediates spilled as bfloat16."""
+_TIMES = 2
+_FIGURES = ("epoch_s", "ssd_read_bytes", "ssd_write_bytes")
+
+
+def changes(report: PlanReport, plans: Plans, *, spilled_narrow: bool) -> list[dict[str, Any]]:
+    """What an epoch would take if one thing, ``name``, were otherwise, the most helpful first. Without a plan for that
+    ``epoch_s`` is None. ``spilled_narrow``: bfloat16 is what is spilled already."""
+    found = []
+    for name, plan in _alternatives(report, plans, spilled_narrow):
+        try:
+            figures = outcome(plan)
+        except OptionError:  # the model has no such option, as attention no narrower spill
+            continue
+        saved_s = 0.0 if figures["epoch_s"] is None else report.epoch_s - figures["epoch_s"]
+        found.append({"name": name, **{key: figures[key] for key in _FIGURES}, "saved_s": saved_s})
+    return sorted(found, key=lambda change: -change["saved_s"])
+
+
+def _alternatives(
+    report: PlanReport, plans: Plans, spilled_narrow: bool
+) -> Iterator[tuple[str, Callable[[], PlanReport]]]:
+    limits, hardware = report.limits, report.hardware
+    host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
+    device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
+    disk = faster(hardware.disk, _TIMES)
+    if hardware.has_device_memory:
+        yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
+        yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
+    else:
+        both = replace(host, device_bytes=device.device_bytes)
+        yield "twice the memory", lambda: plans(both, hardware, spilled_narrow)
+    yield "a disk twice as fast", lambda: plans(limits, replace(hardware, disk=disk), spilled_narrow)
+    if not spilled_narrow:
+        yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
+
+
+def faster(disk: Disk, times: float) -> Disk:
+    """A drive of so many times the bytes a second, both ways."""
+
+    def scaled(curve: Curve) -> Curve:
+        return replace(curve, points=tuple((x, times * y) for x, y in curve.points))
+
+    return replace(
+        disk,
+        read_bytes_per_s=scaled(disk.read_bytes_per_s),
+        write_bytes_per_s=scaled(disk.write_bytes_per_s),
+        both_ways_bytes_per_s=times * disk.both_ways_bytes_per_s,
+    )
+
+
+def outcome(plan: Callable[[], PlanReport]) -> dict[str, Any]:
+    """The figures of a plan that stand in tables, or the ``reason`` why there is none."""
+    try:
+        report = plan()
+    except BudgetError as error:
+        return dict.fromkeys((*_FIGURES, "bottleneck")) | {"reason": str(error)}
+    figures = {key: getattr(report, key) for key in _FIGURES}
+    return {**figures, "bottleneck": report.timeline.bottleneck.value, "reason": None}

@@ -30,9 +30,9 @@ from ooc.model.lowering.network import dtype_of
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
 from ooc.prefetch.device import Device
-from ooc.progress.display import displayed
 from ooc.progress.live import TrainingView
 from ooc.progress.plan_report import PlanReport
+from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.averaging import Averaging

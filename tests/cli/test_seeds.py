@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ooc import cli
-from ooc.report.seeds import describe_summary, summarize
+from ooc.report.runs import describe_summary, summarize
 from ooc.train.metrics import Metric
 from ooc.train.trainer import Trainer
 from tests.cli.conftest import RunCommand

@@ -7,7 +7,7 @@ import pytest
 
 from ooc.errors import HardwareError
 from ooc.plan import UNMEASURED
-from ooc.profile import Profile, cache, cached, keep
+from ooc.profile import Profile, cached, keep, profile
 
 PROFILE = Profile(UNMEASURED, "2026-01-02T03:04:05+00:00")
 
@@ -43,7 +43,7 @@ def test_anything_else_has_a_profile_of_its_own(
     name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(PROFILE, tmp_path)
-    monkeypatch.setattr(cache, name, value)
+    monkeypatch.setattr(profile, name, value)
     assert cached(tmp_path) is None
 
 
@@ -56,7 +56,7 @@ def test_a_damaged_profile_counts_as_none(text: str, tmp_path: Path) -> None:
 def test_without_the_variable_it_is_under_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert cache.location(tmp_path).parent == tmp_path / ".cache" / "ooc"
+    assert profile.location(tmp_path).parent == tmp_path / ".cache" / "ooc"
 
 
 def test_what_is_no_profile_is_named() -> None:

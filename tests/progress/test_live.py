@@ -10,10 +10,8 @@ import pytest
 from rich.console import Console
 
 from ooc.events import EpochFinished, Note, Relay, TaskAdvanced, TaskStarted
-from ooc.progress import display
-from ooc.progress.display import displayed
 from ooc.progress.live import Promise, Tier, TrainingView, bar
-from ooc.progress.reporter import Reporter, Verbosity
+from ooc.progress.reporter import Reporter, Verbosity, displayed, in_notebook
 from tests.cli.test_run import record
 from tests.progress.test_reporter import Clock, Terminal
 
@@ -157,7 +155,7 @@ def test_a_notebook_has_the_view_in_one_place(
     cells = SimpleNamespace(display=lambda data, **how: said.append((data, how)))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=Shell))
     monkeypatch.setitem(sys.modules, "IPython.display", cells)
-    assert display.in_notebook()
+    assert in_notebook()
     relay = Relay()
     with displayed(relay, lambda: view_of(Clock()), 4):
         for epoch in (1, 2, 3):
