@@ -195,7 +195,7 @@ def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares
 
 
 def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
-    """The most that a conversion has on the disk at a time: the store or, before it, the keys being sorted.
+    """The most that a conversion has on the disk at a time: the store or, before it, the keys that are sorted into it.
 
     ``ordered``: the store, and then all that once more, to write the store again in order.
     """
@@ -207,7 +207,8 @@ def disk_bytes(sizes: Sizes, options: Options, *, ordered: bool) -> int:
     row_bytes = -(-sizes.stored_feature_bytes(options) // nodes)
     features = _stored(nodes, row_bytes) if row_bytes else 0
     features += options.sparse_features * len(PARTS) * CHUNK_BYTES
-    need = labels + max(keys * (8 + edge_row_bytes) + topology // 2, topology + features)
+    sorting = keys * (8 + edge_row_bytes)  # Of a direction whose edges are written all keys are kept until they are.
+    need = labels + max(sorting + topology // sides, sorting // sides + topology, topology + features)
     if ordered:
         need += labels + topology + features
     return need + sizes.prepare_bytes + _METADATA_BYTES * (1 + ordered)

@@ -25,8 +25,7 @@ from ooc.conversion.node_arrays import mostly_zeros, write_features, write_label
 from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order
-from ooc.conversion.topology import write_topology
-from ooc.conversion.typed import check_options, write_types
+from ooc.conversion.topology import check_options, write_topology, write_types
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
@@ -225,7 +224,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     types = None
     if graph.types is not None:
         types = write_types(graph, graph.types, store, work, options=options, shares=shares)
-        topology = {"num_edges": sum(types.edges.values()), "undirected": False, "num_self_loops": 0}
+        topology: dict[str, Any] = {"num_edges": sum(types.edges.values()), "undirected": False, "num_self_loops": 0}
     else:
         values = ValueForm.of_source(graph, options.dtype)
         topology = write_topology(graph, store, work, options=options, values=values, shares=shares)

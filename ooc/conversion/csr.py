@@ -12,7 +12,6 @@ from ooc.storage.writer import ArrayWriter
 
 _WINDOW_ROWS = 1 << 18
 _TOPOLOGY = ("indptr", "indices", "self_loops")
-_STATE = ("row", "row_edges", "row_loops", "edges", "self_loops_found")
 
 
 class CsrWriter:
@@ -20,7 +19,6 @@ class CsrWriter:
     ``edge_weight`` [E] and ``edge_features`` [E, F] where ``values`` says that they have them.
 
     ``most_edges`` bounds E, which is known only at the end. ``only_ones``: whether every value is 1.
-    ``progress``: another process's to go on from.
     """
 
     def __init__(
@@ -30,8 +28,7 @@ class CsrWriter:
         form: KeyForm,
         *,
         most_edges: int,
-        values: ValueForm | None = None,
-        progress: dict[str, Any] | None = None,
+        values: ValueForm | None,
     ) -> None:
         self._form = form
         self._index_dtype = np.dtype(np.int32 if form.nodes <= 2**31 else np.int64)
@@ -42,30 +39,21 @@ class CsrWriter:
         }
         for name, kind, width in values.columns if values is not None else ():
             shapes[name] = ((most_edges,) if width is None else (most_edges, width), kind)
-        state = progress or dict.fromkeys(_STATE, 0)
         # The first row that is not complete yet, and what came of it so far.
-        self._row, self._row_edges, self._row_loops = (int(state[name]) for name in _STATE[:3])
-        self.edges, self.self_loops = (int(state[name]) for name in _STATE[3:])
-        self.only_ones = bool(progress["only_ones"]) if progress is not None else True
+        self._row = self._row_edges = self._row_loops = 0
+        self.edges = self.self_loops = 0
+        self.only_ones = True
         self._writers = {
-            name: ArrayWriter(store, f"{direction}/{name}", shape, dtype, progress=progress and progress[name])
-            for name, (shape, dtype) in shapes.items()
+            name: ArrayWriter(store, f"{direction}/{name}", shape, dtype) for name, (shape, dtype) in shapes.items()
         }
         self._indptr, self._indices, self._loops = (self._writers[name] for name in _TOPOLOGY)
         self._values = {name: writer for name, writer in self._writers.items() if name not in _TOPOLOGY}
-        if progress is None:
-            self._indptr.append(np.zeros(1, dtype=np.int64))
+        self._indptr.append(np.zeros(1, dtype=np.int64))
 
     @property
     def appended(self) -> int:
         """Edges so far."""
         return self._indices.rows
-
-    def progress(self) -> dict[str, Any]:
-        """How far it has come, as JSON; see ``ArrayWriter.progress``."""
-        state = (self._row, self._row_edges, self._row_loops, self.edges, self.self_loops)
-        arrays = {name: writer.progress() for name, writer in self._writers.items()}
-        return dict(zip(_STATE, state, strict=True)) | arrays | {"only_ones": self.only_ones}
 
     def found(self) -> dict[str, Any]:
         """How many edges and self-loops there are, and whether all values are 1."""

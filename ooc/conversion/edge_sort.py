@@ -7,8 +7,8 @@ over the range its keys really have: that splits hub rows too, whose keys differ
 bucket of one repeated key needs no sorting at all. So any multiset of keys sorts within the capacity. Edges that carry
 something keep the order they came in where their keys are equal; without, equal keys are all the same.
 
-Buckets that are done spreading are data (:class:`Bucket`): a list of them, in ascending order, is all that
-remains to be sorted, and a process that finds the list and the files goes on with it.
+Buckets that are done spreading are data (:class:`Bucket`): a process that finds a list of them, in ascending order,
+and their files, can sort them, and does not change them by that.
 """
 
 from collections import deque
@@ -42,17 +42,6 @@ class Bucket:
     count: int
     least: int
     largest: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of sorting: ``runs`` of ascending edges, then ``rest`` remains. ``spent``: the files to remove when
-    the runs, or that the bucket was replaced by finer ones (``refined``), are safe."""
-
-    runs: Iterator[Run]
-    rest: tuple[Bucket, ...]
-    spent: tuple[Path, ...]
-    refined: bool = False
 
 
 def values_path(path: Path) -> Path:
@@ -171,7 +160,8 @@ def _read_from(file: BinaryIO, array: npt.NDArray[Any]) -> None:
 
 
 class Sorter:
-    """Sorts ``buckets`` that lie in ``folder``, with at most ``capacity`` keys a buffer, ``workers`` + 1 buffers.
+    """Sorts ``buckets`` in ``folder``, which stay there, with at most ``capacity`` keys a buffer, ``workers`` + 1
+    buffers.
 
     ``values``: the records that the keys carry. While spreading again it holds a few times ``block`` keys besides.
     """
@@ -192,14 +182,12 @@ class Sorter:
         self._block = max(1, block)
         self._workers = workers
         self._values = values
+        self._finer: set[str] = set()
         self._buffers: list[_Buffer] = []
         self._reading: dict[Bucket, tuple[Future[None], _Buffer]] = {}
 
-    def steps(self) -> Generator[Step]:
-        """All edges ascending, a bucket a step. A run may be a view that a later step overwrites.
-
-        When the next step is asked for, ``rest`` of the one before must be on record if it was ``refined``.
-        """
+    def steps(self) -> Generator[Iterator[Run]]:
+        """All edges ascending, in runs, a bucket a step. A run may be a view that a later step overwrites."""
         size = min(self._capacity, max((bucket.count for bucket in self._waiting), default=0))
         # Taken once, and used in turn: memory does not depend on when freed buffers are given back.
         self._buffers = [_Buffer(size, self._values) for _ in range(self._workers + 1)]
@@ -207,23 +195,24 @@ class Sorter:
         try:
             while self._waiting:
                 bucket = self._waiting[0]
-                path = self._folder / bucket.file
-                spent = (path,) if self._values is None else (path, values_path(path))
                 if bucket.count > self._capacity and bucket.least != bucket.largest:
                     finer = self._spread_again(bucket)
                     self._waiting.popleft()
                     self._waiting.extendleft(reversed(finer))
-                    yield Step(iter(()), tuple(self._waiting), spent, refined=True)
-                    continue
-                self._read_ahead(pool)
-                self._waiting.popleft()
-                if bucket.least == bucket.largest:
-                    yield Step(self._repeated(bucket), tuple(self._waiting), spent)
-                    continue
-                future, buffer = self._reading.pop(bucket)
-                pool.result(future)
-                yield Step(buffer.runs(self._block), tuple(self._waiting), spent)
-                self._buffers.append(buffer)
+                else:
+                    self._read_ahead(pool)
+                    self._waiting.popleft()
+                    if bucket.least == bucket.largest:
+                        yield self._repeated(bucket)
+                    else:
+                        future, buffer = self._reading.pop(bucket)
+                        pool.result(future)
+                        yield buffer.runs(self._block)
+                        self._buffers.append(buffer)
+                if bucket.file in self._finer:
+                    path = self._folder / bucket.file
+                    path.unlink()
+                    values_path(path).unlink(missing_ok=True)
         finally:
             pool.shutdown(cancel_futures=True)
             self._buffers, self._reading = [], {}
@@ -275,4 +264,5 @@ class Sorter:
                     finer.add(keys, values)
         finally:
             buckets = finer.close()
+        self._finer |= {one.file for one in buckets}
         return buckets

@@ -233,9 +233,9 @@ def _fresh(keys: Keys, last: int | None) -> npt.NDArray[np.bool_]:
 class SelfLoops:
     """Puts a self-loop for every node that lacks one into ascending keys. ``node``: the first still to be seen to."""
 
-    def __init__(self, form: KeyForm, node: int = 0, *, values: ValueForm | None = None) -> None:
+    def __init__(self, form: KeyForm, *, values: ValueForm | None = None) -> None:
         self._form, self._values = form, values
-        self.node = node
+        self.node = 0
 
     def among(self, runs: Iterable[Run]) -> Iterator[Run]:
         """``runs`` and, between their keys, the loops that were lacking; none below the keys of earlier calls."""

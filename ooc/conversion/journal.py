@@ -24,7 +24,7 @@ Flushing = Callable[[], None]
 
 
 class Journal:
-    """The marks of one conversion in the file ``path``; ``key`` identifies it, ``created`` is when it began.
+    """The marks of a conversion, one a stage, in the file ``path``; ``key`` identifies it, ``created``: when it began.
 
     Made by :meth:`begin` or, of what an earlier process left, by :meth:`read`.
     """
@@ -32,7 +32,7 @@ class Journal:
     def __init__(self, path: Path, content: dict[str, Any], unflushed: list[Flushing]) -> None:
         self.key: dict[str, Any] = content["key"]
         self.created = str(content["created"])
-        self._marks: dict[str, dict[str, Any]] = content["marks"]
+        self._results: dict[str, dict[str, Any]] = content["results"]
         self._path = path
         self._unflushed = unflushed
         self._last = time.monotonic()
@@ -42,7 +42,7 @@ class Journal:
     def begin(cls, path: Path, key: dict[str, Any]) -> "Journal":
         """A new conversion's."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        journal = cls(path, {"key": key, "created": now, "marks": {}}, [])
+        journal = cls(path, {"key": key, "created": now, "results": {}}, [])
         journal._write(boot="")
         return journal
 
@@ -61,44 +61,21 @@ class Journal:
 
     def stages(self) -> list[str]:
         """The stages that are done, in order."""
-        return [name for name, mark in self._marks.items() if mark["done"]]
+        return list(self._results)
 
     def result(self, stage: str) -> Any:
         """What ``stage`` came to; None while it is not done."""
-        mark = self._marks.get(stage)
-        return mark["result"] if mark is not None and mark["done"] else None
-
-    def progress(self, stage: str) -> Any:
-        """How far ``stage`` has come; None where it has not begun, or is done."""
-        mark = self._marks.get(stage)
-        return mark["result"] if mark is not None and not mark["done"] else None
+        return self._results.get(stage)
 
     def finish(self, stage: str, result: dict[str, Any], flushing: Flushing, *, now: bool = False) -> dict[str, Any]:
         """``stage`` is done, and all it wrote is on the disk after ``flushing()``; the ``result``, as JSON has it.
 
         ``now``: durable at once.
         """
-        self._mark(stage, {"done": True, "result": result}, flushing, durable=now or self._due())
-        return result
-
-    def advance(
-        self, stage: str, flushing: Flushing, state: Callable[[], dict[str, Any]], *, now: bool = False
-    ) -> bool:
-        """Mark how far ``stage`` has come, if it is time to (durably) or ``now``; whether it was."""
-        due = self._due()
-        if due or now:
-            self._mark(stage, {"done": False, "result": state()}, flushing, durable=due)
-        return due or now
-
-    def _due(self) -> bool:
-        return time.monotonic() - self._last >= self._pause
-
-    def _mark(self, stage: str, mark: dict[str, Any], flushing: Flushing, *, durable: bool) -> None:
         self._unflushed.append(flushing)
-        self._marks.pop(stage, None)  # So that stages come in the order in which they were done.
-        self._marks[stage] = mark
+        self._results[stage] = result
         begun = time.monotonic()
-        boot = "" if durable else _boot()
+        boot = "" if now or begun - self._last >= self._pause else _boot()
         if not boot:
             for waiting in self._unflushed:
                 waiting()
@@ -109,9 +86,10 @@ class Journal:
             self._last = time.monotonic()
             self._pause = max(_LEAST_SECONDS, (self._last - begun) / _MOST_SHARE)
         self._write(boot=boot)
+        return result
 
     def _write(self, *, boot: str) -> None:
-        content = {"key": self.key, "created": self.created, "boot": boot, "marks": self._marks}
+        content = {"key": self.key, "created": self.created, "boot": boot, "results": self._results}
         unfinished = self._path.with_name(self._path.name + ".new")
         with unfinished.open("w") as file:
             json.dump(content, file)

@@ -114,8 +114,7 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
 def write_features(
     source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int, stage: str = _FEATURES
 ) -> dict[str, Any]:
-    """Write ``x`` [N, F], from where an earlier process had come; ``entries``, how many there are, where only those
-    that are not zero are written.
+    """Write ``x`` [N, F]; ``entries``, how many there are, where only those that are not zero are written.
 
     ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
     each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, values
@@ -128,20 +127,18 @@ def write_features(
     smallest = _smallest(source, wanted, block_rows, work) if options.row_normalize else None
     if sparse and smallest:
         raise SourceError(f"{source.name}: normalised rows are not zero where features are; keep them dense")
-    shape, progress = (source.num_nodes, source.num_features), journal.progress(stage)
-    if progress is None:
-        rmtree(store / "x", ignore_errors=True)
-    writer = (EntriesWriter if sparse else ArrayWriter)(store, "x", shape, wanted, progress=progress)
+    shape = source.num_nodes, source.num_features
+    rmtree(store / "x", ignore_errors=True)
+    writer = (EntriesWriter if sparse else ArrayWriter)(store, "x", shape, wanted)
     with reported(work.listener, "writing features", source.num_nodes, "nodes") as advance:
         with writer:
-            for row, rows in _feature_blocks(source, wanted, block_rows, first=writer.rows, sparse=sparse):
+            for row, rows in _feature_blocks(source, wanted, block_rows, sparse=sparse):
                 if smallest is not None:
                     rows = _normalized(rows, smallest)
                 if isinstance(writer, EntriesWriter) and writer.entries + len(rows[-1]) > most_entries(shape, wanted):
                     raise SourceError(f"{source.name} has features that take more without their zeros; keep them dense")
                 writer.append(_cast(rows, wanted, row))
                 advance(writer.rows)
-                journal.advance(stage, writer.flush, writer.progress)
             if writer.rows != source.num_nodes:
                 raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
         result = {"entries": writer.entries} if isinstance(writer, EntriesWriter) else {}
@@ -156,7 +153,7 @@ def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
     if source.prepare is not None:
         return not row_normalize and source.feature_entries is not None and source.feature_entries <= most
     block_rows, sparse = max(1, _COUNTED_VALUES // source.num_features), source.feature_entries is not None
-    for row, rows in _feature_blocks(source, wanted, block_rows, first=0, sparse=sparse):
+    for row, rows in _feature_blocks(source, wanted, block_rows, sparse=sparse):
         values, stop = _values(rows), row + len(rows.counts if sparse else rows)
         entries += int(np.count_nonzero(values))
         if entries * source.num_nodes > most * stop or (row_normalize and values.min(initial=0) < 0):
@@ -198,7 +195,7 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
     if (found := work.journal.result(_LEAST)) is None:
         least = None
         with reported(work.listener, "scanning features", source.num_nodes, "nodes") as advance:
-            for row, rows in _feature_blocks(source, wanted, block_rows, first=0):
+            for row, rows in _feature_blocks(source, wanted, block_rows):
                 lower = rows.min()
                 least = lower if least is None or lower < least else least
                 advance(row + len(rows))
@@ -209,30 +206,24 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
 
 
 def _feature_blocks(
-    source: Source, wanted: np.dtype[np.generic], block_rows: int, *, first: int, sparse: bool = False
+    source: Source, wanted: np.dtype[np.generic], block_rows: int, *, sparse: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """``(row, rows)`` from the row ``first`` on, finite, as float64 where the source or the store has that, else
-    float32; ``sparse``: without their zeros, and else with them, however they come."""
-    if source.features_from is not None:
-        row, given = first, source.features_from(block_rows, first)
-    else:
-        row, given = 0, source.features(block_rows)
-    wanted_shape = (source.num_nodes, source.num_features)
-    with prefetched(given) as blocks:
+    """``(row, rows)``, finite, as float64 where the source or the store has that, else float32; ``sparse``: without
+    their zeros, and else with them, however they come."""
+    row, wanted_shape = 0, (source.num_nodes, source.num_features)
+    with prefetched(source.features(block_rows)) as blocks:
         for rows in blocks:
-            if isinstance(rows, Entries):  # of a source that begins anywhere
-                start, row = row, row + len(rows.counts)
+            start = row
+            if isinstance(rows, Entries):
+                row += len(rows.counts)
                 rows = rows if sparse else rows.dense(source.num_features)
             else:
                 if rows.dtype.kind not in "biuf":
                     raise SourceError(f"features are of type {rows.dtype}, not numbers")
-                if rows.shape[1:] != (source.num_features,) or row + len(rows) > source.num_nodes:
-                    shape = (row + len(rows), *rows.shape[1:])
+                row += len(rows)
+                if rows.shape[1:] != (source.num_features,) or row > source.num_nodes:
+                    shape = (row, *rows.shape[1:])
                     raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
-                row, rows = row + len(rows), rows[max(0, first - row) :]
-                if not len(rows):
-                    continue
-                start = row - len(rows)
                 rows = Entries.of_rows(rows) if sparse else rows
             values = _values(rows)
             double = np.float64 in (values.dtype, wanted)

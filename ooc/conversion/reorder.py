@@ -6,9 +6,8 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +28,7 @@ from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
-from ooc.conversion.topology import Direction, EdgeStream, Pieces, spread, write_direction
-from ooc.conversion.typed import link, write_groups_of
+from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction, write_groups_of
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.files.prefetching import prefetched
@@ -152,10 +150,10 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
-        _write_moved([store.array(array)], partial(_moves, labelled.places, rows), work, f"moving {array}")
+        _write_moved([store.array(array)], _moves(labelled.places, rows), work, f"moving {array}")
     if x is not None:
         starts = _starts_in_order(x, labelled.places, work)
-        moves = partial(_moves, labelled.places, shares.feature_rows, x=x, starts=starts)
+        moves = _moves(labelled.places, shares.feature_rows, x, starts)
         _write_moved([x.indices, x.values], moves, work, "moving x")
     if types is None:
         write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
@@ -166,7 +164,7 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
                 name = perm_name(kind)
                 moved.append(store.array(name) if store.has(name) else _Numbers(name, order.places.shape))
             for one in moved:
-                _write_moved([one], partial(_moves, order.places, shares.feature_rows), work, f"moving {one.name}")
+                _write_moved([one], _moves(order.places, shares.feature_rows), work, f"moving {one.name}")
         write_groups_of(types, folder)
         types = replace(types, hops={kind: (order.hops, order.train_hops) for kind, order in orders.items()})
     attributes = {
@@ -286,22 +284,20 @@ def _carried(store: Store, direction: str, form: ValueForm, start: int, stop: in
     return values
 
 
-Moves = Iterator[tuple[int, int, int, npt.NDArray[np.int64]]]
-"""Up to which row all will have been moved then, from where to where what is moved lies, and to which places."""
+Moves = Iterator[tuple[int, int, npt.NDArray[np.int64]]]
+"""From where to where what is moved lies, and to which places."""
 
 
-def _moves(
-    places: Places, block_rows: int, first: int, x: SparseArray | None = None, starts: AnyArray | None = None
-) -> Moves:
-    """Of the rows from ``first`` on, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
-    for row, stop in ranges(len(places), block_rows, first):
+def _moves(places: Places, block_rows: int, x: SparseArray | None = None, starts: AnyArray | None = None) -> Moves:
+    """Of all rows, or of their entries in ``x``, whose rows begin at ``starts`` in the new order."""
+    for row, stop in ranges(len(places), block_rows):
         to = places[row:stop].astype(np.int64)
         if x is None or starts is None:
-            yield stop, row, stop, to
+            yield row, stop, to
         else:
             ends = x.indptr.read(row, stop + 1)
             to = np.repeat(starts[to] - ends[:-1], np.diff(ends)) + np.arange(ends[0], ends[-1])
-            yield stop, int(ends[0]), int(ends[-1]), to
+            yield int(ends[0]), int(ends[-1]), to
 
 
 def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDArray[np.int64]:
@@ -344,33 +340,25 @@ class _Numbers:
         return np.arange(start, stop, dtype=np.int64)
 
 
-def _write_moved(arrays: Sequence[Movable], moves: Callable[[int], Moves], work: Workplace, task: str) -> None:
-    """Write ``arrays`` with what they have in other places; ``moves`` from a row on."""
+def _write_moved(arrays: Sequence[Movable], moves: Moves, work: Workplace, task: str) -> None:
+    """Write ``arrays`` with what they have in other places."""
     folder, journal, stage = work.store, work.journal, task.replace("/", " ")
     if journal.result(stage) is not None:
         return
-    progress = journal.progress(stage)
-    begun = progress["scatters"] if progress else [None] * len(arrays)
-    if progress is None:
-        for array in arrays:
-            shutil.rmtree(folder / array.name, ignore_errors=True)
-    scatters = [RowScatter(folder, a.name, a.shape, a.dtype, progress=b) for a, b in zip(arrays, begun, strict=True)]
+    for array in arrays:
+        shutil.rmtree(folder / array.name, ignore_errors=True)
+    scatters = [RowScatter(folder, array.name, array.shape, array.dtype) for array in arrays]
 
     def flush() -> None:
         for scatter in scatters:
             scatter.flush()
 
     with reported(work.listener, task, arrays[0].shape[0], "entries" if arrays[1:] else "nodes") as advance:
-        for row, start, stop, to in moves(progress["rows"] if progress else 0):
+        for start, stop, to in moves:
             order = np.argsort(to, kind="stable")
             for array, scatter in zip(arrays, scatters, strict=True):
                 scatter.put(to[order], array.read(start, stop)[order])
             advance(stop)
-            journal.advance(stage, flush, partial(_moved_state, scatters, row))
         for scatter in scatters:
             scatter.close()
         journal.finish(stage, {}, flush)
-
-
-def _moved_state(scatters: Sequence[RowScatter], rows: int) -> dict[str, Any]:
-    return {"rows": rows, "scatters": [scatter.progress() for scatter in scatters]}

@@ -2,15 +2,16 @@
 """A source's edges, with what they carry → ``in/`` and ``out/`` of the store, sorted on disk.
 
 Stages: the edges are spread over buckets of keys, both directions at once; the buckets of each direction, in
-turn, are sorted and written; the directions are compared. Each leaves a mark, and one within for every few buckets.
+turn, are sorted and written; the directions are compared. Each leaves a mark. Of a source with types of nodes and edges
+each type of edges has such a group, and each type of nodes one for its features.
 """
 
+import os
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from shutil import rmtree
+from shutil import copy2, copytree, rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +20,15 @@ from ooc.conversion.budget import Options, Shares
 from ooc.conversion.csr import CsrWriter
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
+from ooc.conversion.node_arrays import write_features
 from ooc.conversion.output import Workplace
-from ooc.errors import SourceError
+from ooc.errors import OptionError, SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
-from ooc.sources.source import EdgeBlock, RelationSource, Source
+from ooc.sources.source import EdgeBlock, RelationSource, Source, SourceTypes
 from ooc.storage.array import flush_all, open_array
-from ooc.storage.store import EDGE_WEIGHT
-from ooc.storage.types import EDGES, EdgeType
+from ooc.storage.store import EDGE_WEIGHT, write_group
+from ooc.storage.types import EDGES, NODES, EdgeType, Types
 
 _COMPARED_BYTES = 1 << 20
 
@@ -267,13 +269,9 @@ def write_direction(
         rmtree(scratch, ignore_errors=True)
         return
     most = sum(bucket.count for bucket in buckets) + (form.nodes if self_loops else 0)
-    progress = journal.progress(stage)
-    if progress is None:
-        rmtree(store / name, ignore_errors=True)
-    else:
-        buckets = [Bucket(**bucket) for bucket in progress["buckets"]]
-    csr = CsrWriter(store, name, form, most_edges=most, values=values, progress=progress and progress["csr"])
-    loops = SelfLoops(form, progress["loops_to"] if progress else 0, values=values) if self_loops else None
+    rmtree(store / name, ignore_errors=True)
+    csr = CsrWriter(store, name, form, most_edges=most, values=values)
+    loops = SelfLoops(form, values=values) if self_loops else None
     sorter = Sorter(
         scratch,
         buckets,
@@ -282,39 +280,22 @@ def write_direction(
         workers=shares.sort_workers,
         values=values.dtype if values is not None else None,
     )
-    spent: list[Path] = []
     with closing(csr), reported(listener, f"writing {stage}", most, "edges") as advance:
         with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
             for step in steps:
                 # All edges with equal keys are in one step.
-                runs = cut(step.runs, shares.edges)
+                runs = cut(step, shares.edges)
                 if drop_duplicates:
                     runs = distinct(runs) if values is None else merged(runs, values, form)
                 for run in runs if loops is None else loops.among(runs):
                     csr.append(run)
                     advance(csr.appended)
-                spent.extend(step.spent)
-                flushing = partial(_flush, csr, [scratch] if step.refined else [])
-                if journal.advance(stage, flushing, partial(_state, csr, loops, step.rest), now=step.refined):
-                    for file in spent:
-                        file.unlink(missing_ok=True)
-                    spent.clear()
         for run in loops.remaining() if loops is not None else ():
             csr.append(run)
             advance(csr.appended)
         csr.complete()
         journal.finish(stage, csr.found(), csr.flush)
     rmtree(scratch, ignore_errors=True)
-
-
-def _flush(csr: CsrWriter, folders: list[Path]) -> None:
-    csr.flush()
-    flush_all(folders)
-
-
-def _state(csr: CsrWriter, loops: SelfLoops | None, rest: tuple[Bucket, ...]) -> dict[str, Any]:
-    buckets = [asdict(bucket) for bucket in rest]
-    return {"csr": csr.progress(), "loops_to": loops.node if loops is not None else 0, "buckets": buckets}
 
 
 def _same(store: Path, values: ValueForm | None) -> bool:
@@ -328,3 +309,87 @@ def _same(store: Path, values: ValueForm | None) -> bool:
         for first, second in pairs
         for start, rows in first.blocks(max(1, _COMPARED_BYTES // first.row_bytes))
     )
+
+
+# ---- several types --------------------------------------------------------------------------------------------------
+
+
+def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
+    """OptionError for what is not done to graphs with types."""
+    asked = {
+        "drop_duplicates without symmetrize": options.drop_duplicates and not options.symmetrize,
+        "self_loops": options.self_loops,
+        "row_normalize": options.row_normalize,
+        "feature_form='sparse'": options.sparse_features,
+    }
+    for name, given in asked.items():
+        if given:
+            raise OptionError(f"{graph.name} has several types of nodes or edges: {name} is not supported for such")
+    there = {kind.folder.lower() for kind in parts.edges}
+    for kind in parts.edges if options.symmetrize else ():
+        if kind.source != kind.target and kind.reverse.folder.lower() in there:
+            raise OptionError(f"{graph.name} has edges {kind.reverse} already; leave out symmetrize, or one of the two")
+
+
+def write_types(
+    graph: Source, parts: SourceTypes, store: Path, work: Workplace, *, options: Options, shares: Shares
+) -> Types:
+    """Write features and edges of ``graph``, whose types are ``parts``, to ``store``, rows as they are.
+
+    To symmetrize is what PyG's ``ToUndirected`` does: edges within a type of nodes get their reverse among them, others
+    a type of edges that are theirs reversed.
+    """
+    for kind, nodes in parts.nodes.items():
+        if nodes.num_features:
+            rows, stage = shares.feature_rows, f"features of {kind}"
+            write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
+    edges, self_loops = {}, {}
+    for one, found in parts.edges.items():
+        ends = parts.nodes[one.source].num_nodes, parts.nodes[one.target].num_nodes
+        relation, values = Relation(graph.name, found, ends, one), ValueForm.of_source(found, options.dtype)
+        written = write_relation(relation, store, work, options=options, values=values, shares=shares)
+        edges[one] = int(written["edges"])
+        if relation.within_type:
+            self_loops[one] = int(written["self_loops"])
+        if relation.within_type and options.symmetrize:
+            link(store / f"{relation.group}in", store / f"{relation.group}out")
+            rmtree(store / f"{relation.group}out" / "self_loops", ignore_errors=True)
+    reverses = {one.reverse: one for one in parts.edges if options.symmetrize and one.source != one.target}
+    for reverse, original in reverses.items():
+        edges[reverse] = edges[original]
+        for side, other in (("in", "out"), ("out", "in")):
+            link(store / EDGES / original.folder / side, store / EDGES / reverse.folder / other)
+    carrying = {one: parts.edges[reverses.get(one, one)] for one in edges}
+    types = Types(
+        {kind: nodes.num_nodes for kind, nodes in parts.nodes.items()},
+        {kind: nodes.num_features for kind, nodes in parts.nodes.items()},
+        edges,
+        parts.labelled,
+        frozenset(one for one, found in carrying.items() if found.has_edge_weight),
+        {one: found.num_edge_features for one, found in carrying.items() if found.num_edge_features},
+        self_loops,
+    )
+    write_groups_of(types, store)
+    return types
+
+
+def write_groups_of(types: Types, folder: Path) -> None:
+    """Write the metadata of the groups within the store in ``folder``."""
+    groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in types.nodes), f"{NODES}/{types.labelled}/split"]
+    for relation in types.edges:
+        groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
+    for group in groups:
+        write_group(folder / group, {})
+
+
+def link(source: Path, target: Path) -> None:
+    """Have the arrays in the folder ``source`` in ``target``, too: the same files, where the disk has such."""
+    rmtree(target, ignore_errors=True)
+
+    def linked(file: str, other: str) -> None:
+        try:
+            os.link(file, other)
+        except OSError:
+            copy2(file, other)
+
+    copytree(source, target, copy_function=linked)

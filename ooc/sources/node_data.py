@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
+from ooc.sources.columns import NodeTables
 from ooc.sources.files.cells import Block, Cells
 from ooc.sources.files.held_array import HeldArray
 from ooc.sources.files.npy import NpyArray
@@ -28,7 +29,6 @@ from ooc.sources.labels import (
     random_split,
     unsaid_split_note,
 )
-from ooc.sources.node_tables import NodeTables
 from ooc.sources.reading import Request
 from ooc.sources.source import LabelBlock, ranges
 from ooc.storage.array import AnyArray
@@ -45,17 +45,15 @@ _MOST_DIGITS = 40  # int() refuses thousands of them.
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFeatures:
-    """``blocks(nodes, size, row)``: features [n, ``columns``] of the nodes from ``row`` on, where the source
-    ``seeks``, else of all of them; SourceError where there are not those of ``nodes``.
+    """``blocks(nodes, size)``: features [n, ``columns``]; SourceError where there are not those of ``nodes``.
 
     ``rows``: of how many nodes there are; None where only reading tells, or any number will do. ``entries``: how many
     there are, where features come without their zeros.
     """
 
     columns: int
-    blocks: Callable[[int, int, int], Iterator[AnyArray | Entries]]
+    blocks: Callable[[int, int], Iterator[AnyArray | Entries]]
     rows: int | None
-    seeks: bool
     table: Table | None = None
     entries: int | None = None
 
@@ -65,7 +63,7 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
     if "features" in request.arrays:
         return _array_features(HeldArray(request.arrays["features"], "features"))
     if text == NONE:
-        return NodeFeatures(columns=0, blocks=lambda nodes, size, row: iter(()), rows=None, seeks=True)
+        return NodeFeatures(columns=0, blocks=lambda nodes, size: iter(()), rows=None)
     if text.startswith(RANDOM):
         return _made_up_features(text)
     path = Path(text)
@@ -75,31 +73,31 @@ def node_features(text: str, tables: NodeTables, request: Request) -> NodeFeatur
 def _array_features(array: NpyArray | HeldArray) -> NodeFeatures:
     rows, columns = array.matrix("[nodes, features]")
 
-    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray | Entries]:
+    def blocks(nodes: int, size: int) -> Iterator[AnyArray | Entries]:
         _check_rows(array.name, rows, nodes)
-        return array.row_blocks(size, row)
+        return array.row_blocks(size)
 
     entries = array.entries if isinstance(array, HeldArray) else None
-    return NodeFeatures(columns=columns, blocks=blocks, rows=rows, seeks=True, entries=entries)
+    return NodeFeatures(columns=columns, blocks=blocks, rows=rows, entries=entries)
 
 
 def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     names = tables.features(table)
     if not names:
-        return NodeFeatures(columns=0, blocks=lambda nodes, size, row: iter(()), rows=None, seeks=True, table=table)
+        return NodeFeatures(columns=0, blocks=lambda nodes, size: iter(()), rows=None, table=table)
     wanted = dict.fromkeys(names, Cells.REAL)
     columns = width(table, names)
     if not 0 < columns <= _MOST_COLUMNS:
         raise SourceError(f"{table.path} has no features, or more than {_MOST_COLUMNS}")
 
-    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
+    def blocks(nodes: int, size: int) -> Iterator[AnyArray]:
         for block in _table_blocks(table, wanted, nodes, size):
             part = side_by_side(block, names)
             if part.shape[1] != columns:
                 raise SourceError(f"{table.path} has rows of {columns} features and rows of {part.shape[1]}")
             yield part
 
-    return NodeFeatures(columns=columns, blocks=blocks, rows=table.rows, seeks=False, table=table)
+    return NodeFeatures(columns=columns, blocks=blocks, rows=table.rows, table=table)
 
 
 def _made_up_features(text: str) -> NodeFeatures:
@@ -107,13 +105,12 @@ def _made_up_features(text: str) -> NodeFeatures:
     columns, seed = _random_parameters(text, "features")
     height = max(1, _BLOCK_VALUES // columns)
 
-    def blocks(nodes: int, size: int, row: int) -> Iterator[AnyArray]:
-        for start in range(row - row % height, nodes, height):
+    def blocks(nodes: int, size: int) -> Iterator[AnyArray]:
+        for start, stop in ranges(nodes, height):
             generator = np.random.Generator(np.random.SFC64([seed, _FEATURE_STREAM, start // height]))
-            part = generator.standard_normal((min(height, nodes - start), columns), dtype=np.float32)
-            yield part[max(0, row - start) :]
+            yield generator.standard_normal((stop - start, columns), dtype=np.float32)
 
-    return NodeFeatures(columns=columns, blocks=blocks, rows=None, seeks=True)
+    return NodeFeatures(columns=columns, blocks=blocks, rows=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,8 +76,7 @@ class Source:
     as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it
     calls the classes, by their numbers; none where they are numbers.
 
-    ``features_from(n, row)``, where the source can: the rows from ``row`` on, without reading all before. Features may
-    come without their zeros; then there are ``feature_entries``, or fewer.
+    Features may come without their zeros; then there are ``feature_entries``, or fewer.
 
     ``prepare``, for a source that must put something on the disk before it can stream: called once, before
     all else, with a folder of the partial store and a listener; gives the source to convert, whose own
@@ -102,7 +101,6 @@ class Source:
     edges: Callable[[int], Iterator[EdgeBlock]]
     features: Callable[[int], Iterator[AnyArray | Entries]]
     labels: Callable[[int], Iterator[LabelBlock]]
-    features_from: Callable[[int, int], Iterator[AnyArray | Entries]] | None = None
     feature_entries: int | None = None
     ids: Callable[[int], Iterator[AnyArray]] | None = None
     id_bytes: int = 0
@@ -179,9 +177,9 @@ def fingerprint_of(*paths: Path) -> dict[str, Any]:
     return found
 
 
-def ranges(total: int, step: int, first: int = 0) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` pieces of ``range(first, total)``, ``step`` long but for the last."""
-    for start in range(first, total, step):
+def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
+    """``(start, stop)`` pieces of ``range(total)``, ``step`` long but for the last."""
+    for start in range(0, total, step):
         yield start, min(start + step, total)
 
 

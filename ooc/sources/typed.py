@@ -18,13 +18,7 @@ TYPES = "types"
 _NAME = re.compile(r"\w[\w .+-]*")
 
 
-def nodes_alone(
-    name: str,
-    num_nodes: int,
-    num_features: int = 0,
-    features: Rows | None = None,
-    features_from: Callable[[int, int], Iterator[AnyArray | Entries]] | None = None,
-) -> Source:
+def nodes_alone(name: str, num_nodes: int, num_features: int = 0, features: Rows | None = None) -> Source:
     """The nodes of a type that has no labels; with ``features`` or none."""
     if not 0 < num_nodes <= 2**32:
         raise SourceError(f"{name}: {num_nodes} nodes cannot be converted")
@@ -37,7 +31,6 @@ def nodes_alone(
         num_classes=None,
         edges=lambda size: iter(()),
         features=features or (lambda size: iter(())),
-        features_from=features_from,
         labels=lambda size: iter(()),
     )
 
@@ -68,7 +61,7 @@ def nodes_in(name: str, array: NpyArray | None, num_nodes: int) -> Source:
     rows, columns = array.matrix("[nodes, features]")
     if rows != num_nodes:
         raise SourceError(f"{array.name} has {rows} rows for {num_nodes} nodes")
-    return nodes_alone(name, rows, columns, array.row_blocks, array.row_blocks)
+    return nodes_alone(name, rows, columns, array.row_blocks)
 
 
 def relation_in(array: NpyArray, preferred: int = 0) -> RelationSource:

@@ -5,7 +5,7 @@ Shapes: N rows, F columns, R rows at hand with E entries.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,21 +96,16 @@ def most_entries(shape: tuple[int, int], dtype: npt.DTypeLike) -> int:
 class EntriesWriter:
     """Writes a matrix without its zeros, of ``most_entries`` at most; else as ``ArrayWriter`` does."""
 
-    def __init__(
-        self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, *, progress: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
         most = most_entries(shape, dtype)
         # Few entries must not be padded to a large chunk.
         chunk_bytes = min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, most * INDEX_DTYPE.itemsize // _CHUNKS))
         shapes: list[tuple[int, npt.DTypeLike]] = [(shape[0] + 1, np.int64), (most, INDEX_DTYPE), (most, dtype)]
         self._writers = {
-            part: ArrayWriter(
-                path, f"{name}/{part}", (count,), kind, progress=progress and progress[part], chunk_bytes=chunk_bytes
-            )
+            part: ArrayWriter(path, f"{name}/{part}", (count,), kind, chunk_bytes=chunk_bytes)
             for part, (count, kind) in zip(PARTS, shapes, strict=True)
         }
-        if progress is None:
-            self._writers["indptr"].append(np.zeros(1, dtype=np.int64))
+        self._writers["indptr"].append(np.zeros(1, dtype=np.int64))
 
     @property
     def rows(self) -> int:
@@ -129,9 +124,6 @@ class EntriesWriter:
     def flush(self) -> None:
         for writer in self._writers.values():
             writer.flush()
-
-    def progress(self) -> dict[str, Any]:
-        return {part: writer.progress() for part, writer in self._writers.items()}
 
     def __enter__(self) -> "EntriesWriter":
         return self

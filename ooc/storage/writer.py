@@ -10,22 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, flush, runs
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, flush, flush_all, runs
 from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
 class _Writer(ABC):
-    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``.
-
-    ``progress``: what another process had flushed, to go on from with the same other arguments.
-    """
+    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``."""
 
     def __init__(
         self,
@@ -34,7 +31,6 @@ class _Writer(ABC):
         shape: tuple[int, ...],
         dtype: npt.DTypeLike,
         *,
-        progress: dict[str, Any] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         kind = np.dtype(dtype)
@@ -43,36 +39,26 @@ class _Writer(ABC):
         height = chunk_rows(shape[0], math.prod(shape[1:]) * kind.itemsize, chunk_bytes=chunk_bytes)
         chunks = (height, *shape[1:])
         self.array = Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
-        self._unflushed: set[Path] = set()
         with _writing(self.array.path):
-            self.array.path.mkdir(parents=True, exist_ok=progress is not None)
-        self._begin(progress)
+            self.array.path.mkdir(parents=True)
+        self._begin()
 
     @abstractmethod
-    def _begin(self, progress: dict[str, Any] | None) -> None:
-        """Take up after the rows that ``progress`` tells of; None: there are none yet."""
+    def _begin(self) -> None:
+        """There are no rows yet."""
 
     def flush(self) -> None:
-        """Have all rows so far on the disk, and the metadata once it is closed."""
-        array = self.array
-        inner = (folder for path in self._unflushed for folder in path.parents)
-        folders = {folder for folder in inner if folder.is_relative_to(array.path)}  # also that of all rows of chunks
-        for path in (*self._unflushed, *folders, array.path, *list(array.path.parents)[:2]):
-            if path.exists():
-                flush(path)
-        self._unflushed.clear()
+        """Have it on the disk, once it is closed, unless it has been removed since."""
+        flush_all([self.array.path])
+        for folder in filter(Path.exists, list(self.array.path.parents)[:2]):
+            flush(folder)
 
     def _complete(self, checksums: list[int]) -> Array:
         """Write checksums and metadata."""
         array = self.array
-        contents = {
-            array.path / CHECKSUM_FILE: np.array(checksums, dtype="<u4").tobytes(),
-            array.path / METADATA_FILE: of_array(array.shape, array.chunks, array.dtype),
-        }
         with _writing(array.path):
-            for path, data in contents.items():
-                path.write_bytes(data)
-        self._unflushed |= contents.keys()
+            (array.path / CHECKSUM_FILE).write_bytes(np.array(checksums, dtype="<u4").tobytes())
+            (array.path / METADATA_FILE).write_bytes(of_array(array.shape, array.chunks, array.dtype))
         return array
 
     def _bytes_of(self, rows: AnyArray) -> npt.NDArray[np.uint8]:
@@ -86,28 +72,13 @@ class _Writer(ABC):
 class ArrayWriter(_Writer):
     """Writes rows in order: ``append`` any number of them, then ``close``, or use it as a context manager.
 
-    ``rows``: how many there are so far. What was written after an earlier process's progress is cut off; StoreError
-    where less is there than it tells.
+    ``rows``: how many there are so far.
     """
 
-    def _begin(self, progress: dict[str, Any] | None) -> None:
-        begun = progress or {"rows": 0, "checksums": [], "crc": 0}
-        self.rows, self._crc = int(begun["rows"]), int(begun["crc"])
-        self._checksums = [int(checksum) for checksum in begun["checksums"]]
+    def _begin(self) -> None:
+        self.rows = self._crc = 0
+        self._checksums: list[int] = []
         self._descriptor: int | None = None
-        path = self.array.chunk_path(len(self._checksums))
-        begun_bytes = (self.rows - len(self._checksums) * self.array.chunks[0]) * self.array.row_bytes
-        if begun_bytes:
-            with _writing(path):
-                if path.stat().st_size < begun_bytes:
-                    raise StoreError(f"{path} is shorter than it was when the work on it was interrupted")
-                self._descriptor = os.open(path, os.O_WRONLY)
-                os.truncate(self._descriptor, begun_bytes)
-                os.lseek(self._descriptor, begun_bytes, os.SEEK_SET)
-
-    def progress(self) -> dict[str, Any]:
-        """How far it has come, as JSON, once :meth:`flush` was called."""
-        return {"rows": self.rows, "checksums": self._checksums, "crc": self._crc}
 
     def append(self, rows: AnyArray) -> None:
         """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
@@ -163,7 +134,6 @@ class ArrayWriter(_Writer):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
                 self._crc = 0
-            self._unflushed.add(path)
             self._crc = google_crc32c.extend(self._crc, data)
             done = 0
             while done < len(data):
@@ -178,20 +148,13 @@ class RowScatter(_Writer):
     """Writes rows in any order, each once: ``put`` them, then ``close``. Holds no file open.
 
     Rows that come in long runs are written in long pieces, so a stable partition of an array into few groups is done
-    in one sequential reading and as many sequential writings as there are groups. Rows that were put after an earlier
-    process's progress are put again.
+    in one sequential reading and as many sequential writings as there are groups.
     """
 
-    def _begin(self, progress: dict[str, Any] | None) -> None:
+    def _begin(self) -> None:
         rows, height = self.array.shape[0], self.array.chunks[0]
-        missing = [min(height, rows - start) for start in range(0, rows, height)]
-        begun = progress or {"missing": missing, "checksums": [0] * self.array.num_chunks}
-        self._missing = [int(rows) for rows in begun["missing"]]
-        self._checksums = [int(checksum) for checksum in begun["checksums"]]
-
-    def progress(self) -> dict[str, Any]:
-        """How far it has come, as JSON, once :meth:`flush` was called."""
-        return {"missing": self._missing, "checksums": self._checksums}
+        self._missing = [min(height, rows - start) for start in range(0, rows, height)]
+        self._checksums = [0] * self.array.num_chunks
 
     def put(self, places: npt.NDArray[np.int64], rows: AnyArray) -> None:
         """Write ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype, to the ascending ``places`` ``[n]``."""
@@ -213,7 +176,6 @@ class RowScatter(_Writer):
 
     def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(chunk)
-        self._unflushed.add(path)
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)

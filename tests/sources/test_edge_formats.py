@@ -12,7 +12,7 @@ import pytest
 
 import ooc
 from ooc.errors import OocError, OptionError, SourceError
-from ooc.sources.formats.edges import numbered_graph
+from ooc.sources.formats.edges import bare_graph
 from ooc.storage.store import Store, Task
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of, in_order
@@ -150,7 +150,7 @@ def test_ids_too_many_for_the_budget_are_numbered_on_the_disk(
         columns = {"id": called, "f": np.sin(called), "label": called % 3}
         pyarrow.parquet.write_table(pa.table(columns), source / "nodes.parquet")
     held = ooc.convert(source, tmp_path / "held.ooc", **options)
-    monkeypatch.setattr(numbered_graph, "_HELD_BYTES", {"edges": 10**9, "table": 10**9})
+    monkeypatch.setattr(bare_graph, "_HELD_BYTES", {"edges": 10**9, "table": 10**9})
     monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
     joined = ooc.convert(source, tmp_path / "joined.ooc", host_budget="64M", **options)
     assert joined.has_edge_weight and joined.ids is not None and held.ids is not None

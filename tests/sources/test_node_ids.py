@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import SourceError
-from ooc.sources.node_ids import RankTable, Same, Sorted, collect, collect_texts, numbering, sorted_with_rows
-from ooc.sources.sorted_runs import write_ids
+from ooc.sources.node_ids import RankTable, Same, Sorted, collect, collect_texts, numbering, sorted_with_rows, write_ids
 from tests.examples import examples
 
 _IDS = st.sets(st.one_of(st.integers(0, 300), st.integers(0, 100_000)), min_size=1, max_size=200)
@@ -53,7 +52,7 @@ def test_a_scarce_memory_collects_the_same_ids(
     # The least of them has runs go to files, and be merged there.
     for limit in (200 * 1000, 32 * max(1, len(wanted)), 32 * 20, 1 << 20):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ooc.sources.sorted_runs._MOST_RUNS", 3)
+            patch.setattr("ooc.sources.node_ids._MOST_RUNS", 3)
             assert collect(arrays(), folder / "i", limit_bytes=limit) == len(wanted)
         assert np.fromfile(folder / "i", dtype=np.int64).tolist() == wanted
     assert [path.name for path in folder.iterdir()] == ["i"]
@@ -70,7 +69,7 @@ def test_a_scarce_memory_collects_the_same_texts(
     wanted = sorted({text for block in given_blocks for text in block})
     for limit in (1 << 20, 500):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ooc.sources.sorted_runs._MOST_RUNS", 3)
+            patch.setattr("ooc.sources.node_ids._MOST_RUNS", 3)
             found = collect_texts(iter(given_blocks), folder / "i", limit_bytes=limit)
         assert (found.rows, found.width) == (len(wanted), max(map(len, wanted), default=0))
         assert [text for part in found.blocks(7) for text in part] == wanted

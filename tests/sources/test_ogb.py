@@ -442,7 +442,7 @@ def _graph_of(source: Source) -> Graph:
 
 @pytest.mark.parametrize("name", ["ogb-papers100m-zip", "ogb-products", "igb-full", "mag240m"])
 def test_sources_start_afresh_at_each_call(tmp_path: Path, name: str) -> None:
-    """In blocks of any size, twice the same, and from any row where they can."""
+    """In blocks of any size, twice the same."""
     made = _made(tmp_path / "s", name, nodes=200, edges=300)
     source = _source(made.source)
     if source.prepare is not None:
@@ -452,5 +452,3 @@ def test_sources_start_afresh_at_each_call(tmp_path: Path, name: str) -> None:
     for part in ("edge_index", "x", "y", "train", "valid", "test"):
         np.testing.assert_array_equal(getattr(first, part), getattr(second, part))
     np.testing.assert_array_equal(first.x, made.graph.x)
-    if source.features_from is not None:
-        np.testing.assert_array_equal(np.vstack(list(source.features_from(9, 123))), made.graph.x[123:])

@@ -46,10 +46,10 @@ class HeldArray:
         values = part.data.astype(self.dtype if self.dtype.kind == "f" else np.float64)
         return Entries.of_csr(np.diff(part.indptr), part.indices.astype(np.int64), values, part.shape[1])
 
-    def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray | Entries]:
-        """All rows from ``first`` on, at most ``size`` at a time."""
+    def row_blocks(self, size: int) -> Iterator[AnyArray | Entries]:
+        """All rows, at most ``size`` at a time."""
         rows = self._without_zeros if self._sparse else self.rows
-        return (rows(start, stop) for start, stop in ranges(self.shape[0], size, first))
+        return (rows(start, stop) for start, stop in ranges(self.shape[0], size))
 
     def matrix(self, meaning: str) -> tuple[int, int]:
         """Its two extents; SourceError, saying what they mean, where there are not two."""

@@ -137,11 +137,11 @@ class NpyArray:
                 f"{self.name} has the shape {list(self.shape)}, an entry for each of {nodes} nodes wanted"
             )
 
-    def values(self, size: int, first: int = 0) -> Iterator[AnyArray]:
-        """All values in file order from ``first`` on, at most ``size`` at a time; the end is checked after the last."""
+    def values(self, size: int) -> Iterator[AnyArray]:
+        """All values in file order, at most ``size`` at a time; the end is checked after the last."""
         with self._blob.open() as stream:
-            self._seek(stream, first)
-            for start, stop in ranges(self.header.count, size, first):
+            self._seek(stream, 0)
+            for start, stop in ranges(self.header.count, size):
                 yield read_values(stream, stop - start, self.dtype, self.name)
             if stream.read(1):
                 raise damaged(self.name, "it is longer than it says")
@@ -156,12 +156,12 @@ class NpyArray:
         width = prod(self.shape[1:])
         return self._values(start * width, (stop - start) * width).reshape(stop - start, *self.shape[1:])
 
-    def row_blocks(self, size: int, first: int = 0) -> Iterator[AnyArray]:
-        """All rows from ``first`` on, at most ``size`` at a time."""
+    def row_blocks(self, size: int) -> Iterator[AnyArray]:
+        """All rows, at most ``size`` at a time."""
         self._check_rows()
         width = prod(self.shape[1:])
         rows_at_once = max(1, min(size, _BLOCK_BYTES // max(1, width * self.dtype.itemsize)))
-        for values in self.values(rows_at_once * width, first * width):
+        for values in self.values(rows_at_once * width):
             yield values.reshape(-1, *self.shape[1:])
 
     def num_edges(self, preferred: int = 0) -> int:

@@ -102,15 +102,8 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     columns, num_edges = _edge_columns(arrays, options.name)
     carried = _edge_data(arrays, num_edges, options.name)
 
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        for start, stop in ranges(num_edges, size):
-            sources, targets = (column[start:stop].astype(np.int64) for column in columns)
-            parts = (None if array is None else np.array(array[start:stop]) for array in carried)
-            yield EdgeBlock(sources, targets, EdgeData(*parts))
-            options.release()
-
-    def features_from(size: int, row: int) -> Iterator[AnyArray | Entries]:
-        for start, stop in ranges(nodes, size, row):
+    def features(size: int) -> Iterator[AnyArray | Entries]:
+        for start, stop in ranges(nodes, size):
             yield read_features(start, stop)
             options.release()
 
@@ -130,11 +123,10 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_edges=num_edges,
         num_features=num_features,
         num_classes=classes,
-        edges=edges,
+        edges=partial(_edge_blocks, columns, carried, options.release),
         has_edge_weight=carried.weight is not None,
         num_edge_features=0 if carried.features is None else carried.features.shape[1],
-        features=lambda size: features_from(size, 0),
-        features_from=features_from,
+        features=features,
         feature_entries=feature_entries,
         labels=labels,
         task=form.task,
@@ -206,6 +198,16 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     if features is not None and (features.ndim != 2 or len(features) != edges or not features.shape[1]):
         raise SourceError(f"{source}: edge_attr has the shape {features.shape}, not [{edges} edges, features]")
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
+
+
+def _edge_blocks(
+    columns: tuple[AnyArray, AnyArray], carried: EdgeData, release: Callable[[], None], size: int
+) -> Iterator[EdgeBlock]:
+    for start, stop in ranges(len(columns[0]), size):
+        sources, targets = (column[start:stop].astype(np.int64) for column in columns)
+        parts = (None if array is None else np.array(array[start:stop]) for array in carried)
+        yield EdgeBlock(sources, targets, EdgeData(*parts))
+        release()
 
 
 def _features(
@@ -441,12 +443,7 @@ def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
             arrays |= _of_tensor(given, part)
     carried = _edge_data(arrays, count, name)
 
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        for start, stop in ranges(count, size):
-            sources, targets = (column[start:stop].astype(np.int64) for column in columns)
-            parts = (None if array is None else np.array(array[start:stop]) for array in carried)
-            yield EdgeBlock(sources, targets, EdgeData(*parts))
-
+    edges = partial(_edge_blocks, columns, carried, lambda: None)
     features = 0 if carried.features is None else carried.features.shape[1]
     return RelationSource(count, edges, carried.weight is not None, features)
 

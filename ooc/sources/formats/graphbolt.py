@@ -62,7 +62,6 @@ def _open(path: Path, request: Request) -> Source:
         has_edge_weight=carried.weight is not None,
         num_edge_features=carried.num_features,
         features=features.row_blocks,
-        features_from=features.row_blocks,
         labels=labels.blocks,
         resident_bytes=labels.nbytes,
         fingerprint=fingerprint_of(metadata.path, metadata.edges()[0], features.path, *carried.paths, *labels.paths),

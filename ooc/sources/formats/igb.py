@@ -77,7 +77,6 @@ def igb_source(path: Path, request: Request) -> Source:
         num_classes=_NUM_CLASSES[kind],
         edges=lambda size: edges.edge_blocks(size, preferred=1),
         features=features.row_blocks,
-        features_from=features.row_blocks,
         labels=label_blocks,
         fingerprint=fingerprint_of(*(path / name for name in (_FEATURES, _EDGES, _LABELS[kind]))),
         description={LABEL: kind, "split": f"60 %, 20 % and the rest of the first {labelled} papers, in order"},

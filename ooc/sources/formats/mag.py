@@ -63,7 +63,6 @@ def _open(path: Path, request: Request) -> Source:
         num_classes=classes if isinstance(classes, int) and classes > 0 else None,
         edges=edges.edge_blocks,
         features=features.row_blocks,
-        features_from=features.row_blocks if features.seekable else None,
         labels=blocks,
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint(_EDGES, _FEATURES, _LABELS, _META, _SPLITS),

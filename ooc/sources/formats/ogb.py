@@ -6,7 +6,7 @@ https://github.com/snap-stanford/ogb, with ``split/KIND/`` beside ``raw/``:
 
 Binary, ogbn-papers100M's: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once. Where the zip of
 the dataset is deflated too, the outer layer is inflated twice: to find the arrays in data.npz, whose directory lies at
-its end, and to read them; places that were reached are kept (see ``ForwardBlob``).
+its end, and to read them; places that were reached are kept.
 
 Text, that of ogbn-products, ogbn-arxiv and ogbn-proteins: ``raw/*.csv.gz`` without headers. Which one it is shows in
 its kind of split; that decides, as ``master.csv`` does, whether the file has each edge once for both directions. Then
@@ -20,9 +20,14 @@ to train links by; ``split/KIND/*.pt`` has the links (``ooc.Links.read``). ogbl-
 Many graphs, those of ogbg-molhiv and the others of molecules, and of ogbg-ppa: the same text with
 ``graph-label.csv.gz``, a line a graph, ends of edges as numbers within their graph, each edge once for both directions.
 
-Types of nodes and edges, those of ogbn-mag: see ``ogb_types``.
+Types of nodes and edges, those of ogbn-mag (``read_csv_heterograph_raw``): ``raw/num-node-dict.csv.gz`` and
+``raw/nodetype-has-label.csv.gz`` with a header of types, ``raw/triplet-type-list.csv.gz`` with a type of edges a line,
+``raw/relations/SOURCE___RELATION___TARGET/edge.csv.gz``, ``raw/node-feat/TYPE``, ``raw/node-label/TYPE``,
+``split/KIND/TYPE/{train,valid,test}.csv.gz``. Types without ``node-feat`` have no features. Edges lead one way, as
+published; the years of papers and the numbers of relations are not kept.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,27 +35,206 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.lines import Kind
+from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
 from ooc.sources.files.npy import NpyArray, unpacking
+from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.many_graphs import graph_labels, graphs_source
-from ooc.sources.formats.ogb_text import (
-    columns_of,
-    edges_of,
-    features_of,
-    numbers_of,
-    only_split,
-    pieces,
-    read_numbers,
-    single_number,
-    splits_of,
-)
-from ooc.sources.formats.ogb_types import MARK, heterogeneous_source
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks, only_answers
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges, with_data
+from ooc.sources.source import EdgeBlock, EdgeData, RelationSource, Source, ranges, with_data
+from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
+from ooc.storage.types import EdgeType
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+
+_EMPTY_CELL = re.compile(rb"(?<=,)(?=[,\r\n])|^(?=[,\r\n])", re.MULTILINE)
+_MOST_TABLE_BYTES = 1 << 16
+
+
+def columns_of(files: DatasetFiles, name: str) -> int:
+    """How many columns the first row has."""
+    for text in stream_lines(gunzipped(files.blob(name)), files.label(name)):
+        return text[: text.index(b"\n")].count(b",") + 1
+    raise SourceError(f"{files.label(name)} is empty")
+
+
+def read_numbers(
+    files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None, *, fill: bool = False
+) -> Iterator[AnyArray]:
+    """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
+    (None: any number). ``fill``: empty cells are NaN."""
+    label, done = files.label(name), 0
+    lines = stream_lines(gunzipped(files.blob(name)), label)
+    if fill:
+        lines = (_EMPTY_CELL.sub(b"nan", text) for text in lines)
+    for block in rows_of_numbers(lines, label, columns=(columns,), kind=kind):
+        done += len(block)
+        if rows is not None and done > rows:
+            raise SourceError(f"{label} has more than the {rows} rows it must have")
+        yield block
+    if rows is not None and done != rows:
+        raise SourceError(f"{label} has {done} rows, {rows} were expected")
+
+
+def edges_of(files: DatasetFiles, name: str, count: int, size: int) -> Iterator[EdgeBlock]:
+    """The ``count`` edges whose ends are in the gzip file ``name``, at most ``size`` at a time."""
+    for ends in pieces(read_numbers(files, name, Kind.CSV_WHOLE, 2, count), size):
+        yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
+
+
+def features_of(files: DatasetFiles, name: str, columns: int, count: int, size: int) -> Iterator[AnyArray]:
+    """The rows in the gzip file ``name`` as float32 [n, columns], as ogb reads them."""
+    for rows in pieces(read_numbers(files, name, Kind.CSV_REAL, columns, count), size):
+        with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
+            yield rows.astype(np.float32)
+
+
+def pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
+    """The same rows, at most ``rows`` at a time."""
+    for block in blocks:
+        for start, stop in ranges(len(block), rows):
+            yield block[start:stop]
+
+
+def splits_of(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
+    folder = f"split/{kind}"
+    name = f"{folder}/split_dict.pt"
+    if not files.has(name):
+        listed = {split: numbers_of(files, f"{folder}/{split}.csv.gz", most=nodes) for split in SPLITS}
+        return IndexSplits(listed, nodes=nodes, name=files.label(folder))
+    return files.splits(name, nodes, needed=SPLITS)
+
+
+def only_split(files: DatasetFiles) -> str:
+    """The kind of split there is: the folder in ``split``."""
+    kinds = files.folders("split")
+    if len(kinds) != 1:
+        raise SourceError(f"{files.label('split')} holds {len(kinds)} kinds of split, not one")
+    return kinds.pop()
+
+
+def numbers_of(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
+    """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
+    blocks = [np.empty(0, dtype=np.int64)]
+    for block in read_numbers(files, name, Kind.CSV_WHOLE, 1, None):
+        blocks.append(block[:, 0])
+        most -= len(block)
+        if most < 0:
+            raise SourceError(f"{files.label(name)} lists more numbers than there can be")
+    return np.concatenate(blocks)
+
+
+def single_number(files: DatasetFiles, name: str) -> int:
+    """The one number in a file that lists one for each graph."""
+    numbers = numbers_of(files, name, most=1 << 16)
+    if len(numbers) != 1:
+        raise SourceError(f"{files.label(name)} lists {len(numbers)} graphs, not one")
+    return int(numbers[0])
+
+
+def small_table(files: DatasetFiles, name: str) -> list[list[str]]:
+    """The cells of a small file, row by row."""
+    label, text = files.label(name), b""
+    for block in stream_lines(gunzipped(files.blob(name)), label):
+        text += block
+        if len(text) > _MOST_TABLE_BYTES:
+            raise SourceError(f"{label} is longer than a list of types can be")
+    try:
+        return [line.split(",") for line in text.decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{label} is no text") from error
+
+
+# ---- types of nodes and edges ---------------------------------------------------------------------------------------
+
+
+MARK = "raw/num-node-dict.csv.gz"
+_LABELLED = "raw/nodetype-has-label.csv.gz"
+_RELATIONS = "raw/triplet-type-list.csv.gz"
+_ONE_WAY = "edges lead one way, as published; symmetrize=True adds their reverse"
+
+
+def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
+    """The graph in ``files``; its splits are held in memory, the rest is streamed."""
+    counts = {kind: _count(files, kind, text) for kind, text in _row(files, MARK).items()}
+    labelled = [kind for kind, text in _row(files, _LABELLED).items() if text == "True"]
+    if len(labelled) != 1 or labelled[0] not in counts:
+        raise SourceError(f"{files.label(_LABELLED)} says that {len(labelled)} types of nodes have labels, not one")
+    nodes = {kind: _nodes(files, kind, count) for kind, count in counts.items()}
+    kind, relations = labelled[0], {}
+    for cells in small_table(files, _RELATIONS):
+        if len(cells) != 3:
+            raise SourceError(f"{files.label(_RELATIONS)} has a line that is no SOURCE,RELATION,TARGET")
+        relations[EdgeType(*cells)] = _relation(files, "___".join(cells), request)
+    split, label = f"{only_split(files)}/{kind}", f"raw/node-label/{kind}/node-label.csv.gz"
+    splits, form = splits_of(files, split, counts[kind]), LabelForm(name=label, task=Task.CLASSES, width=None)
+
+    def labels(size: int) -> Iterator[AnyArray]:
+        return pieces(read_numbers(files, label, Kind.CSV_REAL, 1, counts[kind]), size)
+
+    alone = nodes.pop(kind)
+    source = Source(
+        name=files.name,
+        format="ogb",
+        num_nodes=alone.num_nodes,
+        num_edges=0,
+        num_features=alone.num_features,
+        num_classes=None,
+        edges=alone.edges,
+        features=alone.features,
+        labels=lambda size: label_blocks(form, splits.joined(labels(size))),
+        resident_bytes=splits.nbytes,
+        fingerprint=files.fingerprint("raw", "split"),
+        description={"split": split},
+        notes=(f"{files.name}: {_ONE_WAY}",),
+    )
+    return typed_source(source, kind, nodes, relations)
+
+
+def _row(files: DatasetFiles, name: str) -> dict[str, str]:
+    """What a file of two lines says of each type."""
+    lines = small_table(files, name)
+    if len(lines) != 2 or len(lines[0]) != len(lines[1]):
+        raise SourceError(f"{files.label(name)} has no header of types and one line below it")
+    return dict(zip(*lines, strict=True))
+
+
+def _count(files: DatasetFiles, kind: str, text: str) -> int:
+    if not text.isdecimal():
+        raise SourceError(f"{files.label(MARK)} says that there are {text[:40]!r} nodes of type {kind!r}")
+    return int(text)
+
+
+def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
+    """The nodes of one type, with features or none."""
+    name, called = f"raw/node-feat/{kind}/node-feat.csv.gz", f"{files.name}'s {kind!r}"
+    if not files.has(name):
+        return nodes_alone(called, count)
+    columns = columns_of(files, name)
+    return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, count, size))
+
+
+def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSource:
+    """The edges of one type, with features where they have such."""
+    where = f"raw/relations/{folder}"
+    count = single_number(files, f"{where}/num-edge-list.csv.gz")
+    name = f"{where}/edge-feat.csv.gz"
+    columns = columns_of(files, name) if files.has(name) and not request.drop_edge_data else 0
+
+    def edges(size: int) -> Iterator[EdgeBlock]:
+        blocks = edges_of(files, f"{where}/edge.csv.gz", count, size)
+        rows = features_of(files, name, columns, count, size) if columns else None
+        return with_data(blocks, features=rows, name=files.label(name))
+
+    return RelationSource(count, edges, num_edge_features=columns)
+
+
+# ---- one type, and many graphs --------------------------------------------------------------------------------------
+
 
 _ADD_INVERSE_EDGE = frozenset(("sales_ranking", "species", "throughput", "target"))
 """The kinds of split of ogbn-products, ogbn-proteins, ogbl-ppa and ogbl-ddi."""

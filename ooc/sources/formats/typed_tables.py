@@ -16,7 +16,7 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.events import Listener
-from ooc.sources.column_roles import EDGES, LABEL, NODES, as_argument, check_all_found
+from ooc.sources.columns import EDGES, LABEL, NODES, NodeTables, as_argument, check_all_found
 from ooc.sources.edge_options import EdgeColumns
 from ooc.sources.files.cells import Cells, NoWholeNumber
 from ooc.sources.files.lines import plain_suffix
@@ -26,9 +26,8 @@ from ooc.sources.files.text_file import TextFile, encoded
 from ooc.sources.formats.edges.edge_table import column_edges, edge_columns
 from ooc.sources.id_join import Keys, join, keys_of_numbers, keys_of_texts
 from ooc.sources.node_data import NodeFeatures, NodeLabels, node_features, node_labels
-from ooc.sources.node_tables import NodeTables
+from ooc.sources.node_ids import write_ids
 from ooc.sources.reading import COLUMNS, SPLIT, Reader, Request
-from ooc.sources.sorted_runs import write_ids
 from ooc.sources.source import EdgeBlock, EdgeData, Ids, RelationSource, Source, fingerprint_of, with_data
 from ooc.sources.typed import nodes_alone, typed_source
 from ooc.storage.array import flush, replace_file
@@ -239,7 +238,7 @@ def _encoded(table: Table, column: str, where: str) -> Iterator[list[bytes]]:
 
 def _alone(nodes: _Nodes, count: int) -> Source:
     blocks, columns = nodes.features.blocks, nodes.features.columns
-    return nodes_alone(str(nodes.table.path), count, columns, lambda size: blocks(count, size, 0))
+    return nodes_alone(str(nodes.table.path), count, columns, lambda size: blocks(count, size))
 
 
 def _relation(one: _Edges, path: Path, count: int) -> RelationSource:

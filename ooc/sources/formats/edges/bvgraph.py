@@ -205,17 +205,11 @@ class Successors:
         layout, nodes, slots = self._layout, self._nodes, self._layout.window + 1
         start = self._bits // 8
         part = _Part(self._map[start : start + chunk_bytes], layout)
-        ahead, outdegrees, references, gammas = part.ahead, part.outdegrees, part.references, part.gammas
         at = self._bits - 8 * start
         arcs = all_copied = all_residual = 0
         try:
             while node < nodes:
-                entry = outdegrees[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                if entry:
-                    degree = entry >> LENGTH_BITS
-                    at += entry & _LENGTH
-                else:
-                    degree, at = layout.outdegree.read(part.bits, at)
+                degree, at = part.value(part.outdegrees, layout.outdegree, at)
                 found: list[int] = []
                 if degree:
                     if degree > nodes:
@@ -223,12 +217,7 @@ class Successors:
                     if degree > self._most_held:
                         raise self._too_long(node)
                     if layout.window:
-                        entry = references[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                        if entry:
-                            reference = entry >> LENGTH_BITS
-                            at += entry & _LENGTH
-                        else:
-                            reference, at = layout.reference.read(part.bits, at)
+                        reference, at = part.value(part.references, layout.reference, at)
                         if reference:
                             if reference > layout.window or reference > node:
                                 raise ValueError(f"a reference {reference} nodes back")
@@ -236,12 +225,7 @@ class Successors:
                     copied = len(found)
                     left = degree - copied
                     if left and layout.least_interval:
-                        entry = gammas[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-                        if entry:
-                            count = entry >> LENGTH_BITS
-                            at += entry & _LENGTH
-                        else:
-                            count, at = _GAMMA.read(part.bits, at)
+                        count, at = part.value(part.gammas, _GAMMA, at)
                         if count:
                             left, at = part.intervals(at, node, count, left, found)
                     if left < 0:
@@ -299,7 +283,7 @@ class _Part:
         self._residuals = layout.residual.table()
         self._layout = layout
 
-    def _value(self, table: list[int], code: Code, at: int) -> tuple[int, int]:
+    def value(self, table: list[int], code: Code, at: int) -> tuple[int, int]:
         """The value in a ``code`` at bit ``at``, and the bit after it."""
         entry = table[self.ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
         return (entry >> LENGTH_BITS, at + (entry & _LENGTH)) if entry else code.read(self.bits, at)
@@ -307,13 +291,13 @@ class _Part:
     def copied(self, at: int, whole: list[int]) -> tuple[list[int], int]:
         """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
         blocks, code = self._blocks, self._layout.block
-        count, at = self._value(self._block_counts, self._layout.block_count, at)
+        count, at = self.value(self._block_counts, self._layout.block_count, at)
         if not count:
             return whole[:], at
         found: list[int] = []
         place, copying, least = 0, True, 0
         for _ in range(count):
-            length, at = self._value(blocks, code, at)
+            length, at = self.value(blocks, code, at)
             length += least
             if copying:
                 found += whole[place : place + length]
@@ -330,9 +314,9 @@ class _Part:
         gammas, least = self.gammas, self._layout.least_interval
         first = None
         for _ in range(count):
-            value, at = self._value(gammas, _GAMMA, at)
+            value, at = self.value(gammas, _GAMMA, at)
             first = node + _signed(value) if first is None else first + value + 1
-            length, at = self._value(gammas, _GAMMA, at)
+            length, at = self.value(gammas, _GAMMA, at)
             length += least
             left -= length
             if left < 0:  # Before a list of any length is made.
@@ -344,7 +328,7 @@ class _Part:
     def residuals(self, at: int, node: int, left: int, found: list[int]) -> int:
         """Append ``left`` single successors to ``found``."""
         ahead, residuals, code = self.ahead, self._residuals, self._layout.residual
-        value, at = self._value(residuals, code, at)
+        value, at = self.value(residuals, code, at)
         successor = node + _signed(value)
         found.append(successor)
         for _ in range(left - 1):

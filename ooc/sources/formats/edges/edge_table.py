@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.column_roles import (
+from ooc.sources.columns import (
     EDGES,
     FEATURE,
     IGNORE,
@@ -18,6 +18,7 @@ from ooc.sources.column_roles import (
     as_argument,
     asked_roles,
     column_note,
+    usual_column,
 )
 from ooc.sources.edge_options import (
     EDGE_OPTIONS,
@@ -27,9 +28,7 @@ from ooc.sources.edge_options import (
 )
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.edges.numbered_graph import BareGraph
-from ooc.sources.node_tables import usual_column
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ooc.errors import SourceError
 from ooc.sources.files.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.edges.numbered_graph import BareGraph, of_numbers
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 

@@ -26,8 +26,7 @@ from ooc.sources.files.lines import (
     text_block_bytes,
     whole_ids,
 )
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
-from ooc.sources.formats.edges.numbered_graph import BareGraph, of_numbers
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 from ooc.storage.array import AnyArray
