@@ -5,7 +5,6 @@ import os
 import signal
 from math import inf
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
-from ooc.engine.executor import RowPassRun
+from ooc.engine.exchange import Exchange
 from ooc.ranks import group, heartbeat
 from ooc.storage.store import Store
 from ooc.train import trainer as trainer_module
@@ -90,7 +89,7 @@ def test_a_killed_process_and_a_run_that_others_go_on_with(
     for module in (heartbeat, group):
         monkeypatch.setattr(module, "BEAT_S", 0.1)
     options = _CASES["adam, blocks of several processes"]
-    commit, compute = LearntRows.commit, RowPassRun.compute
+    commit = LearntRows.commit
 
     def killed(rank: int) -> None:
         left = [2]
@@ -109,12 +108,8 @@ def test_a_killed_process_and_a_run_that_others_go_on_with(
         return _outcome(store, out=tmp_path / "run", resume=True, epochs=epochs, **options)
 
     def slowly(rank: int) -> Any:
-        def computed(run: RowPassRun, task: Any) -> Any:
-            sleep(0.01 if rank == 1 else 0.0)
-            return compute(run, task)
-
-        monkeypatch.setattr(RowPassRun, "compute", computed)
-        monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", 0.05)
+        monkeypatch.setattr(Exchange, "of_all", lambda *_: [1.0, 3.0, 1.0])  # seconds that each has computed
+        monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", 0.1)
         return gone_on(rank, 3)
 
     (alone,) = together(1, tmp_path, lambda rank: _outcome(store, epochs=4, **options))
