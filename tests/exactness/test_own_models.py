@@ -177,6 +177,8 @@ class Asking(nn.Module):
                 found = self.cell(found, x)
             else:
                 found = found.to(x.dtype) + torch.zeros_like(found)
+            rows, columns = found.shape
+            found = found.view(rows, columns) * (found > -9).to(found.dtype)
             x = torch.where((found > 0.2) & (found < 5), found, self.pair(found, found.tanh()))
             seen.append(x.masked_fill(x < -2, 0.0) + x.topk(2, dim=-1).values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)

@@ -22,7 +22,7 @@ _TORCH_NAMES = (
     "relu celu selu prelu rms_norm layer_norm hstack unsqueeze squeeze flatten reshape lerp reciprocal sign "
     "logaddexp logsumexp chunk split unbind transpose permute einsum bmm "
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite masked_fill zeros_like ones_like full_like "
-    "cumsum cumprod topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round"
+    "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "

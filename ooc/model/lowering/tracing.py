@@ -546,6 +546,13 @@ class _Interpreter:
             return OneGraph()
         if target in ("to", "float", "double") and isinstance(args[0], Value):
             return self._as_it_is(name, args, kwargs)
+        if target is operator.getitem and isinstance(args[0], tuple):
+            return args[0][args[1]]
+        if target is operator.getitem and isinstance(args[0], Parts) and not node.users:
+            return None  # of several results one that is not asked for
+        if target in ("to", "float", "double") and isinstance(args[0], Parts):
+            wanted = [one for one in args if one != torch.device("cpu")]
+            return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -698,7 +705,7 @@ class _Interpreter:
         """What a function of rows gives, where that is one matrix of numbers; else what it is part of."""
         with torch.no_grad():
             tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
-        if isinstance(tried, Tensor) and tried.is_floating_point():
+        if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
             return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
         return Parts(name, function, tuple(values), tuple(parameters))
 

@@ -17,7 +17,7 @@ from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
-from ooc.model.lowering.tracing import OneBatch, OneGraph, RowCount
+from ooc.model.lowering.tracing import OneBatch, OneGraph, Parts, RowCount
 from ooc.model.lowering.values import Codes, Value
 
 _TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)
@@ -143,6 +143,8 @@ class _Run(fx.Interpreter):
             if isinstance(what, EdgeInput):
                 whole = isinstance(plan.known.get(n), EdgeInput)  # columns of it, for who knows which edges
                 return found if found is None or whole else found[:edges]
+            if isinstance(what, Parts) and isinstance(found, Tensor):  # truths
+                return found[:rows]
             return _counted(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)
