@@ -59,11 +59,6 @@ class CsrWriter:
         """How many edges and self-loops there are, and whether all values are 1."""
         return {"edges": self.edges, "self_loops": self.self_loops, "only_ones": self.only_ones}
 
-    def flush(self) -> None:
-        """Have all edges so far on the disk."""
-        for writer in self._writers.values():
-            writer.flush()
-
     def append(self, run: Run) -> None:
         """Add edges, none below those before."""
         keys = run.keys

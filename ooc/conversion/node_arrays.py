@@ -21,7 +21,7 @@ from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source, ranges
-from ooc.storage.array import AnyArray, flush_all
+from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
@@ -79,7 +79,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
             for ids in source.ids(block_rows):
                 writer.append(ids)
     written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes, "incomplete": incomplete}
-    return journal.finish(_LABELS, written, lambda: flush_all([store / name for name in (*_WRITTEN, "ids", "graphs")]))
+    return journal.finish(_LABELS, written)
 
 
 def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
@@ -142,7 +142,7 @@ def write_features(
             if writer.rows != source.num_nodes:
                 raise SourceError(f"{source.name} has features of {writer.rows} nodes, not of {source.num_nodes}")
         result = {"entries": writer.entries} if isinstance(writer, EntriesWriter) else {}
-        return journal.finish(stage, result, writer.flush)
+        return journal.finish(stage, result)
 
 
 def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
@@ -201,7 +201,7 @@ def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, wor
                 advance(row + len(rows))
         assert least is not None, "a source has at least one node"
         # Every float32 is a float64, whose text in JSON is exact.
-        found = work.journal.finish(_LEAST, {"least": float(least), "type": least.dtype.name}, lambda: None)
+        found = work.journal.finish(_LEAST, {"least": float(least), "type": least.dtype.name})
     return np.asarray(found["least"], dtype=found["type"])
 
 

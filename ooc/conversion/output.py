@@ -96,8 +96,9 @@ class Workplace:
     def finish(self, *, force: bool) -> None:
         """Flush the store and give it its name, in place of what has it where ``force`` says so."""
         if not self._flushed:
-            _sync(self.store, self.listener)
-            self.journal.finish(_FINISHED, {"metadata": digest(self.store)}, lambda: None, now=True)
+            with reported(self.listener, "flushing to disk", 1, "stores") as advance:
+                self.journal.finish(_FINISHED, {"metadata": digest(self.store)}, now=True)
+                advance(1)
         check_target(self._target, force=force)
         self._replace()
         flush(self._target.parent)
@@ -163,6 +164,7 @@ def workplace(
         except KeyboardInterrupt:
             keep = on_cancel == "keep" and bool(key["input"])
             if keep:
+                place.journal.save()
                 listener(Note(f"what is done stays in {folder}: the same conversion goes on; remove it if not wanted"))
             raise
         except BudgetError:
@@ -206,15 +208,6 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _sync(folder: Path, listener: Listener) -> None:
-    """Have everything on the disk before the store gets its name."""
-    files = [*folder.rglob("*"), folder]
-    with reported(listener, "flushing to disk", len(files), "files") as advance:
-        for done, file in enumerate(files, start=1):
-            flush(file)
-            advance(done)
 
 
 def _finished(journal: Journal, store: Path) -> bool:

@@ -33,7 +33,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import AnyArray, flush_all
+from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
@@ -200,7 +200,7 @@ def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
     with path.open("wb") as file:
         np.savez(file, *(order.places for order in orders.values()))
     found = {"types": [(kind, order.hops, order.train_hops) for kind, order in orders.items()]}
-    work.journal.finish("hop order", found, lambda: flush_all([path, work.scratch]))
+    work.journal.finish("hop order", found)
     return orders
 
 
@@ -309,7 +309,6 @@ def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDA
     shutil.rmtree(work.store / x.indptr.name, ignore_errors=True)
     with ArrayWriter(work.store, x.indptr.name, starts.shape, starts.dtype) as writer:
         writer.append(starts)
-    writer.flush()
     return starts
 
 
@@ -349,10 +348,6 @@ def _write_moved(arrays: Sequence[Movable], moves: Moves, work: Workplace, task:
         shutil.rmtree(folder / array.name, ignore_errors=True)
     scatters = [RowScatter(folder, array.name, array.shape, array.dtype) for array in arrays]
 
-    def flush() -> None:
-        for scatter in scatters:
-            scatter.flush()
-
     with reported(work.listener, task, arrays[0].shape[0], "entries" if arrays[1:] else "nodes") as advance:
         for start, stop, to in moves:
             order = np.argsort(to, kind="stable")
@@ -361,4 +356,4 @@ def _write_moved(arrays: Sequence[Movable], moves: Moves, work: Workplace, task:
             advance(stop)
         for scatter in scatters:
             scatter.close()
-        journal.finish(stage, {}, flush)
+        journal.finish(stage, {})

@@ -26,7 +26,7 @@ from ooc.errors import OptionError, SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import EdgeBlock, RelationSource, Source, SourceTypes
-from ooc.storage.array import flush_all, open_array
+from ooc.storage.array import open_array
 from ooc.storage.store import EDGE_WEIGHT, write_group
 from ooc.storage.types import EDGES, NODES, EdgeType, Types
 
@@ -76,7 +76,7 @@ def write_topology(
     directions = ("in",) if options.symmetrize else ("in", "out")
     if (compared := work.journal.result("directions")) is None:
         undirected = options.symmetrize or _same(store, values)
-        compared = work.journal.finish("directions", {"undirected": undirected}, lambda: None)
+        compared = work.journal.finish("directions", {"undirected": undirected}, now=True)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions and compared["undirected"]:
         rmtree(store / "out", ignore_errors=True)
@@ -215,7 +215,7 @@ def spread(
             finally:
                 buckets = {name: spreader.close() for name, spreader in spreaders.items()}
             found = {name: [asdict(bucket) for bucket in some] for name, some in buckets.items()}
-            work.journal.finish(stream.stage, found, lambda: flush_all(list(folders.values())))
+            work.journal.finish(stream.stage, found)
     return {name: [Bucket(**bucket) for bucket in some] for name, some in found.items()}
 
 
@@ -294,7 +294,7 @@ def write_direction(
             csr.append(run)
             advance(csr.appended)
         csr.complete()
-        journal.finish(stage, csr.found(), csr.flush)
+        journal.finish(stage, csr.found(), now=True)
     rmtree(scratch, ignore_errors=True)
 
 

@@ -121,10 +121,6 @@ class EntriesWriter:
         self._writers["indices"].append(block.columns.astype(INDEX_DTYPE))
         self._writers["values"].append(block.values)
 
-    def flush(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
-
     def __enter__(self) -> "EntriesWriter":
         return self
 

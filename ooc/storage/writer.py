@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, flush, flush_all, runs
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs
 from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
@@ -46,12 +46,6 @@ class _Writer(ABC):
     @abstractmethod
     def _begin(self) -> None:
         """There are no rows yet."""
-
-    def flush(self) -> None:
-        """Have it on the disk, once it is closed, unless it has been removed since."""
-        flush_all([self.array.path])
-        for folder in filter(Path.exists, list(self.array.path.parents)[:2]):
-            flush(folder)
 
     def _complete(self, checksums: list[int]) -> Array:
         """Write checksums and metadata."""

@@ -45,7 +45,7 @@ def run(source: str, out: Path, at: int, options: dict[str, Any]) -> int | None:
 def _convert(source: str, out: str, at: int, options: dict[str, Any]) -> int:
     tiny = Shares(sort_keys=700, edges=500, feature_rows=190, label_rows=600, sort_workers=2)
     conversion.divide = lambda *args, **kwargs: tiny
-    journal._LEAST_SECONDS, journal._MOST_SHARE = 0.0, float("inf")
+    journal._LEAST_SECONDS = 0.0
     folder, count = os.path.dirname(out), itertools.count(1)  # noqa: PTH120 - no Path in an audit hook
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:

@@ -113,10 +113,10 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_disk_too_full_for_the_first_journal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Journal, *, boot: str) -> None:
+    def full(self: Journal) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Journal, "_write", full)
+    monkeypatch.setattr(Journal, "save", full)
     with pytest.raises(StoreError, match="cannot be written: No space left"):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import ooc
-from ooc.conversion import journal as journal_module
 from ooc.conversion.journal import Journal
 from ooc.errors import SourceError
 from ooc.events import Event, Note, TaskFinished, TaskStarted
@@ -211,31 +210,15 @@ def test_refusals_before_the_work_leave_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_marks_are_whole_or_absent(tmp_path: Path) -> None:
-    path = tmp_path / "journal.json"
-    flushed: list[str] = []
+    """Those of quick stages are written with the next one that has to be, after all that they speak of."""
+    (folder := tmp_path / "g.ooc.partial").mkdir()
+    path = folder / "journal.json"
     journal = Journal.begin(path, {"input": {}})
-    journal.finish("labels", {"num_classes": 3}, lambda: flushed.append("labels"))
-    path.with_name("journal.json.new").write_text('{"results": fal')
-    again = Journal.read(path)
-    assert again is not None and again.created == journal.created and again.stages() == ["labels"]
-    assert again.result("labels") == {"num_classes": 3} and again.result("x") is None
-    assert flushed == []
-
-
-def test_a_durable_mark_flushes_all_before_and_counts_after_the_machine_was_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, flushed = tmp_path / "journal.json", list[str]()
-    journal = Journal.begin(path, {"input": {}})
-    journal.finish("labels", {}, lambda: flushed.append("labels"))
-    monkeypatch.setattr(journal_module, "_boot", lambda: "another start")
-    assert Journal.read(path) is None
-    monkeypatch.undo()
-    again = Journal.read(path)  # By another process, which does not know what was left to be flushed.
-    assert again is not None
-    monkeypatch.setattr(journal_module, "flush_all", lambda paths: flushed.extend(path.name for path in paths))
-    again.finish("edges", {}, lambda: flushed.append("edges"), now=True)
-    assert flushed == [tmp_path.name, "edges"]
-    monkeypatch.setattr(journal_module, "_boot", lambda: "another start")
+    journal.finish("labels", {"num_classes": 3})
     found = Journal.read(path)
-    assert found is not None and found.stages() == ["labels", "edges"]
+    assert found is not None and found.stages() == []
+    journal.finish("edges", {}, now=True)
+    path.with_name("journal.json.ooc-tmp").write_text('{"results": fal')
+    again = Journal.read(path)
+    assert again is not None and again.created == journal.created and again.stages() == ["labels", "edges"]
+    assert again.result("labels") == {"num_classes": 3} and again.result("x") is None

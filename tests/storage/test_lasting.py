@@ -84,23 +84,16 @@ def test_the_metrics_of_a_run_that_has_ended_are_flushed(tmp_path: Path, flushed
     assert tmp_path / "run" / METRICS in flushed
 
 
-def test_a_mark_that_lasts_has_the_names_of_what_it_speaks_of(tmp_path: Path, flushed: list[Path]) -> None:
-    journal = Journal.begin(tmp_path / "journal.json", {"input": "a"})
-    for name in ("store", "scratch"):
-        (tmp_path / name).mkdir()
+def test_a_mark_speaks_of_what_is_on_the_disk(tmp_path: Path, flushed: list[Path]) -> None:
+    """Files, and the folders that have their names."""
+    (folder := tmp_path / "g.ooc.partial").mkdir()
+    journal = Journal.begin(folder / "journal.json", {"input": "a"})
+    with ArrayWriter(folder / "store", "x", (3000, 2), "float32", chunk_bytes=4096) as writer:
+        writer.append(np.zeros((3000, 2), np.float32))
     flushed.clear()
-    journal.finish("labels", {}, lambda: None, now=True)
-    names = [path.name for path in flushed]
-    assert {"store", "scratch"} < set(names) and names.index("journal.json.new") == 2
-
-
-@pytest.mark.parametrize("shape", [(3000,), (3000, 2)])
-def test_every_folder_of_an_array_is_flushed(tmp_path: Path, flushed: list[Path], shape: tuple[int, ...]) -> None:
-    with ArrayWriter(tmp_path / "g", "x", shape, "float32", chunk_bytes=4096) as writer:
-        writer.append(np.zeros(shape, np.float32))
-    writer.flush()
-    inside = [writer.array.path, *writer.array.path.rglob("*")]
-    assert {tmp_path / "g", *inside} <= set(flushed)
+    journal.finish("labels", {}, now=True)
+    marked = next(at for at, path in enumerate(flushed) if path.name == f"journal.json{TEMPORARY_SUFFIX}")
+    assert {folder, folder / "store", *(folder / "store").rglob("*")} <= set(flushed[:marked])
 
 
 def test_a_kept_aggregation_is_whole_before_it_has_its_name(tmp_path: Path, flushed: list[Path]) -> None:

@@ -32,8 +32,9 @@ def test_an_epoch_that_is_lost_is_noticed(campaign: Any, monkeypatch: pytest.Mon
     """Checkpoints whose folder is not flushed last, which a power cut may take back."""
     from ooc.storage import array
 
-    def replace(path: Path, data: bytes) -> None:
-        path.write_bytes(data)
+    def replace(path: Path, data: Any) -> None:
+        with path.open("wb") as file:
+            _ = data(file) if callable(data) else file.write(data)
 
     monkeypatch.setattr(array, "replace_file", replace)
     monkeypatch.setattr("ooc.train.runs.run.replace_file", replace)
