@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def run(source: str, out: Path, at: int, options: dict[str, Any]) -> int | None:
     if status:
         raise RuntimeError(found)
     return int(found)
+
+
+def kills_until_the_end(source: str, out: Path, draw: Callable[[], int], options: dict[str, Any]) -> int:
+    """How often it was killed, each time after as many events as are drawn, before it had ended."""
+    kills = 0
+    try:
+        while run(source, out, draw(), options) is None:
+            kills += 1
+    except RuntimeError as error:  # it was killed when nothing was left to be done
+        assert kills and "exists; give force=True" in str(error)
+    return kills
 
 
 def _convert(source: str, out: str, at: int, options: dict[str, Any]) -> int:

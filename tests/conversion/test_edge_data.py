@@ -23,7 +23,7 @@ from ooc.errors import BudgetError, OocError, SourceError, StoreError
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import Arrays, edges_of, files_of, random_arrays
-from tests.conversion.killed import run
+from tests.conversion.killed import kills_until_the_end, run
 from tests.examples import examples
 
 _TINY = Shares(sort_keys=20, edges=37, feature_rows=11, label_rows=13)
@@ -225,11 +225,10 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, options: d
     steps = run(str(source), tmp_path / "whole" / "g.ooc", 0, options)
     assert steps is not None and steps > 100
     (tmp_path / "killed").mkdir()
-    out, kills = tmp_path / "killed" / "g.ooc", 0
-    rng = np.random.default_rng(0)
-    while run(str(source), out, int(rng.integers(1, 1 + int(0.6 * steps))), options) is None:
-        kills += 1
-    assert kills > 0 and files_of(out) == files_of(tmp_path / "whole" / "g.ooc")
+    out, rng = tmp_path / "killed" / "g.ooc", np.random.default_rng(0)
+    most = int(0.6 * steps)
+    assert kills_until_the_end(str(source), out, lambda: int(rng.integers(1, 1 + most)), options) > 0
+    assert files_of(out) == files_of(tmp_path / "whole" / "g.ooc")
     assert [path.name for path in out.parent.iterdir()] == ["g.ooc"] and verify(ooc.open(out)) == []
 
 

@@ -19,7 +19,7 @@ from ooc.sources.reading import READING_OPTIONS, Request
 from ooc.sources.registry import open_source
 from ooc.storage.verification import verify
 from tests.conversion.arrays import files_of, random_arrays
-from tests.conversion.killed import run
+from tests.conversion.killed import kills_until_the_end, run
 from tests.sources.fixtures import FIXTURES, random_graph
 
 _SMALL = "synthetic:nodes=3000,edges=4000,features=3,classes=3"
@@ -47,17 +47,6 @@ def _same(store: Path, whole: Path) -> bool:
     return attributes[0] == attributes[1] and files_of(store) == files_of(whole)
 
 
-def _kills_until_the_end(source: str, out: Path, rng: random.Random, most: int, options: dict[str, Any]) -> int:
-    """How often it was killed, after at most so many steps, before it had ended."""
-    kills = 0
-    try:
-        while run(source, out, rng.randint(1, most), options) is None:
-            kills += 1
-    except RuntimeError as error:  # it was killed when nothing was left to be done
-        assert "exists; give force=True" in str(error)
-    return kills
-
-
 @pytest.mark.parametrize("options", [_PLAIN, _BOTH_WAYS, _ORDERED], ids=["plain", "both ways", "hop order"])
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, source: str, options: dict[str, Any]) -> None:
     """At random places between any two things done to the files, several times in one conversion."""
@@ -68,7 +57,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, source: st
     for case in range(3):
         folder = tmp_path / str(case)
         folder.mkdir()
-        assert _kills_until_the_end(source, folder / "g.ooc", rng, int(0.6 * steps), options) > 0
+        assert kills_until_the_end(source, folder / "g.ooc", lambda: rng.randint(1, int(0.6 * steps)), options) > 0
         assert _same(folder / "g.ooc", tmp_path / "whole" / "g.ooc")
         assert [path.name for path in folder.iterdir()] == ["g.ooc"]
         assert verify(ooc.open(folder / "g.ooc")) == []
@@ -81,7 +70,7 @@ def test_killed_anywhere_it_goes_on_with_types(tmp_path: Path) -> None:
     steps = run(source, tmp_path / "whole" / "g.ooc", 0, {})
     assert steps is not None and steps > 100
     rng = random.Random(0)
-    _kills_until_the_end(source, tmp_path / "g.ooc", rng, steps, {})
+    kills_until_the_end(source, tmp_path / "g.ooc", lambda: rng.randint(1, steps), {})
     assert _same(tmp_path / "g.ooc", tmp_path / "whole" / "g.ooc")
     assert verify(ooc.open(tmp_path / "g.ooc")) == []
 

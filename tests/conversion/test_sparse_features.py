@@ -23,7 +23,7 @@ from ooc.storage import verification
 from ooc.storage.store import Store, open_store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import Arrays, files_of, random_arrays
-from tests.conversion.killed import run
+from tests.conversion.killed import kills_until_the_end, run
 
 NODES, FEATURES = 700, 40
 
@@ -134,11 +134,9 @@ def test_killed_anywhere_a_conversion_goes_on_to_the_same_bytes(tmp_path: Path) 
     (tmp_path / "whole").mkdir()
     steps = run(source, tmp_path / "whole" / "g.ooc", 0, options)
     assert steps is not None
-    rng, kills = random.Random(3), 0
-    (tmp_path / "killed").mkdir()
-    while run(source, tmp_path / "killed" / "g.ooc", rng.randrange(steps // 4, steps), options) is None:
-        kills += 1
-    assert kills > 0
+    rng, least = random.Random(3), steps // 4
+    (out := tmp_path / "killed" / "g.ooc").parent.mkdir()
+    assert kills_until_the_end(source, out, lambda: rng.randint(least, 4 * least), options) > 0
     assert files_of(tmp_path / "killed" / "g.ooc") == files_of(tmp_path / "whole" / "g.ooc")
 
 
