@@ -226,15 +226,24 @@ class PathConv(torch.nn.Module):
 
 class Pooled(torch.nn.Module):
     """A row of outputs a graph: ``gnn``, whose rows are as wide as its ``out_channels``; with ``paths`` of two or three
-    edges what a ``PathConv`` makes of these rows, added; their sum, mean or maximum over a graph (``pool``: add, mean,
-    max); a linear map to ``out_channels``."""
+    edges what a ``PathConv`` makes of these rows, added; with pairs of nodes of so many ``hops`` what a ``SAGEConv``
+    makes along these pairs of the rows that it has then, added; their sum, mean or maximum over a graph (``pool``: add,
+    mean, max); a linear map to ``out_channels``."""
 
     def __init__(
-        self, gnn: torch.nn.Module, width: int, out_channels: int, *, pool: str = "mean", paths: int = 0
+        self,
+        gnn: torch.nn.Module,
+        width: int,
+        out_channels: int,
+        *,
+        pool: str = "mean",
+        paths: int = 0,
+        hops: int = 0,
     ) -> None:
         super().__init__()
         self.gnn, self.pool = gnn, pool
         self.path_conv = PathConv(width, paths) if paths else None
+        self.hop_conv = SAGEConv(width, width) if hops else None
         self.lin_out = torch.nn.Linear(width, out_channels)
 
     def forward(
@@ -246,6 +255,7 @@ class Pooled(torch.nn.Module):
         edge_attr: torch.Tensor | None = None,
         path_index: torch.Tensor | None = None,
         batch_size: int | None = None,
+        hop_index: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``x`` [N, in], ``edge_index`` [2, E], ``batch`` [N] → [graphs, out]. ValueError for what no part takes."""
         given: dict[str, Any] = {"batch": batch, "batch_size": batch_size} if isinstance(self.gnn, BasicGNN) else {}
@@ -255,9 +265,12 @@ class Pooled(torch.nn.Module):
                     raise ValueError(f"{type(self.gnn).__name__} takes no {name}")
                 given[name] = value
         h = self.gnn(x, edge_index, **given)
-        if (path_index is None) != (self.path_conv is None):
-            raise ValueError("paths are given to a model that has no part for them, or the other way round")
+        for made, conv in ((path_index, self.path_conv), (hop_index, self.hop_conv)):
+            if (made is None) != (conv is None):
+                raise ValueError("paths or hops are given to a model that has no part for them, or the other way round")
         if self.path_conv is not None:
             h = h + self.path_conv(h, path_index)
+        if self.hop_conv is not None:
+            h = h + self.hop_conv(h, hop_index)
         out: torch.Tensor = self.lin_out(POOLS[self.pool](h, batch, batch_size))
         return out

@@ -343,6 +343,7 @@ def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any],
         store,
         sizes,
         paths=settings.paths,
+        hops=settings.hops,
         ignore_edge_data=settings.edge_data_left_out,
         hardware=hardware_for(None, Path(settings.spill_dir or ".")),
     )

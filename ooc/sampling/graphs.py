@@ -4,7 +4,7 @@
 The rows of a graph follow one another, so a batch is a few runs of rows of every array. What batches to come need is
 known from their graphs' numbers alone; the pages that arrays are read in are kept as those of sampled batches are. A
 thread reads one batch while the one before is in use. G graphs, N nodes and E edges of the store; of a batch g graphs,
-n nodes, e edges and P paths.
+n nodes, e edges, P paths and H pairs of near nodes.
 """
 
 import weakref
@@ -27,7 +27,16 @@ from ooc.sampling.budget import BATCHES_ALIVE, work_pages
 from ooc.sampling.loader import BatchLoader, ahead, order_of, rows_of
 from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, Sums, frame_bytes, paged_bytes, pages_of
 from ooc.sampling.pages import resident_bytes as held_bytes
-from ooc.sampling.paths import check_paths, count_paths, find_paths, making_bytes, most_walks
+from ooc.sampling.paths import (
+    check_hops,
+    check_paths,
+    count_paths,
+    count_walks,
+    find_near,
+    find_paths,
+    making_bytes,
+    most_walks,
+)
 from ooc.sizes import format_size, parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
@@ -41,8 +50,8 @@ _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
 """Batches that are in sight, and the part of what is left for pages that seeing them may take."""
 _BOUND = {"graphs": "batch_size", "nodes": "batch_nodes", "edges": "batch_edges", "paths": "batch_paths"}
 _COUNTED_EDGES = 1 << 16
-_GRAPH_BYTES = 96
-"""Of every graph: where its rows and edges begin, its paths, its place in the order, what is sorted to bound
+_GRAPH_BYTES = 104
+"""Of every graph: where its rows and edges begin, its paths and pairs, its place in the order, what is sorted to bound
 batches."""
 _ROW_BYTES = 112
 """Of every row and edge of a batch that is made: which it is, where it lies, and what comes of it."""
@@ -50,17 +59,20 @@ _ROW_BYTES = 112
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a batch is, or can be at most; ``largest``: the nodes of its largest graph."""
+    """How large a batch is, or can be at most; ``near``: pairs of near nodes; ``largest``: the nodes of its largest
+    graph."""
 
     graphs: int
     nodes: int
     edges: int
     paths: int
     largest: int
+    near: int = 0
 
     def __str__(self) -> str:
         paths = f", {self.paths:,} paths" if self.paths else ""
-        return f"{self.graphs:,} graphs, {self.nodes:,} nodes, {self.edges:,} edges{paths}"
+        near = f", {self.near:,} pairs of near nodes" if self.near else ""
+        return f"{self.graphs:,} graphs, {self.nodes:,} nodes, {self.edges:,} edges{paths}{near}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +91,19 @@ class GraphPlan:
 
 
 class GraphSizes:
-    """What is known of every graph of a store: where its ``nodes`` and its ``edges`` begin [G + 1], and how many
-    ``paths`` of so many edges it has [G]. StoreError where that makes no sense."""
+    """What is known of every graph of a store: where its ``nodes`` and its ``edges`` begin [G + 1], how many
+    ``paths`` of so many edges it has [G], and how many pairs of nodes of so many ``hops``, ``near``, at most [G].
+    StoreError where that makes no sense."""
 
-    def __init__(self, store: Store, paths: int) -> None:
+    def __init__(self, store: Store, paths: int, hops: int = 0) -> None:
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.NeighborLoader makes batches of its nodes")
         check_paths(paths)
-        self.path_edges, self.walks = paths, 0
+        check_hops(hops)
+        self.path_edges, self.hops, self.walks = paths, hops, 0
         self.nodes: Ints = store.array("graphs/indptr").read()
         self.edges = np.zeros_like(self.nodes)
-        self.paths = np.zeros(store.num_graphs, dtype=np.int64)
+        self.paths, self.near = np.zeros((2, store.num_graphs), dtype=np.int64)
         indptr, _ = store.topology("in")
         if self.nodes[0] or self.nodes[-1] != store.num_nodes or (np.diff(self.nodes) <= 0).any():
             raise damaged(store, "graphs/indptr")
@@ -99,25 +113,32 @@ class GraphSizes:
         if self.edges[0] or self.edges[-1] != store.num_edges or (np.diff(self.edges) < 0).any():
             raise damaged(store, "in/indptr")
         first = 0
-        while paths and first < store.num_graphs:
+        while (paths or hops) and first < store.num_graphs:
             until = self.edges[first] + _COUNTED_EDGES
             stop = max(first + 1, int(np.searchsorted(self.edges, until, side="right")) - 1)
             self._count(store, first, stop)
             first = stop
 
     def _count(self, store: Store, first: int, stop: int) -> None:
-        """Paths of the graphs ``first:stop``."""
+        """Paths and pairs of the graphs ``first:stop``."""
         indptr, indices = store.topology("in")
         low, high = int(self.nodes[first]), int(self.nodes[stop])
         degrees = np.diff(indptr.read(low, high + 1))
         sources = indices.read(int(self.edges[first]), int(self.edges[stop])).astype(np.int64) - low
         if (degrees < 0).any() or degrees.sum() != len(sources) or not _within(sources, 0, high - low):
             raise damaged(store, "in/indices")
-        targets = np.repeat(np.arange(high - low), degrees)
-        counts = count_paths(sources, targets, high - low, self.path_edges)
-        ends = np.concatenate([[0], np.cumsum(counts)])[self.edges[first : stop + 1] - self.edges[first]]
-        self.paths[first:stop] = np.diff(ends)
-        self.walks = max(self.walks, most_walks(sources, degrees, self.path_edges))
+        if self.path_edges:
+            targets = np.repeat(np.arange(high - low), degrees)
+            counts = count_paths(sources, targets, high - low, self.path_edges)
+            ends = np.concatenate([[0], np.cumsum(counts)])[self.edges[first : stop + 1] - self.edges[first]]
+            self.paths[first:stop] = np.diff(ends)
+            self.walks = max(self.walks, most_walks(sources, degrees, self.path_edges))
+        if self.hops:
+            walks = count_walks(sources, degrees, self.hops)
+            nodes = np.diff(self.nodes[first : stop + 1])
+            near = np.minimum(walks, np.repeat(nodes, nodes)) - 1
+            self.near[first:stop] = np.add.reduceat(near, self.nodes[first:stop] - low)
+            self.walks = max(self.walks, int(walks.max()))
 
     def of(self, graphs: AnyArray) -> dict[str, Ints]:
         """Of each of these graphs, by what is counted [g]."""
@@ -127,6 +148,7 @@ class GraphSizes:
             "nodes": nodes,
             "edges": edges,
             "paths": self.paths[graphs],
+            "near": self.near[graphs],
         }
 
 
@@ -182,7 +204,9 @@ class GraphLoader(BatchLoader):
     A batch has at most ``batch_size`` graphs, ``batch_nodes`` nodes, ``batch_edges`` edges or ``batch_paths`` paths, as
     many graphs in their order as all bounds allow; by nodes, edges or paths batches take alike much memory, however the
     sizes of graphs differ. With ``paths`` of 2 or 3 edges, ``path_index`` [3 or 4, P] has all of them (see
-    ``ooc.sampling.paths``), made for the batch and stored nowhere.
+    ``ooc.sampling.paths``), made for the batch and stored nowhere; with ``hops`` of 2 or 3 ``hop_index`` [2, H] all
+    pairs of different nodes that a walk of so many edges at most leads from and to, each once (of 2: the edges of PyG's
+    ``TwoHop`` but for self-loops).
 
     ``input_graphs``: all (None), a split by name, a mask [G] or numbers; ``shuffle``: each graph anywhere, in another
     order each epoch, by ``seed`` and epoch alone. ``memory`` bounds all that is held, three batches too, ``"64M"`` or
@@ -202,6 +226,7 @@ class GraphLoader(BatchLoader):
         batch_edges: int | None = None,
         batch_paths: int | None = None,
         paths: int = 0,
+        hops: int = 0,
         input_graphs: npt.ArrayLike | str | None = None,
         shuffle: bool = False,
         seed: int = 0,
@@ -216,7 +241,7 @@ class GraphLoader(BatchLoader):
         within the memory, by the largest batch, and what is left for it. ``_is_own``: whether this process makes the
         batch of that number; ``_processes`` have such a memory each."""
         super().__init__(store, _listener)
-        self.sizes = sizes = GraphSizes(self.store, paths)
+        self.sizes = sizes = GraphSizes(self.store, paths, hops)
         self.graphs = rows_of(self.store, input_graphs, "input_graphs")
         every = self.graphs if _others is None else np.union1d(self.graphs, np.asarray(_others))
         if batch_size is batch_nodes is batch_edges is batch_paths is None:
@@ -349,11 +374,13 @@ def _batch(loader: GraphLoader, held: _Held, graphs: Ints, uses: Mapping[str, An
     for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
         if f"in/{name}" in held.rows:
             made[called] = take(f"in/{name}")
-    if loader.sizes.path_edges:
-        try:
-            made["path_index"] = find_paths(sources, degrees, loader.sizes.path_edges, int(counts["paths"].sum()))
-        except ValueError as error:
-            raise damaged(store, "in/indices") from error
+    try:
+        if of_edges := loader.sizes.path_edges:
+            made["path_index"] = find_paths(sources, degrees, of_edges, int(counts["paths"].sum()))
+        if hops := loader.sizes.hops:
+            made["hop_index"] = find_near(sources, degrees, hops, int(counts["near"].sum()))
+    except ValueError as error:
+        raise damaged(store, "in/indices") from error
     batch = Batch(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()})
     batch._num_graphs = len(graphs)
     return batch
@@ -367,7 +394,8 @@ def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
     node = store.array("x").row_bytes + 8
     edge = 16 + sum(array.row_bytes for array in store.edge_data("in"))
     graph = 24 + max(4, store.array("y").itemsize) * store.array("y").columns
-    return most.nodes * node + most.edges * edge + most.graphs * graph + most.paths * 8 * (path_edges + 1)
+    made = most.paths * 8 * (path_edges + 1) + most.near * 16
+    return most.nodes * node + most.edges * edge + most.graphs * graph + made
 
 
 def _plan(
@@ -385,7 +413,7 @@ def _plan(
     batch_bytes = batch_nbytes(store, most, sizes.path_edges)
     rows = 2 * most.nodes + most.edges + 2 * most.graphs
     fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows
-    fixed += making_bytes(sizes.walks) if sizes.path_edges else 0
+    fixed += 8 * most.near + (making_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
     work = {array.name: work_pages(array, batch_bytes) for array in arrays}
     paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work[array.name]) for array in arrays}
     whole = {array.name: held_bytes(array) for array in arrays}

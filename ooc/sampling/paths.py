@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of two or three edges through graphs, made from their edges when they are wanted.
+"""Paths of two or three edges through graphs, and pairs of near nodes, made from their edges when they are wanted.
 
 A path of k edges is v0 → v1 → … → vk along edges of which any three nodes in a row are different: no edge is a
 self-loop, and none leads straight back. So the two ends of three edges may be one node, as in a triangle. Of repeated
-edges each makes paths of its own. n nodes and e edges, by target and then by source; P paths.
+edges each makes paths of its own. A pair of near nodes is two different ones that a walk of so many edges at most, the
+hops, leads from and to. n nodes and e edges, by target and then by source; P paths, H pairs.
 """
 
 from collections.abc import Iterator
@@ -40,15 +41,30 @@ def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
     return counts.astype(np.int64, copy=False)
 
 
+def check_hops(hops: int) -> None:
+    """OptionError unless pairs of nodes of so many hops can be made."""
+    if hops not in (0, 2, 3):
+        raise OptionError(f"hops={hops} is neither 2 nor 3 (0: none)")
+
+
+def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
+    """How many walks of ``hops`` edges or fewer, none among them, end at each node [n]."""
+    walks = np.ones_like(degrees)
+    ends = np.cumsum(degrees)
+    for _ in range(hops):
+        total = np.concatenate([[0], np.cumsum(walks[sources])])
+        walks = 1 + total[ends] - total[ends - degrees]
+    return walks
+
+
 def most_walks(sources: Ints, degrees: Ints, edges: int) -> int:
-    """The most that are held at once of what may become paths, where ``degrees`` [n] are nodes' in-edges."""
-    walks = _walks(sources, degrees, edges)
-    return max(_WALKS, int(walks.max(initial=0)))
+    """The most of what may become paths that end with one edge, where ``degrees`` [n] are nodes' in-edges."""
+    return int(_walks(sources, degrees, edges).max(initial=0))
 
 
 def making_bytes(walks: int) -> int:
-    """What making paths takes beside them, where so many walks are held at once."""
-    return _WALK_BYTES * walks
+    """What making paths or pairs takes beside them, where so many ``walks`` end with one edge or at one node."""
+    return _WALK_BYTES * max(_WALKS, walks)
 
 
 def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
@@ -68,6 +84,36 @@ def find_paths(sources: Ints, degrees: Ints, edges: int, count: int) -> Ints:
         if done == count:
             return out
     raise ValueError(f"there are not {count} paths")
+
+
+def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
+    """All pairs of nodes of so many ``hops``, ``most`` or fewer, as a matrix [2, H]: one node above the other, by the
+    lower one, then by the upper. ``sources`` [e] by target, ``degrees`` [n] of these. ValueError where there are more.
+    """
+    count, done, pairs = len(degrees), 0, np.empty(most, dtype=np.int64)
+    starts, walks = np.cumsum(degrees) - degrees, np.cumsum(count_walks(sources, degrees, hops))
+    first = 0
+    while first < count:
+        before = int(walks[first - 1]) if first else 0
+        stop = max(first + 1, int(np.searchsorted(walks, before + _WALKS, side="right")))
+        found = np.arange(first, stop) * (count + 1)  # every node with itself
+        for _ in range(hops):
+            targets, through = np.divmod(found, count)
+            ways = degrees[through]
+            places = np.repeat(starts[through] - (np.cumsum(ways) - ways), ways)
+            places += np.arange(len(places))
+            further = np.repeat(targets * count, ways)
+            further += sources[places]
+            found = np.sort(np.concatenate([found, further]))
+            found = found[np.diff(found, prepend=-1) > 0]
+        found = found[found % (count + 1) != 0]
+        if done + len(found) > most:
+            raise ValueError(f"there are more than {most} pairs")
+        pairs[done : done + len(found)] = found
+        done, first = done + len(found), stop
+    near = np.empty((2, done), dtype=np.int64)
+    np.divmod(pairs[:done], count, out=(near[1], near[0]))
+    return near
 
 
 def _walks(sources: Ints, degrees: Ints, edges: int) -> Ints:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import TwoHop
+from torch_geometric.utils import remove_self_loops
 
 import ooc
 from ooc.sampling import graphs as module
@@ -52,6 +54,29 @@ def test_batches_are_pygs_with_all_paths(store: Store, paths: int) -> None:
                 assert sorted(map(tuple, batch.path_index.T.tolist())) == _paths(asked.edge_index, paths)
             seen += batch.graph_id.tolist()
     assert sorted(seen) == list(range(120)) and seen != sorted(seen)
+
+
+@pytest.mark.parametrize("hops", [2, 3])
+def test_near_nodes_are_those_of_all_walks(store: Store, monkeypatch: pytest.MonkeyPatch, hops: int) -> None:
+    def batches() -> list[Any]:
+        with GraphLoader(store, 40, paths=2, hops=hops, memory="50M") as loader:
+            found = list(loader)
+        assert max(batch.hop_index.size(1) for batch in found) <= loader.plan.most.near
+        return found
+
+    whole = batches()
+    for batch in whole:
+        asked = Batch.from_data_list([_GRAPHS[graph] for graph in batch.graph_id.tolist()])
+        walked = torch.eye(asked.num_nodes)
+        walked[asked.edge_index[1], asked.edge_index[0]] = 1
+        wanted = torch.linalg.matrix_power(walked, hops).fill_diagonal_(0).nonzero().T.flip(0)
+        assert torch.equal(batch.hop_index, wanted)  # by the second node, then by the first
+        if hops == 2:
+            bare = Data(edge_index=asked.edge_index, num_nodes=asked.num_nodes)
+            pygs, _ = remove_self_loops(TwoHop()(bare).edge_index)
+            assert sorted(batch.hop_index.T.tolist()) == sorted(pygs.T.tolist())
+    monkeypatch.setattr("ooc.sampling.paths._WALKS", 5)
+    assert all(torch.equal(one.hop_index, other.hop_index) for one, other in zip(whole, batches(), strict=True))
 
 
 def test_paths_are_made_a_few_at_a_time_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +134,7 @@ def test_what_cannot_be_is_said(store: Store, tmp_path: Path) -> None:
     for options, said in [
         ({"batch_nodes": 3}, r"graph \d+ alone has 8 nodes, batches at most batch_nodes=3"),
         ({"paths": 4}, "neither 2 nor 3"),
+        ({"hops": 1}, "hops=1 is neither 2 nor 3"),
         ({"batch_paths": 9}, "give paths=3"),
         ({"batch_size": 0}, "must be positive"),
         ({"input_graphs": [500]}, "among 0 … 119"),

@@ -216,7 +216,7 @@ def option_names(option: click.Option) -> list[str]:
 
 
 class PathsType(WholeType):
-    """How many edges paths have: 2, 3, or 0 for none."""
+    """How many edges paths have, or how many hops there are: 2, 3, or 0 for none."""
 
     name = "paths"
 

@@ -203,7 +203,7 @@ def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Mo
     from ooc.models import Pooled
 
     gnn = _gnn(settings, features, settings.hidden, sizes.edge_features)
-    return Pooled(gnn, settings.hidden, outputs, pool=settings.pool, paths=settings.paths)
+    return Pooled(gnn, settings.hidden, outputs, pool=settings.pool, paths=settings.paths, hops=settings.hops)
 
 
 def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
@@ -370,7 +370,7 @@ def _own(
         "dropout": settings.dropout,
         "heads": settings.heads,
         "edge_dim": (sizes.edge_features if types is None else _by_tuple(types.edge_features)) or None,
-        **({"pool": settings.pool, "paths": settings.paths} if sizes.graphs else {}),
+        **({"pool": settings.pool, "paths": settings.paths, "hops": settings.hops} if sizes.graphs else {}),
     }
     parameters = inspect.signature(make).parameters
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

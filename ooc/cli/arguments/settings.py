@@ -169,6 +169,12 @@ class TrainSettings:
     paths: int = _MODEL(
         0, PathsType(), "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone."
     )
+    hops: int = _MODEL(
+        0,
+        PathsType(),
+        "Of many graphs: send messages to all nodes within 2 or 3 hops, too; 0: along edges alone.",
+        metavar="HOPS",
+    )
     layers: int = _MODEL(3, COUNT, "Convolutions.")
     hidden: int = _MODEL(128, WIDTH, "Width of the hidden layers.")
     dropout: float = _MODEL(0.5, PROBABILITY, "On every hidden layer.")
@@ -490,7 +496,7 @@ _NOT_SAMPLED = {
     "host_budget": "give --memory",
 }
 """Options of full-graph training alone, and why."""
-_OF_MANY_GRAPHS = ("pool", "paths", "batch_nodes", "batch_edges", "batch_paths")
+_OF_MANY_GRAPHS = ("pool", "paths", "hops", "batch_nodes", "batch_edges", "batch_paths")
 _OF_NEIGHBOURS = ("fanouts", "sampler")
 _OF_BATCHES = ("fanouts", "batch_size")
 _OF_LINKS = ("decoder", "link_type", "filtered", "ranked", "negatives", "link_steps")

@@ -2,7 +2,8 @@
 """Training on many graphs: a batch is of whole graphs, and the model gives a row of outputs for each of them.
 
 The module runs on batches as it is, under plain autograd, so PyG's pooling layers and any other do. Scores and
-predictions are of the same batches. G graphs of the store; of a batch g graphs, n nodes, e edges, P paths.
+predictions are of the same batches. G graphs of the store; of a batch g graphs, n nodes, e edges, P paths,
+H pairs of near nodes.
 """
 
 import inspect
@@ -40,38 +41,41 @@ from ooc.train.trainer import Scores
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-_GIVEN = ("edge_weight", "edge_attr", "path_index", "ptr", "batch_size")
+_GIVEN = ("edge_weight", "edge_attr", "path_index", "hop_index", "ptr", "batch_size")
 """What a model's ``forward`` may take by name, after features, edges and which graph each node is of."""
 _CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
+_MADE = {"path_index": "paths", "hop_index": "hops"}
+"""What is made of edges, and the option that it goes by."""
 
 
 class GraphModel:
-    """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges, which it gives ``outputs``
-    for.
+    """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges and pairs of so many hops,
+    which it gives ``outputs`` for.
 
     ``forward`` is given ``x`` [n, F] and ``edge_index`` [2, e] in this order, ``batch`` [n] by its name if it has that
-    and third otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``ptr`` [g + 1]
-    and ``batch_size`` (g) what it takes. ModelError where it takes nothing of what edges carry, or wants paths that are
-    not made, or gives no row a graph.
+    and third otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index`` [2,
+    H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes. ModelError where it takes nothing of what edges carry, or
+    wants paths that are not made, or gives no row a graph.
     """
 
-    def __init__(self, model: nn.Module, store: Store, *, paths: int, ignore_edge_data: str) -> None:
+    def __init__(self, model: nn.Module, store: Store, *, paths: int, hops: int, ignore_edge_data: str) -> None:
         self.store, self._path_edges = store, paths
         name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         everything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        there = {"path_index"} if paths else set[str]()
+        there = {made for made, edges in (("path_index", paths), ("hop_index", hops)) if edges}
         there |= {_CARRIED[data] for data in edge_data_used(store, ignore_edge_data)}
         for given in sorted(there):
             if given not in parameters and not everything:
-                remedy = "give paths=0" if given == "path_index" else "leave it out with ignore_edge_data="
+                remedy = f"give {_MADE[given]}=0" if given in _MADE else "leave it out with ignore_edge_data="
                 raise ModelError(f"{name} takes no {given}, which there is; let its forward take it, or {remedy}")
-        for given in _GIVEN[:3]:
+        for given in _GIVEN[:4]:
             if given in parameters and given not in there and parameters[given].default is inspect.Parameter.empty:
-                remedy = "give paths=2 or paths=3" if given == "path_index" else f"edges of {store.path} have none"
+                made = _MADE.get(given)
+                remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
         self._names_batch = "batch" in parameters
-        self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[3:] and one in parameters)]
+        self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[4:] and one in parameters)]
         self.result_columns = self._tried(model, name)
         self.outputs = self.result_columns[0]
 
@@ -103,6 +107,7 @@ class GraphModel:
             edge_weight=real(most.edges),
             edge_attr=real(most.edges, self.store.num_edge_features),
             path_index=whole(self._path_edges + 1, most.paths),
+            hop_index=whole(2, most.near),
         )
 
     def measured(self, most: Size) -> tuple["Data", list[Tensor]]:
@@ -196,12 +201,12 @@ class GraphTrainer(BatchTrainer):
     ``ooc.convert`` makes one of, within the memory it is given.
 
     Batches are those of ``ooc.GraphLoader``, shuffled: ``batch_size`` graphs (32 where nothing is said), or bounded by
-    ``batch_nodes``, ``batch_edges`` or ``batch_paths``; with ``paths`` of two or three edges. A step is of
-    ``accumulate`` batches, with the gradients of one batch of all their graphs. ``forward`` takes (``x``,
-    ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``, ``edge_attr``, ``path_index``,
-    ``ptr`` and ``batch_size``, and gives a row of outputs a graph. Other arguments are those of ``Trainer``;
-    ``compute_dtype="bfloat16"`` computes batches by torch's autocast. Where an epoch is interrupted, its steps stay
-    made, but for a run that is gone on with.
+    ``batch_nodes``, ``batch_edges`` or ``batch_paths``; with ``paths`` of two or three edges, and pairs of nodes of two
+    or three ``hops``. A step is of ``accumulate`` batches, with the gradients of one batch of all their graphs.
+    ``forward`` takes (``x``, ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``,
+    ``edge_attr``, ``path_index``, ``hop_index``, ``ptr`` and ``batch_size``, and gives a row of outputs a graph. Other
+    arguments are those of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast. Where an
+    epoch is interrupted, its steps stay made, but for a run that is gone on with.
     """
 
     def __init__(
@@ -214,10 +219,11 @@ class GraphTrainer(BatchTrainer):
         batch_edges: int | None = None,
         batch_paths: int | None = None,
         paths: int = 0,
+        hops: int = 0,
         accumulate: int = 1,
         **options: Any,
     ) -> None:
-        self._bounds = GraphBounds(batch_size, batch_nodes, batch_edges, batch_paths, paths)
+        self._bounds = GraphBounds(batch_size, batch_nodes, batch_edges, batch_paths, paths, hops)
         super().__init__(model, graph, accumulate=accumulate, **options)
 
     def _ready(self, make: partial[Any], resources: Resources, models: list[nn.Module]) -> None:
@@ -231,7 +237,7 @@ class GraphTrainer(BatchTrainer):
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
         if not model.training:
             model.train()
-        self._runs = GraphModel(model, store, paths=self._bounds.paths, ignore_edge_data=self._ignored)
+        self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
         self._share_batches(model, asked["seed"], resources.listener, resources.hardware, resources.spill_dir)
         outputs, dtype = self._runs.outputs, self._runs.dtype
         columns, loss = self._runs.result_columns, asked["loss"]
@@ -360,19 +366,26 @@ class GraphTrainer(BatchTrainer):
 
 @dataclass(frozen=True, slots=True)
 class GraphBounds:
-    """What batches of graphs may have at most; 32 graphs where nothing is said. ``paths``: of so many edges."""
+    """What batches of graphs may have at most; 32 graphs where nothing is said. ``paths`` are of so many edges,
+    pairs of near nodes of so many ``hops``."""
 
     batch_size: int | None = None
     batch_nodes: int | None = None
     batch_edges: int | None = None
     batch_paths: int | None = None
     paths: int = 0
+    hops: int = 0
+
+    @property
+    def made(self) -> Mapping[str, int]:
+        """What is made of edges, by option."""
+        return {"paths": self.paths, "hops": self.hops}
 
     def of_loader(self) -> Mapping[str, Any]:
         """As a loader takes them."""
         given = {name: getattr(self, name) for name in ("batch_size", "batch_nodes", "batch_edges", "batch_paths")}
         usual = 32 if all(bound is None for bound in given.values()) else self.batch_size
-        return {**given, "batch_size": usual, "paths": self.paths}
+        return {**given, "batch_size": usual, **self.made}
 
 
 class GraphPrediction(Predictions):
@@ -400,7 +413,7 @@ class GraphPrediction(Predictions):
         if what == What.LABELS.value and store.task is Task.VALUES:
             raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
         self._model, self._store, self._what = model, store, What(what)
-        self._runs = GraphModel(model, store, paths=bounds.paths, ignore_edge_data=ignore_edge_data)
+        self._runs = GraphModel(model, store, **bounds.made, ignore_edge_data=ignore_edge_data)
         self._limits, self._model_dtype, self._listener = resources.limits, self._runs.dtype, resources.listener
         memory = resources.limits.memory_bytes
         beside = lambda most, left: self._runs.forward_bytes(model, most)  # noqa: E731

@@ -43,15 +43,17 @@ def fitting_batches(
     memories: Sequence[int],
     *,
     paths: int,
+    hops: int,
     ignore_edge_data: str,
     hardware: Hardware,
 ) -> list[Fit]:
     """By memory, the largest batches by graphs, nodes and, where there are any, paths, with all that the layers save
     kept. ModelError for a model that does not run on the meta device."""
-    sizes, runs = GraphSizes(store, paths), GraphModel(model, store, paths=paths, ignore_edge_data=ignore_edge_data)
+    sizes = GraphSizes(store, paths, hops)
+    runs = GraphModel(model, store, paths=paths, hops=hops, ignore_edge_data=ignore_edge_data)
     every = np.arange(store.num_graphs)
     fixed = _COPIES * sum(parameter.nbytes for parameter in model.parameters())
-    counts = {name: found for name, found in sizes.of(every).items() if name != "edges" and found.any()}
+    counts = {name: found for name, found in sizes.of(every).items() if name not in ("edges", "near") and found.any()}
 
     @cache
     def taken(counted: str, bound: int) -> tuple[Size, int]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN
+from torch_geometric.transforms import TwoHop
+from torch_geometric.utils import remove_self_loops
 
 import ooc
 from ooc.cli import main
@@ -36,12 +38,14 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     }
 
 
-def _model(labels: str = "values", *, paths: int = 0, pool: str = "mean", kind: Any = GIN, **options: Any) -> Pooled:
+def _model(
+    labels: str = "values", *, paths: int = 0, hops: int = 0, pool: str = "mean", kind: Any = GIN, **options: Any
+) -> Pooled:
     torch.manual_seed(1)
-    return Pooled(kind(3, 8, 2, **options), 8, _OUTPUTS[labels], pool=pool, paths=paths).double()
+    return Pooled(kind(3, 8, 2, **options), 8, _OUTPUTS[labels], pool=pool, paths=paths, hops=hops).double()
 
 
-def _batch(labels: str, graphs: Any, paths: int = 0) -> Data:
+def _batch(labels: str, graphs: Any, paths: int = 0, hops: int = 0) -> Data:
     """PyG's batch; its paths by a loader of that graph list alone, which has its own test."""
     batch = Batch.from_data_list([_GRAPHS[labels][graph] for graph in graphs])
     if paths:
@@ -50,6 +54,9 @@ def _batch(labels: str, graphs: Any, paths: int = 0) -> Data:
         for _ in range(paths - 1):
             walks = [(*walk, b) for walk in walks for a, b in found if a == walk[-1] and b not in walk[-2:]]
         batch.path_index = torch.tensor(walks, dtype=torch.int64).reshape(-1, paths + 1).T
+    if hops:
+        bare = Data(edge_index=batch.edge_index, num_nodes=batch.num_nodes)
+        batch.hop_index, _ = remove_self_loops(TwoHop()(bare).edge_index)
     return batch
 
 
@@ -61,7 +68,7 @@ _WEIGHTED = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0, 0.5], dtype=torch.float6
 _CASES = [
     ("values", {"batch_size": 7}, None, F := nn.functional.mse_loss, {"pool": "add"}),
     ("values", {"batch_nodes": 60, "accumulate": 3}, nn.L1Loss(), nn.functional.l1_loss, {"norm": "layer_norm"}),
-    ("values", {"batch_paths": 900, "paths": 3}, None, F, {"pool": "max"}),
+    ("values", {"batch_paths": 900, "paths": 3, "hops": 2}, None, F, {"pool": "max"}),
     ("classes", {"batch_edges": 90, "paths": 2}, None, nn.functional.cross_entropy, {"norm": "batch_norm"}),
     ("classes", {"batch_size": 9, "accumulate": 2}, _WEIGHTED, _WEIGHTED, {}),
     ("answers", {"batch_size": 9, "accumulate": 2}, None, _known(nn.functional.binary_cross_entropy_with_logits), {}),
@@ -73,8 +80,8 @@ _CASES = [
 def test_steps_are_pygs_of_the_same_batches(
     stores: dict[str, Store], labels: str, bounds: dict[str, int], loss: Any, pygs: Any, options: dict[str, Any]
 ) -> None:
-    store, paths = stores[labels], bounds.get("paths", 0)
-    model, reference = (_model(labels, paths=paths, **options) for _ in range(2))
+    store, made = stores[labels], {name: bounds.get(name, 0) for name in ("paths", "hops")}
+    model, reference = (_model(labels, **made, **options) for _ in range(2))
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     given = {"loss": loss, "optimizer": sgd, "ignore_edge_data": "features", "seed": 5, **bounds}
     with GraphTrainer(model, store, memory="60M", **given) as trainer:
@@ -85,7 +92,7 @@ def test_steps_are_pygs_of_the_same_batches(
     for batches, found in zip(order, losses, strict=True):
         sums, weights = 0.0, 0.0
         for first in range(0, len(batches), a_step):
-            parts = [_batch(labels, graphs, paths) for graphs in batches[first : first + a_step]]
+            parts = [_batch(labels, graphs, **made) for graphs in batches[first : first + a_step]]
             assert not norms or a_step == 1
             outputs = torch.cat([_outputs(reference, part) for part in parts])
             y = torch.cat([part.y for part in parts])
@@ -103,7 +110,7 @@ def test_steps_are_pygs_of_the_same_batches(
 
 
 def _outputs(model: nn.Module, batch: Data) -> Tensor:
-    given = {"path_index": batch.path_index} if "path_index" in batch else {}
+    given = {name: batch[name] for name in ("path_index", "hop_index") if name in batch}
     out: Tensor = model(batch.x, batch.edge_index, batch.batch, **given)
     return out
 
@@ -277,8 +284,9 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
     for model, options, said in [
         (Rows(), {}, "not a row of outputs each"),
         (_model(), {"ignore_edge_data": "none"}, "GIN takes no edge_attr"),
-        (_model(), {"paths": 3}, "paths are given to a model"),
+        (_model(), {"paths": 3}, "paths or hops are given to a model"),
         (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
+        (GIN(3, 4, 2), {"hops": 2}, "GIN takes no hop_index, .* give hops=0"),
         (Pooled(GIN(3, 8, 2), 8, 3), {}, "the model has 3 outputs, loss MSELoss needs 2"),
     ]:
         with pytest.raises(ooc.ModelError, match=said):
@@ -321,7 +329,7 @@ def _ooc(*words: object) -> int:
 
 _OPTIONS = [
     *("--model", "gin", "--layers", "2", "--hidden", "8", "--memory", "80M", "--threads", "1"),
-    *("--paths", "3", "--pool", "add", "--batch-paths", "2000"),
+    *("--paths", "3", "--hops", "2", "--pool", "add", "--batch-paths", "2000"),
 ]
 
 
