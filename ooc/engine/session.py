@@ -21,8 +21,8 @@ from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
-from ooc.model.layers.retained import Spare
 from ooc.model.lowering.network import Network
+from ooc.model.retained import Spare
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.workload import Direction

@@ -11,7 +11,7 @@ from torch_geometric.nn import GENConv
 
 from ooc.engine import session
 from ooc.model.layers.layer import Layer
-from ooc.model.layers.retained import Spare
+from ooc.model.retained import Spare
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase

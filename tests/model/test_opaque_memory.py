@@ -17,8 +17,8 @@ from ooc.kernels.neighbourhood import neighbourhood
 from ooc.model.layers.conformance import Watch, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.retained import Spare
 from ooc.model.lowering.values import Features, Linear
+from ooc.model.retained import Spare
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
 from tests.kernels.test_kernel_memory import peak_bytes

@@ -43,10 +43,10 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
 from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
-from ooc.model.layers.retained import Recorded, Retained, Spare
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.values import Value
+from ooc.model.retained import Recorded, Retained, Spare
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
 R = TypeVar("R")
