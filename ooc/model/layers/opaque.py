@@ -63,7 +63,7 @@ links with a hidden layer, by processor time beside that of other passes (68,000
 measured."""
 _RUN_BYTES = 8 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
-_ROW_BYTES = 32 << 20
+_ROW_BYTES = 16 << 20
 """Of what a layer makes of a row's edges that it needs all at once, where its columns can be taken in slices."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
