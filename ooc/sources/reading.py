@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ooc.sources.source import Source
 
 SPLIT = "split"
-DROP_EDGE_DATA = "drop_edge_data"
 COLUMNS = "columns"
 
 
