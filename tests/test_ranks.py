@@ -111,6 +111,8 @@ def test_a_process_that_goes_is_named(tmp_path: Path, _soon: None) -> None:
     def work(rank: int) -> str:
         ranks = Ranks.of_environment()
         assert ranks.told(lambda: "as the first says") == "as the first says"
+        rates = {int(rate) for rate in ranks.gathered(torch.tensor([ranks.measured_link()]))}
+        assert len(rates) == 1 and min(rates) > 1000
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(ooc.RankError) as raised:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import COUNT, SIZE, GroupedCommand, Option
+from ooc.cli.arguments.options import COUNT, GroupedCommand, Option
 from ooc.cli.arguments.settings import (
     RUN,
     SAMPLING,
@@ -68,7 +68,6 @@ _FLOOR = "The least memory that training takes, part by part."
 _BATCHES = "Of many graphs: the largest batches that fit into each of these memories, such as 8G,12G,16G,24G."
 _COMPARE = "Compare what was forecast for the run at RUN with what was measured."
 _RANKS = "Plan for so many processes that train the graph together, each with a share of its rows (ooc train --nproc)."
-_LINK = "With --ranks: bytes a second that a process receives from the others."
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
 
@@ -80,7 +79,6 @@ _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
         Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
         Option(["--ranks"], type=COUNT, default=1, metavar="N", help=_RANKS, group=_FOR),
-        Option(["--link"], type=SIZE, default="1G", metavar="SIZE", help=_LINK, group=_FOR),
         Option(["--no-savings"], is_flag=True, help=_NO_SAVINGS, group=_FOR),
         Option(["--what-if"], is_flag=True, help=_WHAT_IF, group=_SHOWN),
         Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE", help=_PLOT, group=_SHOWN),
@@ -100,7 +98,6 @@ def command(
     graph: str | None,
     hardware: str | None,
     ranks: int,
-    link: int,
     no_savings: bool,
     what_if: bool,
     plot: Path | None,
@@ -144,7 +141,7 @@ def command(
 
             print_batches(stores, batches, options, as_json)
             return
-        planning = _planning(stores, graph, hardware, no_savings, options, ranks, link)
+        planning = _planning(stores, graph, hardware, no_savings, options, ranks)
         from ooc.cli.planning import print_least, print_planned, print_what_if
 
         with _rare_collections():
@@ -189,7 +186,6 @@ def _planning(
     no_savings: bool,
     options: dict[str, Any],
     processes: int,
-    link: int,
 ) -> "Planning":
     """What is to be planned for."""
     if len(stores) > 1 or (stores and graph is not None):
@@ -210,7 +206,7 @@ def _planning(
     check_links(settings)
     machine = None if hardware is None else load_hardware(hardware)
     together = Ranks(count=processes, local_count=processes)
-    return Planning(settings, found, machine, () if no_savings else tuple(Saving), together, link)
+    return Planning(settings, found, machine, () if no_savings else tuple(Saving), together)
 
 
 def _compare(run: Path, store: str | None, as_json: bool) -> None:

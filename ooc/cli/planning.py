@@ -90,7 +90,6 @@ class Planning:
         hardware: Hardware | None,
         savings: Collection[Saving],
         ranks: Ranks = ALONE,
-        link_bytes_per_s: int = LINK_BYTES_PER_S,
     ) -> None:
         self._device = find_device(settings.device if hardware is None else "auto")
         self.settings = settings
@@ -99,7 +98,7 @@ class Planning:
         self.hardware = hardware_for(self._device, folder) if hardware is None else hardware
         self._described = hardware is not None
         self._savings = savings
-        self.ranks, self.link_bytes_per_s = ranks, link_bytes_per_s
+        self.ranks = ranks
         self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
         self._jobs: dict[str, Job] = {}
 
@@ -125,7 +124,7 @@ class Planning:
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             exchange=ExchangeForm(settings.exchange),
-            link_bytes_per_s=self.link_bytes_per_s,
+            link_bytes_per_s=settings.link or LINK_BYTES_PER_S,
             ssd_write_bytes=settings.max_ssd_writes,
             one_memory=one_memory,
             processes=count,
@@ -298,7 +297,7 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 
 
 def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool) -> None:
-    ranks, link = planning.report_by_rank(), planning.link_bytes_per_s
+    ranks, link = planning.report_by_rank(), planning.limits.link_bytes_per_s
     report = ranks[0]
     joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], link)
     narrow = planning.settings.spill_dtype == NARROW

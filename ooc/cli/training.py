@@ -41,6 +41,7 @@ from ooc.report.page.document import write_report
 from ooc.report.runs import describe_run
 from ooc.report.starts import note_start
 from ooc.report.tables import print_outcome, print_report, print_summary
+from ooc.sizes import format_size
 from ooc.storage.store import open_store
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.batched.graphs import GraphTrainer
@@ -212,6 +213,9 @@ def _brief(
         ("graph", describe_store(store)),
         ("model", describe_model(settings, trainer.model, weighted=store.has_edge_weight)),
     ]
+    if report is not None and trainer.ranks.count > 1:
+        given = "as given" if settings.link else "as measured"
+        lines.append(("links", f"{format_size(trainer.limits.link_bytes_per_s)} a second, {given}"))
     if report is not None:
         lines += [
             ("memory", describe_memory(report, trainer.spill_dir)),

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from time import perf_counter
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -32,6 +33,10 @@ MEETING = timedelta(minutes=10)
 _UNLIMITED = timedelta(days=365)
 """How long it waits for what they send: they are known to be alive."""
 _EXIT_ERROR = 2
+_PROBES = [64 << 10, 256 << 10, *[1 << 20] * 3]
+"""Bytes that each sends to each in turn, to find out how fast that is."""
+_PROBING_S = 0.3
+"""No more of them after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,20 @@ class Ranks:
         rows[receiver if self.rank == sender else sender] = len(values)
         sent, received = (values if self.rank == rank else values[:0] for rank in (sender, receiver))
         self.all_to_all(received, sent, rows if len(received) else nothing, rows if len(sent) else nothing)
+
+    def measured_link(self) -> int:
+        """Bytes a second that each receives from all others at once, of the one that has them last, at best."""
+        rate = taken_s = 0.0
+        for nbytes in _PROBES:
+            rows = [nbytes * (rank != self.rank) for rank in range(self.count)]
+            received, sent = (torch.zeros(sum(rows), dtype=torch.uint8) for _ in range(2))
+            begun = perf_counter()
+            self.all_to_all(received, sent, rows, rows)
+            slowest_s = max(map(float, self.gathered(torch.tensor([perf_counter() - begun], dtype=torch.float64))))
+            rate, taken_s = max(rate, len(sent) / slowest_s), taken_s + slowest_s
+            if taken_s > _PROBING_S:
+                break
+        return int(rate)
 
     def sent(self, value: Any, rank: int) -> Any:
         """What ``value`` is for one of them, any object, for all."""

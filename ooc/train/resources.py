@@ -76,7 +76,8 @@ class Resources:
     ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
     and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
 
-    ``ranks``: the processes that share the rows of the graph.
+    ``ranks``: the processes that share the rows of the graph; ``link``: bytes a second that each receives of the others
+    (None: to be measured).
 
     ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
     """
@@ -90,6 +91,7 @@ class Resources:
     hardware: Hardware = UNMEASURED
     device: Device | None = None
     ranks: Ranks = ALONE
+    link: int | None = None
 
     @property
     def place(self) -> torch.device:
@@ -159,7 +161,8 @@ class Resources:
         limits, count = self.limits, ranks.local_count
         device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
         own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count, processes=count)
-        limits, hardware = ranks.told(lambda: (own, self.hardware))  # then all of them plan alike
+        limits, hardware, link = ranks.told(lambda: (own, self.hardware, self.link))  # then all of them plan alike
+        limits = replace(limits, link_bytes_per_s=ranks.measured_link() if link is None else link)
         return replace(self, limits=limits, hardware=hardware, ranks=ranks)
 
     @property
@@ -178,6 +181,7 @@ class Resources:
         block_rows: int | None = None,
         slab_columns: int | None = None,
         exchange: str = ExchangeForm.AUTO.value,
+        link: str | int | None = None,
         max_ssd_writes: str | int | None = None,
         tile_rows: int | None = None,
         threads: int | None = None,
@@ -222,6 +226,7 @@ class Resources:
             spill_dtype=_checked_dtype(spill_dtype),
             hardware=hardware,
             device=computing,
+            link=None if link is None else parse_size(link, name="link"),
         )
 
 

@@ -345,6 +345,9 @@ class TrainSettings:
         "What several processes send each other for a pull: rows that are wanted, some columns of all rows where these "
         "can be dealt out, or whichever takes less time.",
     )
+    link: int | None = _RESOURCES(
+        None, SIZE, "Bytes a second that each of several processes receives. [default: measured; for ooc plan 1G]"
+    )
     device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     gpu_budget: int | None = _GPU(
         None,
@@ -492,6 +495,7 @@ _NOT_SAMPLED = {
     "block_rows": "batches have no blocks",
     "slab_columns": "batches have no slabs",
     "exchange": "batches are pulled by one process each",
+    "link": "batches are pulled by one process each",
     "gpu_budget": "give --memory",
     "host_budget": "give --memory",
 }

@@ -25,7 +25,7 @@ from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 LINK_BYTES_PER_S = 10**9
-"""That a process is taken to receive of the others, unless the user says."""
+"""That a process is taken to receive of the others where nobody says or has measured it."""
 
 
 class ExchangeForm(Enum):
