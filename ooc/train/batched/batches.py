@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.engine.record import EpochRecord
-from ooc.errors import BudgetError, OptionError
+from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.kernels.dropout.edges import key_of
 from ooc.offloading.measure import DryRuns, SavingPlan, Step
@@ -84,6 +84,7 @@ class BatchTrainer(Trainer):
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
         if accumulate < 1:
             raise OptionError(f"accumulate must be positive, not {accumulate}")
+        self._is_bounded = any(options.get(name) is not None for name in ("memory", "gpu_budget", "host_budget"))
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
         self.batch_model = model
@@ -240,7 +241,10 @@ class BatchTrainer(Trainer):
             return self._saving.nbytes
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            self._listener(Note(f"what the layers make of a batch is not counted in the memory: {reason}"))
+            what = f"what {type(self.model).__name__} makes of a batch cannot be counted beforehand ({reason})"
+            if self._is_bounded:
+                raise ModelError(f"{what}, so no memory can be promised: leave memory= out") from error
+            self._listener(Note(f"{what}: memory is not bounded"))
             return 0
 
     def close(self) -> None:

@@ -161,23 +161,36 @@ class GraphModel:
 class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """On the meta device a number that a model reads off its indices is as large as it can be in the ``batch``, of size
     ``most``: the last graph's, as PyG's pooling reads to count graphs, where it comes of which graph nodes are of, and
-    otherwise the nodes of the largest graph."""
+    otherwise the nodes of the largest graph. What follows from comparing values is not to be known: torch refuses."""
 
     def __init__(self, batch: "Data", most: Size) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graphs, self._largest = most.graphs - 1, most.largest
-        self._of_graphs = {_storage(batch.batch)}
+        self._of_graphs, self._of_values = {_storage(batch.batch)}, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not args[0].is_floating_point():
-            return self._graphs if _storage(args[0]) in self._of_graphs else self._largest
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not self._is_value(args[0]):
+            return self._number(args[0])
+        if func is torch.ops.aten.bincount.default and args[0].is_meta:  # which torch has no meta kernel of
+            return args[0].new_empty(max(self._number(args[0]) + 1, *args[2:3]))
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and not made.dim() and args and isinstance(args[0], Tensor):
-            if _storage(args[0]) in self._of_graphs:
-                self._of_graphs.add(_storage(made))
-            else:
-                self._of_graphs.discard(_storage(made))  # of one that is gone
+        if isinstance(made, Tensor) and args and isinstance(args[0], Tensor):
+            if not made.dim():
+                _mark(self._of_graphs, made, _storage(args[0]) in self._of_graphs)
+            if made.dtype is torch.bool:
+                _mark(self._of_values, made, any(isinstance(one, Tensor) and self._is_value(one) for one in args))
         return made
+
+    def _number(self, indices: Tensor) -> int:
+        return self._graphs if _storage(indices) in self._of_graphs else self._largest
+
+    def _is_value(self, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() or (tensor.dtype is torch.bool and _storage(tensor) in self._of_values)
+
+
+def _mark(those: set[int], made: Tensor, belongs: bool) -> None:
+    """Whether ``made`` is one of ``those``, whatever had its storage before."""
+    (those.add if belongs else those.discard)(_storage(made))
 
 
 def _storage(tensor: Tensor) -> int:

@@ -303,6 +303,28 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
         GraphTrainer(_model(), one)
 
 
+class Asking(nn.Module):
+    """Goes another way by what it has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        z: Tensor = global_mean_pool(self.linear(x), batch)
+        return z if z.sum() > 0 else -z
+
+
+def test_what_cannot_be_counted_beforehand_is_not_promised(stores: dict[str, Store]) -> None:
+    notes = list[str]()
+    options = {"batch_size": 4, "ignore_edge_data": "features", "listener": lambda event: notes.append(str(event))}
+    with pytest.raises(ooc.ModelError, match=r"Asking makes of a batch cannot be counted .*: leave memory= out"):
+        GraphTrainer(Asking().double(), stores["values"], memory="60M", **options)
+    with GraphTrainer(Asking().double(), stores["values"], **options) as trainer:
+        trainer.fit(1)
+    assert any("cannot be counted" in note and "memory is not bounded" in note for note in notes)
+
+
 def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
     graphs = many_graphs(20, dtype=torch.float32, edge_features=0)
     model = Pooled(GIN(3, 8, 2), 8, 2)
