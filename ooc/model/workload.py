@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a network on a graph asks of memory, as plain data for the planner."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,79 +90,39 @@ def describe_workload(
 ) -> Workload:
     """The stages of the programs ``steps``, the matrices they name, and the topology, tile by tile."""
     programs = {name: tuple(step.spec for step in program) for name, program in steps.items()}
-    columns = builder.columns
-    itemsize = network.dtype.itemsize
-    # Weights are of the type that is summed, and would be rounded to it.
-    weighted = any(scaling.weighted for scaling in network.scalings)
-    sums_as_kept = sums_rows_of(spill_dtype, network.dtype) and not weighted
     every = [stage for stages in programs.values() for stage in stages]
-    used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
+    pulls = [(stage, stage.pull) for stage in every if stage.pull is not None]
     lasting = {name for stage in programs.get("prepare", ()) for name in stage.stores}
-    read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
-    height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
-    height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
-    spaces = {n: s.space for s in every for n in (*s.loads, *s.stores, *(s.pull.own if s.pull else ()))}
-    spaces |= {n: spaces[s.pull.source] for s in every if s.pull is not None for n in s.pull.added_to}
-    matrices, of_store = {}, store_matrices(store)
-    for name in sorted(used, key=lambda name: (name not in of_store, name)):
-        space = spaces[name]
-        if name in arrays:
-            kind = Kind.LEARNT if isinstance(arrays[name], VersionedArray) else Kind.STORE
-            matrices[name] = Matrix(name, arrays[name].shape[0], columns[name], arrays[name].itemsize, kind, space)
-        elif name in builder.packed:
-            matrices[name] = Matrix(name, height[name], columns[name], 1, Kind.BITS, space)
-        else:
-            kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
-            stored = itemsize if name in lasting else spill_dtype.itemsize  # what outlives the run is never rounded
-            matrices[name] = Matrix(name, height[name], columns[name], stored, kind, space)
-    scattering = {
-        name: (s.pull.direction, s.rows, s.pull.per_edge)
-        for s in every
-        if s.pull is not None and (s.pull.direction.of_edges or reverse_of(store, s.pull.direction))
-        for name in s.pull.added_to
-    }
-    pulled: dict[EdgesKey, set[EdgeData]] = {}
-    for stage in every:
-        if stage.pull is not None:
-            pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
+    itemsize = network.dtype.itemsize
+    matrices = _matrices(every, builder, store, arrays, lasting, itemsize, spill_dtype.itemsize)
     bucketing: dict[EdgesKey, Bucketing] = {}
-    for direction in () if builder.on_device else [s.pull.direction for s in every if s.pull and s.pull.is_opaque]:
+    for direction in () if builder.on_device else [pull.direction for _, pull in pulls if pull.is_opaque]:
         backward = reverse_of(store, direction)
         if backward is not None:
-            pulled.setdefault(backward, set())
             gathered = counts.gathered_rows(direction)
             bucketing[direction] = Bucketing(backward, gathered, exact=direction.of_edges)
-    if any(stage.entry_bytes for stage in every):
-        pulled[Direction.FEATURES] = {EdgeData.WEIGHT}
+    scattering = {
+        name: (pull.direction, stage.rows, pull.per_edge)
+        for stage, pull in pulls
+        if pull.direction.of_edges or reverse_of(store, pull.direction)
+        for name in pull.added_to
+    }
     gradient_bytes = builder.most_gradients * itemsize
     ahead = TASKS_AHEAD if TASKS_AHEAD * threads * gradient_bytes <= _MOST_WAITING_BYTES else 1
     results_at_once = 1 if threads == 1 else ahead * threads + 1
-    parameters = sum(p.numel() for p in network.parameters)
-    idle = sum(p.numel() for p in network.idle)
     return Workload(
         rows=max(store.node_counts.values()),
         tile_rows=tile_rows,
         matrices=matrices,
         programs=programs,
-        topologies={
-            d: Topology(
-                d,
-                store.topology(d.value)[1].itemsize,
-                counts.tile_edges(d, tile_rows),
-                {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
-            )
-            for d in sorted(pulled, key=_place)
-        },
+        topologies=_topologies(every, bucketing, store, counts, tile_rows),
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=(_OF_A_PARAMETER * parameters + idle) * itemsize
-        + (results_at_once + builder.panels_held) * gradient_bytes
-        + network.rounded_nbytes
-        + network.made_nbytes
-        + network.statistics_nbytes,
+        fixed_device_bytes=_parameter_bytes(network) + (results_at_once + builder.panels_held) * gradient_bytes,
         pulled_itemsize=itemsize,
         threads=threads,
         tasks_ahead=ahead,
-        sums_as_kept=sums_as_kept,
+        # Weights are of the type that is summed, and would be rounded to it.
+        sums_as_kept=sums_rows_of(spill_dtype, network.dtype) and not any(s.weighted for s in network.scalings),
         dtype=str(network.dtype).removeprefix("torch."),
         recomputed=tuple(
             Matrix(name, height, columns, itemsize, Kind.SCRATCH)
@@ -177,6 +137,72 @@ def describe_workload(
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=bucketing,
     )
+
+
+def _parameter_bytes(network: Network) -> int:
+    """Of the model, whatever a plan does: parameters with all that belongs to them, and what the network keeps."""
+    parameters, idle = (sum(p.numel() for p in found) for found in (network.parameters, network.idle))
+    kept = network.rounded_nbytes + network.made_nbytes + network.statistics_nbytes
+    return (_OF_A_PARAMETER * parameters + idle) * network.dtype.itemsize + kept
+
+
+def _matrices(
+    every: Sequence[Stage],
+    builder: StageBuilder,
+    store: Store,
+    arrays: Mapping[str, Array],
+    lasting: Collection[str],
+    itemsize: int,
+    spilled_itemsize: int,
+) -> dict[str, Matrix]:
+    """What the stages name; the store's come first. What is ``lasting`` outlives the run and is never rounded."""
+    used = {n for s in every for n in (*s.loads, *s.writes, *((s.pull.source,) if s.pull else ()))}
+    read_rows = {name: rows for name, rows in builder.read_rows.items() if name not in lasting}
+    height = {name: _stored_rows(name, every, read_rows) for s in every for name in s.stores}
+    height |= {name: read_rows[name] for s in every if s.pull is not None for name in s.pull.added_to}
+    spaces = {n: s.space for s in every for n in (*s.loads, *s.stores, *(s.pull.own if s.pull else ()))}
+    spaces |= {n: spaces[s.pull.source] for s in every if s.pull is not None for n in s.pull.added_to}
+    matrices, of_store = {}, store_matrices(store)
+    for name in sorted(used, key=lambda name: (name not in of_store, name)):
+        columns, space = builder.columns[name], spaces[name]
+        if name in arrays:
+            array = arrays[name]
+            kind = Kind.LEARNT if isinstance(array, VersionedArray) else Kind.STORE
+            matrices[name] = Matrix(name, array.shape[0], columns, array.itemsize, kind, space)
+        elif name in builder.packed:
+            matrices[name] = Matrix(name, height[name], columns, 1, Kind.BITS, space)
+        else:
+            kind = Kind.CONSTANT if name.startswith("ax") else Kind.SCRATCH
+            stored = itemsize if name in lasting else spilled_itemsize
+            matrices[name] = Matrix(name, height[name], columns, stored, kind, space)
+    return matrices
+
+
+def _topologies(
+    every: Sequence[Stage],
+    bucketing: Mapping[EdgesKey, Bucketing],
+    store: Store,
+    counts: EdgeCounts,
+    tile_rows: int,
+) -> dict[EdgesKey, Topology]:
+    """The neighbour lists that the stages pull along, and what edges carry there."""
+    pulled: dict[EdgesKey, set[EdgeData]] = {}
+    for stage in every:
+        if stage.pull is not None:
+            pulled.setdefault(stage.pull.direction, set()).update(stage.pull.edge_data)
+    for found in bucketing.values():
+        pulled.setdefault(found.direction, set())
+    if any(stage.entry_bytes for stage in every):
+        pulled[Direction.FEATURES] = {EdgeData.WEIGHT}
+    return {
+        d: Topology(
+            d,
+            store.topology(d.value)[1].itemsize,
+            counts.tile_edges(d, tile_rows),
+            {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
+        )
+        for d in sorted(pulled, key=_place)
+    }
 
 
 def _place(key: EdgesKey) -> tuple[int, str]:
