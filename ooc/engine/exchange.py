@@ -162,7 +162,7 @@ class Exchange:
     of each."""
 
     def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
-        self._ranks, self._shares = ranks, shares
+        self.ranks, self._shares = ranks, shares
         self.share = Share(ranks.rank, shares)
         """What this process computes."""
         self._beside = replace(ranks, group=ranks.beside)
@@ -178,7 +178,7 @@ class Exchange:
         """Settle what is sent for pulls of ``direction``, ``sources`` being those of all edges into this process's
         rows, a few at a time, nodes of type ``space``: the halo where that is much less than all rows. Returns what
         that takes. Holds a byte a row meanwhile."""
-        ranks, shares = self._ranks, self._shares[space]
+        ranks, shares = self.ranks, self._shares[space]
         rows = shares[-1].stop
         wanted = wanted_rows(sources, shares, shares[ranks.rank], rows)
         counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
@@ -250,21 +250,21 @@ class Exchange:
             return
         rows = [matrix_NC[share.start : share.stop].view(torch.uint8) for share in parts]
         self._beside.broadcast_parts(rows)
-        self.received_bytes += sum(some.nbytes for some in rows) - rows[self._ranks.rank].nbytes
+        self.received_bytes += sum(some.nbytes for some in rows) - rows[self.ranks.rank].nbytes
 
     def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger], space: str) -> None:
         """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
         for rank, share in enumerate(self._shares[space]):
             values = values_E[int(offsets[share.start]) : int(offsets[share.stop])]
             if values.numel():
-                self._ranks.broadcast(values.view(torch.uint8), rank)
+                self.ranks.broadcast(values.view(torch.uint8), rank)
 
     def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
         """By lists, of every process those in its one of ``parts``, so many at a time that they take
         ``_AT_ONCE_BYTES``."""
         row_bytes = matrix_NC[:1].nbytes + _NUMBERS_BYTES
-        at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self._ranks.count - 1)))
-        of_part_given = [_within(rows, parts[self._ranks.rank]) for rows in halo.given]
+        at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self.ranks.count - 1)))
+        of_part_given = [_within(rows, parts[self.ranks.rank]) for rows in halo.given]
         of_part_wanted = [_within(rows, part) for rows, part in zip(halo.wanted, parts, strict=True)]
         for first in range(0, min(halo.most, max(map(len, parts))), at_once):
             given, wanted = (
@@ -278,12 +278,12 @@ class Exchange:
 
     def check(self) -> None:
         """RankError where another process is known to have failed, gone or stopped."""
-        if self._ranks.heartbeat is not None:
-            self._ranks.heartbeat.check()
+        if self.ranks.heartbeat is not None:
+            self.ranks.heartbeat.check()
 
     def abandon(self) -> None:
         """This process does not go on. Returns when nothing is sent any more."""
-        self._ranks.failed()
+        self.ranks.failed()
         self.close()
 
     def close(self) -> None:
@@ -295,35 +295,22 @@ class Exchange:
     def gathered_rows(self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype, space: str) -> Iterator[Tensor]:
         """Rows of a matrix, block by block as each process has its own, for the first one. All have to go through it,
         of whom the others get nothing."""
-        ranks = self._ranks
+        ranks = self.ranks
         for rank, share in enumerate(self._shares[space]):
             for _, rows in blocks_of(share, grid):
                 block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
                 if rank:
                     ranks.hand_on(block.view(torch.uint8), rank, 0)
-                if self.is_first:
+                if ranks.rank == 0:
                     yield block
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one that writes what is to be there once."""
-        return self._ranks.rank == 0
 
     def of_all(self, own: float) -> list[float]:
         """What every process has."""
-        return [float(one) for one in self._ranks.gathered(torch.tensor([own], dtype=torch.float64))]
-
-    def checksum(self, own: int | None, nbytes: int) -> int | None:
-        """The CRC-32C of what all processes have, one behind the other, of this one's ``nbytes`` (None: unknown)."""
-        return joined_checksum(self._ranks, own, nbytes)
-
-    def told(self, act: Callable[[], None]) -> None:
-        """Have the first process ``act``; where it raises, the others raise RankError, as it says why."""
-        self._ranks.told(act)
+        return [float(one) for one in self.ranks.gathered(torch.tensor([own], dtype=torch.float64))]
 
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
         """What every process has ``found`` of its panels, in the order of the rows, one at a time."""
-        ranks, started = self._ranks, perf_counter()
+        ranks, started = self.ranks, perf_counter()
         counts = [int(count) for count in ranks.gathered(torch.tensor([len(found)]))]
         self.waited_s += perf_counter() - started
         for rank in reversed(range(ranks.count)) if reverse else range(ranks.count):
@@ -333,7 +320,7 @@ class Exchange:
     def in_turn(self, sums_NC: Tensor) -> Callable[[], None]:
         """Wait until all processes before this one have added to a matrix, and have what they came to. Returns what
         hands it on, then waits for what it comes to in the end."""
-        ranks, last = self._ranks, self._ranks.count - 1
+        ranks, last = self.ranks, self.ranks.count - 1
         hands = sums_NC.view(torch.uint8)
         for rank in range(ranks.rank):
             ranks.hand_on(hands, rank, rank + 1)

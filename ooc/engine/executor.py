@@ -14,7 +14,6 @@ from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import (
     BucketedPull,
-    DealtPull,
     DealtSlabs,
     EdgeSweep,
     FeatureSweep,
@@ -209,8 +208,8 @@ class RowPassRun(TilePassRun):
             if whole is not None and directions:
                 of_one = directions[0] if len(directions) == 1 else None
                 found.append(partial(exchange.begin, whole[: self.item.rows], self.item.space, of_one))
-        for one in dealt_by(self.item, passes):
-            found.append(partial(DealtSlabs(self.program, one).deal, exchange.share.rank))
+        for dealt in (DealtSlabs(self.program, one) for one in dealt_by(self.item, passes)):
+            found += [partial(dealt.deal, slab) for slab in dealt.direct]
         return found
 
     def reduce(self, result: Tile | None) -> None:
@@ -292,10 +291,11 @@ class ColumnPassRun(TilePassRun):
 
 class DealtPassRun(TilePassRun):
     """One execution of a column pass whose slabs are dealt out: in each turn this process pulls one slab, for the rows
-    of one process after the other, who are sent them part by part while the next ones are pulled. With its own rows,
-    the last, what the others have pulled of their slabs is put where it belongs."""
+    of one process after the other, who are sent them part by part while the next ones are pulled, and parts of the next
+    turn's slabs between these. With its own rows, the last, what the others have pulled of their slabs is put where it
+    belongs."""
 
-    pull: DealtPull
+    pull: PullRun
 
     def __init__(self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs) -> None:
         super().__init__(run, item)
@@ -332,7 +332,7 @@ class DealtPassRun(TilePassRun):
             self.slab, self.turn_begins = step.slab, True
         self.out.clear()
         source = self.buffers.arrived(self.slab)
-        self.pull = DealtPull(self.program, self.item.pull, self.program.kernels[self.item.pull], source)
+        self.pull = PullRun(self.program, self.item.pull, self.program.kernels[self.item.pull], source)
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
@@ -368,6 +368,8 @@ class DealtPassRun(TilePassRun):
             if at > self.at or (at == self.at and part_of(self.in_turn[at], part).stop > stop):
                 return
             self.sending.append(self.buffers.give_back(self.slab, at + 1, part))
+            if begun % self.others == 0:  # as all do: they are to begin the same in the same order
+                self.buffers.deal_next(self.slab, range(begun // self.others, parts))
 
     def reduce(self, result: Tile | None) -> None:
         """Rows up to those of a tile have been pulled."""

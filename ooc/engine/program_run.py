@@ -167,7 +167,7 @@ class ProgramRun:
         memory = self.slabs_memory(item)
         if item.processes > 1:
             dealt = self.dealt_memory(item)
-            memory, stride = memory[dealt.slab :], dealt.own
+            memory, stride = memory[dealt.own_at :], dealt.own
         return [as_matrix(memory[k * stride :], dtype, len(rows), grid.width(k)) for k in range(item.slab_buffers)]
 
     def slabs_memory(self, item: ColumnPass) -> Tensor:

@@ -2,7 +2,6 @@
 """The pull of a pass: the edges of its rows, what tiles gather from, wherever that lies, and the kernel that
 does it."""
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -114,21 +113,29 @@ class FeatureSweep(EdgeSweep):
         return SparseRows(edges.offsets_R1, columns_E, edges.weight_E, width)
 
 
-class PullRun(ABC):
-    """A pull for one sweep over the rows; ``groups`` of its source's columns."""
+class PullRun:
+    """A pull for one sweep over the rows, from memory that holds ``groups`` of its source's columns, of all rows."""
 
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, groups: range) -> None:
+    def __init__(
+        self,
+        run: ProgramRun,
+        pull: Pull,
+        kernel: Kernel | AnyScaling,
+        source: Tensor | None = None,
+        groups: range = range(0),
+    ) -> None:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
-        self._edges = EdgeSweep(run.runtime, pull)
+        self._source, self._edges = source, EdgeSweep(run.runtime, pull)
         self._apart: ColumnCopy | None = None
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
         self._edges.open(step.start, step.stop)
 
-    @abstractmethod
     def source(self, tile: Tile) -> Tensor | BucketRows:
         """What a tile gathers from."""
+        assert self._source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
+        return self._source
 
     def own(self, tile: Tile) -> Tensor | None:
         """A tile's rows of the pull's own matrices; None where the source stands for them."""
@@ -159,16 +166,12 @@ class WholePull(PullRun):
     """From a source that is in memory whole."""
 
     def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | AnyScaling) -> None:
-        kind = pull.per_edge
-        super().__init__(run, pull, kernel, range(kind.groups if kind else 0))
-        source = run.whole(pull.source, item.index)
+        kind, source = pull.per_edge, run.whole(pull.source, item.index)
         assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
-        self._source = source[: run.written_rows(pull.source, item.index)]
+        source = source[: run.written_rows(pull.source, item.index)]
+        super().__init__(run, pull, kernel, source, range(kind.groups if kind else 0))
         if kind is not None:
-            self._apart = ColumnCopy.of(self._source, kind.groups, kind.copied_columns)
-
-    def source(self, tile: Tile) -> Tensor:
-        return self._source
+            self._apart = ColumnCopy.of(source, kind.groups, kind.copied_columns)
 
 
 class BucketedPull(PullRun):
@@ -176,15 +179,15 @@ class BucketedPull(PullRun):
 
     def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, source: RowsReader) -> None:
         assert pull.per_edge is not None
-        super().__init__(run, pull, kernel, range(pull.per_edge.groups))
-        self._source = source
+        super().__init__(run, pull, kernel, groups=range(pull.per_edge.groups))
+        self._rows = source
 
     def open(self, number: int, step: Step) -> None:
         super().open(number, step)
-        self._source.open(step.start, step.stop)
+        self._rows.open(step.start, step.stop)
 
     def source(self, tile: Tile) -> BucketRows:
-        return self._source.tile(tile.start)
+        return self._rows.tile(tile.start)
 
 
 class SlabBuffers:
@@ -271,7 +274,7 @@ class SlabBuffers:
 class DealtSlabs(SlabBuffers):
     """The buffers of a column pass whose slabs are dealt out among processes: turn after turn, as many as there are.
     ``slab`` has this process's own rows of one; they are sent to those that pull it, and then there is what these have
-    pulled for them."""
+    pulled for them. Where there are buffers for two turns, they come for the next one while one is pulled."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
         super().__init__(run, item)
@@ -280,7 +283,9 @@ class DealtSlabs(SlabBuffers):
         self._share = share = self._link.share
         self._memory, self._sizes = run.slabs_memory(item), run.dealt_memory(item)
         self._own, self._targets = share.own(self._space, self._rows), share.own(item.space, item.rows)
-        self._direct = direct_slabs(run.passes, item)
+        self.direct = range(share.rank, direct_slabs(run.passes, item), item.processes)
+        """Slabs of this process that are computed right into these buffers."""
+        self._dealing: list[Future[None]] = []
         self.parts = returned_parts(item, run.plan.matrices[item.pull.source], share)
 
     def _matrix(self, at: int, rows: int, slab: int) -> Tensor:
@@ -288,15 +293,16 @@ class DealtSlabs(SlabBuffers):
 
     def arrived(self, slab: int) -> Tensor:
         """Those rows of a slab of this process that the program has written, of all."""
-        return self._matrix(0, self._rows, slab)
+        at = slab // self._item.processes % self._sizes.turns
+        return self._matrix(at * self._sizes.slab, self._rows, slab)
 
     def pulled(self, slab: int, rows: range) -> Tensor:
         """Memory for what is pulled of it for another process."""
-        return self._matrix(self._sizes.nbytes - self._sizes.pulled, len(rows), slab)
+        return self._matrix(self._sizes.pulled_at, len(rows), slab)
 
     def returned(self, slab: int, rows: range) -> Tensor:
         """What another process has pulled of its slab of the turn for ``rows`` of this one."""
-        at = self._sizes.slab + slab % self._item.processes * self._sizes.own
+        at = self._sizes.own_at + slab % self._sizes.slabs * self._sizes.own
         first = self._targets.start
         return self._matrix(at, len(self._targets), slab)[rows.start - first : rows.stop - first]
 
@@ -322,24 +328,26 @@ class DealtSlabs(SlabBuffers):
         return self._link.begin_shifts([(by, received, self.pulled(slab, theirs)[sent.start : sent.stop])])
 
     def fill(self, number: int) -> None:
-        """Before the first step of a turn: have all rows of this process's slab."""
+        """Before the first step of a turn: have all rows of this process's slab. Own rows of the next turn begin to
+        come, where there are buffers for them."""
         self._read(number)
         slab = self._run.program.steps[number].slab
-        for each in self._item.turn(slab):
-            self._take(each)
-        if slab >= self._direct:
-            self._link.wait(self.deal(slab, range(1)))
+        if not self._dealing:
+            self._deal_read(slab, range(1))
+        self._link.wait(*self._dealing)
+        self._dealing.clear()
 
+    def deal_next(self, slab: int, part: range) -> None:
+        """While ``slab`` is pulled: the same as ``deal`` of the next turn, where there are buffers for it."""
+        if self._sizes.turns > 1 and slab + self._item.processes < self._item.slabs:
+            self._deal_read(slab + self._item.processes, part)
 
-class DealtPull(PullRun):
-    """From all rows of a slab that is this process's."""
-
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, source: Tensor) -> None:
-        super().__init__(run, pull, kernel, range(0))
-        self._source = source
-
-    def source(self, tile: Tile) -> Tensor:
-        return self._source
+    def _deal_read(self, slab: int, part: range) -> None:
+        """Deal out what is read into the buffers."""
+        if slab not in self.direct:
+            for each in self._item.turn(slab):
+                self._take(each)
+            self._dealing.append(self.deal(slab, part))
 
 
 class SlabPull(PullRun):
@@ -354,9 +362,8 @@ class SlabPull(PullRun):
             unit = grid.columns // kind.groups
             first = slab * grid.slab_columns // unit
             groups = range(first, first + grid.width(slab) // unit)
-        super().__init__(run, item.pull, kernel, groups)
+        super().__init__(run, item.pull, kernel, buffers.written(slab), groups)
         self._buffers = buffers
-        self._slab = buffers.written(slab)
         self._arrived = False
         self._own: list[Input] = []
         if kind is None:
@@ -376,15 +383,12 @@ class SlabPull(PullRun):
     def open(self, number: int, step: Step) -> None:
         self._buffers.fill(number)
         kind = self._pull.per_edge
-        if not self._arrived and kind is not None:
-            self._apart = ColumnCopy.of(self._slab, len(self._groups), kind.copied_columns)
+        if not self._arrived and kind is not None and self._source is not None:
+            self._apart = ColumnCopy.of(self._source, len(self._groups), kind.copied_columns)
         self._arrived = True
         super().open(number, step)
         for part in self._own:
             part.open(step.start, step.stop)
-
-    def source(self, tile: Tile) -> Tensor:
-        return self._slab
 
     def own(self, tile: Tile) -> Tensor | None:
         return self._by_group([part.tile(tile.start, tile.stop) for part in self._own])

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ooc.engine.exchange import Exchange
+from ooc.engine.exchange import Exchange, joined_checksum
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord, Taken
@@ -131,7 +131,7 @@ class Session:
             self._check_disk(needed, beside)
         else:
             together = int(sum(exchange.of_all(needed)))
-            exchange.told(lambda: self._check_disk(together, beside))
+            exchange.ranks.told(lambda: self._check_disk(together, beside))
 
     def _check_disk(self, needed: int, beside: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
@@ -163,7 +163,7 @@ class Session:
         """Keep matrix ``name``; whether this process did."""
         grid, blocks, exchange = runtime.matrices[name].grid, runtime.read_rows(name), runtime.exchange
         try:
-            is_writer = exchange is None or exchange.is_first
+            is_writer = exchange is None or exchange.ranks.rank == 0
             shape = grid.rows, grid.columns
             return is_writer and keep_aggregation(self._store, scaling, runtime.dtype, shape, blocks)
         finally:
@@ -206,7 +206,7 @@ class Session:
                 rows = range(matrix.grid.rows) if matrix.own is None else matrix.own
                 crc = matrix.sums(written=True).written(rows)
                 if runtime.exchange is not None:
-                    crc = runtime.exchange.checksum(crc, len(rows) * matrix.grid.row_bytes(0))
+                    crc = joined_checksum(runtime.exchange.ranks, crc, len(rows) * matrix.grid.row_bytes(0))
                 matrix.array.note(crc)
 
     @property

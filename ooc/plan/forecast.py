@@ -146,6 +146,8 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
         source = layout.matrices[sweeps.pull.source]
         grid = source.grid
         is_dealt, slabs = sweeps.processes > 1, sweeps.slabs - sweeps.direct * sweeps.slab_buffers
+        if is_dealt and sweeps.turns_at_once > 1:
+            slabs = 0 if sweeps.direct else sweeps.processes
         if sweeps.slab_buffers == 1 < grid.slabs or is_dealt:  # a slab is read while nothing can be computed
             slabs_bytes = grid.slab_nbytes(0) * (slabs if sweeps is item else 1)
             if is_dealt:

@@ -4,7 +4,8 @@
 
 An optimizer that steps every number by itself makes the same bits of a parameter in pieces as of it whole. Of a run
 there are two versions, and a step never writes the one that the last checkpoint names, so that this is still there
-whenever the process ends; else there is one file, which ends with the process.
+whenever the process ends; else there is one file, which ends with the process. Of several processes, who all make the
+same steps, the first has the versions and the others such a file each.
 """
 
 import copy
@@ -72,18 +73,25 @@ class _Paged:
 class StateOnDisk:
     """What ``optimizer`` keeps of those among ``parameters`` that it steps and that have at least ``PIECE`` numbers.
 
-    ``folder``: of the run that it belongs to (None: of none). OptionError where the optimizer has no such state. What
-    single numbers it keeps, such as how many steps were made, stay with the optimizer, where all is again after
-    ``close``.
+    ``folder``: of the run that it belongs to (None: of none), of which this is the one that writes unless it
+    ``follows``. OptionError where the optimizer has no such state. What single numbers it keeps, such as how many steps
+    were made, stay with the optimizer, where all is again after ``close``.
     """
 
     def __init__(
-        self, optimizer: Optimizer, parameters: Collection[nn.Parameter], *, folder: Path | None = None
+        self,
+        optimizer: Optimizer,
+        parameters: Collection[nn.Parameter],
+        *,
+        folder: Path | None = None,
+        follows: bool = False,
     ) -> None:
         why = why_in_memory(optimizer)
         if why is not None:
             raise OptionError(why)
-        self._optimizer, self._folder = optimizer, folder
+        self._optimizer, self._folder = optimizer, None if follows else folder
+        self._read_from = folder
+        self._to_copy: Path | None = None
         asked = {id(one) for one in parameters if one.numel() >= PIECE and one.is_contiguous()}
         found = [(group, one) for group in optimizer.param_groups for one in group["params"] if id(one) in asked]
         paged = [_Paged(one, _kept_of(optimizer, group, one)) for group, one in found]
@@ -129,6 +137,11 @@ class StateOnDisk:
             return
         if self._folder is None:
             self._files = [create_spill(scratch, _NAME, self.nbytes)]
+            found, self._to_copy = self._to_copy, None
+            if found is not None:
+                with found.open("rb") as file:
+                    for at in range(0, self.nbytes, self._stride):
+                        os.pwrite(self._files[0].buffered, os.pread(file.fileno(), self._stride, at), at)
         else:
             list(make_folders(self._folder))
             for version in range(2):
@@ -288,7 +301,7 @@ class StateOnDisk:
 
     def saved(self) -> None:
         """A checkpoint names the current version: it stays until the next one."""
-        self._saved = self._current
+        self._saved = None if self._folder is None else self._current
 
     def load(self, state: object, *, into_memory: bool) -> None:
         """Go on from what a checkpoint has of ``state()``. RunError where that is not there, or does not fit."""
@@ -298,9 +311,9 @@ class StateOnDisk:
         known = state if isinstance(state, dict) else {}
         version, crcs = known.get("version"), known.get("crcs")
         fits = known.get("pieces") == self._layout and isinstance(crcs, list) and len(crcs) == self._count
-        if not fits or version not in (0, 1) or self._folder is None:
+        if not fits or version not in (0, 1) or self._read_from is None:
             raise RunError("what the optimizer keeps of large parameters is of another model or optimizer")
-        path = _path(self._folder, version)
+        path = _path(self._read_from, version)
         try:
             if path.stat().st_size != self.nbytes:
                 raise RunError(f"{path} is not what the checkpoint names")
@@ -312,6 +325,8 @@ class StateOnDisk:
         except (OSError, SpillError) as error:
             raise RunError(f"{path}: {error}") from error
         self._saved = version
+        if self._folder is None and not into_memory:
+            self._current, self._saved, self._crcs, self._to_copy = 0, None, {0: list(crcs or ())}, path
 
 
 def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> tuple[str, ...]:

@@ -823,13 +823,11 @@ def _state_on_disk(
     network: Network, resources: Resources, optimizer: torch.optim.Optimizer, where: str, folder: Path | None
 ) -> StateOnDisk | None:
     """What the optimizer keeps, if that may be on the SSD. OptionError where it is to be there and cannot."""
-    if where != "ssd" and (resources.ranks.count > 1 or why_in_memory(optimizer) is not None):
+    if where != "ssd" and why_in_memory(optimizer) is not None:
         return None
-    if resources.ranks.count > 1:
-        raise OptionError("several processes keep the optimizer's state in memory; leave out optimizer_state")
     cut_off = {id(parameter) for parameter in network.cut_off}
     stepped = [parameter for parameter in network.parameters if id(parameter) not in cut_off]
-    state = StateOnDisk(optimizer, stepped, folder=folder)
+    state = StateOnDisk(optimizer, stepped, folder=folder, follows=resources.ranks.rank > 0)
     return state if state.nbytes else None
 
 

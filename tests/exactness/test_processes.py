@@ -21,6 +21,7 @@ from ooc.engine import exchange, runtime
 from ooc.engine.executor import RowPassRun
 from ooc.engine.pull_run import SlabBuffers
 from ooc.model.stages import panels
+from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program import received
 from ooc.storage.store import Store
 from ooc.train import trainer as trainer_module
@@ -211,9 +212,9 @@ def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pyt
 
 
 def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs are sent while the one before them is pulled, or dealt out turn by turn. What two keep of the first
-    aggregation is what one finds. The process whose disk is full says so itself; the other one knows who it was,
-    whatever it waits for."""
+    """Slabs are sent while the one before them is pulled, or dealt out, those of a turn amid the one before it. What
+    two keep of the first aggregation is what one finds. The process whose disk is full says so itself; the other one
+    knows who it was, whatever it waits for."""
     store = ooc.convert(random_data(GraphCase(nodes=600, edges=2400, features=30)), tmp_path / "g.ooc")
     sent_ahead, send = [], SlabBuffers.send_ahead
 
@@ -226,8 +227,12 @@ def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypat
         torch.manual_seed(0)
         model = GraphSAGE(store.num_features, 24, 3, store.num_classes)
         with tuned_trainer(model, store, spill_dir=tmp_path, threads=1, tile_rows=16, **options) as trainer:
-            assert options.get("exchange") != "columns" or trainer.plan.unrolled["train"].fill
-            return [one.loss for one in trainer.fit(2, eval_every=0, progress=False)]
+            plan, records = trainer.plan, trainer.fit(2, eval_every=0, progress=False)
+            if options.get("exchange") == "columns":
+                columns = [one for one in plan.programs["train"] if isinstance(one, ColumnPass)]
+                assert plan.unrolled["train"].fill and max(one.turns_at_once for one in columns) == 2
+            assert trainer.ranks.count == 1 or records[-1].received_bytes == plan.received_bytes("train")
+            return [one.loss for one in records]
 
     def work(rank: int, full: bool) -> tuple[Any, ...]:
         tight: dict[str, Any] = {"gpu_budget": "470K", "host_budget": "2267K", "slab_columns": 5, "exchange": "halo"}

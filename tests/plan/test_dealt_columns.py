@@ -28,9 +28,9 @@ def of_rank(rank: int) -> Workload:
 
 
 @cache
-def dealt(columns: int, *, direct: bool, on_device: bool = False) -> list[Plan]:
-    """By rank: slabs of so many columns."""
-    cuts = dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(columns, 1, direct, dealt=True))
+def dealt(columns: int, buffers: int = 1, *, direct: bool, on_device: bool = False) -> list[Plan]:
+    """By rank: slabs of so many columns, of so many turns at once."""
+    cuts = dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(columns, buffers, direct, dealt=True))
     machine, plans = WITH_DEVICE_MEMORY if on_device else UNMEASURED, []
     for rank in range(len(SHARES)):
         work = of_rank(rank)
@@ -40,9 +40,11 @@ def dealt(columns: int, *, direct: bool, on_device: bool = False) -> list[Plan]:
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("columns", [0, 4])
-def test_every_row_of_every_slab_is_pulled_by_one_process(columns: int, direct: bool, on_device: bool) -> None:
-    plans = dealt(columns, direct=direct, on_device=on_device)
+@pytest.mark.parametrize(("columns", "buffers"), [(0, 1), (4, 2)])
+def test_every_row_of_every_slab_is_pulled_by_one_process(
+    columns: int, buffers: int, direct: bool, on_device: bool
+) -> None:
+    plans = dealt(columns, buffers, direct=direct, on_device=on_device)
     for plan in plans:
         verify_plan(plan)
     for item in plans[0].programs["train"]:

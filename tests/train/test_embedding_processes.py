@@ -16,6 +16,7 @@ import ooc
 from ooc.engine.exchange import Exchange
 from ooc.ranks import group, heartbeat
 from ooc.storage.store import Store
+from ooc.train import optimizer_state
 from ooc.train import trainer as trainer_module
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
@@ -58,6 +59,7 @@ def _outcome(store: Store, embedding: ooc.Embedding, *, resume: bool = False, ep
         plan = trainer.plan
         program = "train_and_score" if "train_and_score" in plan.programs else "train"
         assert records[-1].ssd_write_bytes == plan.bytes_written(program)
+        assert (plan.state_bytes > 0) == (options.get("optimizer_state") == "ssd")
         losses = [(one.epoch, one.loss, one.valid_acc) for one in records]
         scores, rows = trainer.evaluate(), len(trainer.plan.share or ())
         return losses, trainer.predict("embeddings", layer=0), [*model.state_dict().values()], scores, rows
@@ -84,11 +86,12 @@ def test_rows_are_those_of_one_process(store: Store, tmp_path: Path) -> None:
 def test_a_killed_process_and_a_run_that_others_go_on_with(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint that two have left is whole, and tells what its rows were. Three go on, of whom one gets fewer
-    rows after an epoch, then one."""
+    """The checkpoint that two have left is whole, and tells what its rows were, and what the optimizer keeps of weights
+    on the SSD. Three go on, of whom one gets fewer rows after an epoch, then one."""
     for module in (heartbeat, group):
         monkeypatch.setattr(module, "BEAT_S", 0.1)
-    options = _CASES["adam, blocks of several processes"]
+    monkeypatch.setattr(optimizer_state, "PIECE", 32)
+    options = {**_CASES["adam, blocks of several processes"], "optimizer_state": "ssd"}
     commit = LearntRows.commit
 
     def killed(rank: int) -> None:
@@ -112,7 +115,8 @@ def test_a_killed_process_and_a_run_that_others_go_on_with(
         monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", 0.1)
         return gone_on(rank, 3)
 
-    (alone,) = together(1, tmp_path, lambda rank: _outcome(store, epochs=4, **options))
+    in_memory = options | {"optimizer_state": "memory"}
+    (alone,) = together(1, tmp_path, lambda rank: _outcome(store, epochs=4, **in_memory))
     together(2, tmp_path, killed)
     state = RunFolder.open(tmp_path / "run").last()
     assert state is not None and state["epoch"] == 1

@@ -38,7 +38,7 @@ class SlabChoice:
     then neither written nor read, and its buffer is taken in that pass, too.
 
     ``dealt``: slabs are dealt out among the processes, each of which pulls its own for the rows of all. They are as
-    wide as ``columns`` or narrower, so that all have as many; buffers follow from that, and nothing is overlapped.
+    wide as ``columns`` or narrower, so that all have as many; with two ``buffers`` those of two turns are in memory.
     """
 
     columns: int
@@ -116,15 +116,15 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
     """The same for two choices that ``lay_out`` makes the same of."""
-    cuts: list[tuple[str, int, int, bool, bool]] = []
+    cuts: list[tuple[str, int, int, bool, bool, bool]] = []
     widths = _widths(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
         width, slabs, direct = 0, 1, True
         if _in_slabs(cut):
             width = widths[name]
             slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
-        buffers = 0 if cut.dealt else min(cut.buffers, slabs)
-        cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1))
+        buffers = _buffers(cut, slabs, processes_of(workload.share))
+        cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.dealt))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
     return choice.step_rows, frame_bytes, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
@@ -193,6 +193,13 @@ def _in_slabs(cut: SlabChoice) -> bool:
     return cut.columns > 0 or cut.dealt
 
 
+def _buffers(cut: SlabChoice, slabs: int, processes: int) -> int:
+    """How many slabs are in memory at a time: of those that are dealt out those of one turn, or of two."""
+    if not cut.dealt:
+        return min(cut.buffers, slabs)
+    return processes * (2 if cut.buffers > 1 and slabs > processes else 1)
+
+
 def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None, processes: int) -> int:
     """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
     one, of which every slab has as many, or whole heads; where they are dealt out, as all can have as many slabs."""
@@ -259,7 +266,7 @@ def _passes(
         return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
     processes = processes_of(workload.share) if cut.dealt else 1
-    buffers = processes if cut.dealt else min(cut.buffers, grid.slabs)
+    buffers = _buffers(cut, grid.slabs, processes)
     overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.dealt
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         overlap_last = False

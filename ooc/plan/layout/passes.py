@@ -172,7 +172,8 @@ class ColumnPass:
     processes: int = 1
     """Among so many the slabs are dealt out, so many at a time: each pulls one for the rows of all, and sends them what
     is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
-    them for all rows of the slab that it pulls, and one for what it has pulled until that is sent."""
+    them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
+    ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
@@ -191,6 +192,11 @@ class ColumnPass:
     @cached_property
     def stores(self) -> tuple[str, ...]:
         return (self.output, *self.pull.added_to)
+
+    @property
+    def turns_at_once(self) -> int:
+        """Where slabs are dealt out: of how many turns there are some in memory."""
+        return self.slab_buffers // self.processes
 
     def turn(self, slab: int) -> range:
         """The slabs that are pulled at the same time as ``slab``, by process."""
@@ -275,17 +281,28 @@ def pulled_columns(item: Pass, source: Grid) -> int:
 
 
 class DealtMemory(NamedTuple):
-    """Bytes of the region of a column pass whose slabs are dealt out: all rows of a slab, own rows of the slab of each
-    of so many ``processes``, and what is pulled for one other process."""
+    """Bytes of the region of a column pass whose slabs are dealt out: for each of so many turns at once all rows of a
+    slab, own rows of so many slabs of all processes, and what is pulled for one other process."""
 
     slab: int
+    turns: int
     own: int
+    slabs: int
     pulled: int
-    processes: int
+
+    @property
+    def own_at(self) -> int:
+        """Where own rows begin."""
+        return self.turns * self.slab
+
+    @property
+    def pulled_at(self) -> int:
+        """Where what is pulled for others begins."""
+        return self.own_at + self.slabs * self.own
 
     @property
     def nbytes(self) -> int:
-        return self.slab + self.processes * self.own + self.pulled
+        return self.pulled_at + self.pulled
 
 
 def dealt_memory(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share) -> DealtMemory:
@@ -294,7 +311,8 @@ def dealt_memory(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, 
     own = max(len(dealt_rows(item, passes, planned, share, rank)) for rank in range(share.count))
     pulled = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     most = align_up(max(own, pulled) * row_bytes)
-    return DealtMemory(planned.slab_stride(), most, align_up(pulled * row_bytes), item.processes)
+    sizes = planned.slab_stride(), item.turns_at_once, most, item.slab_buffers
+    return DealtMemory(*sizes, align_up(pulled * row_bytes))
 
 
 def slabs_nbytes(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share | None) -> int:

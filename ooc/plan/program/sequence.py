@@ -266,8 +266,9 @@ def _dealt_uses(
     copies, direct = _written_blocks(item, passes, layout, workload), direct_slabs(passes, item)
     steps: list[Step] = []
     spans: list[Span] = []
+    begun = [first] * item.turns_at_once  # the first steps of this turn, and before it of the one before
     for slab in range(workload.share.rank, item.slabs, item.processes):
-        begins, stored = first + len(steps), item.turn(slab)
+        begun, stored = [*begun[1:], first + len(steps)], item.turn(slab)
         for rows in (*filter(None, others), own):
             at = first + len(steps)
             mine = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(rows.start, rows.stop, height))]
@@ -276,7 +277,7 @@ def _dealt_uses(
         spans += row_spans(target, blocks.base(item.output), stored, at, mine, height, Use.WRITE)
         for each in stored if slab >= direct else ():
             copied = blocks.base(item.pull.source) + each * source.blocks
-            spans += [Span(begins, begins, copied + block, Use.COPY) for block in copies]
+            spans += [Span(begun[0], begun[0], copied + block, Use.COPY) for block in copies]
     return steps, spans
 
 

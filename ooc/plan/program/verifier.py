@@ -194,7 +194,7 @@ def _verify_slabs(plan: Plan, program: str) -> None:
 def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     """Of every slab of this process all rows that there are to pull are pulled, those for others first, one process
     after the other, as the others expect them. With its own ones the blocks of what all pull in a turn are in use; and
-    what is copied to the buffers of a turn is copied when the turn before is over."""
+    what is copied to the buffers of a turn is copied when the turn that had them before is over."""
     passes, unrolled, name = plan.programs[program], plan.unrolled[program], item.pull.source
     assert plan.share is not None, "columns are dealt out among several processes"
     rank, source, target = plan.share.rank, plan.matrices[name].grid, plan.matrices[item.output].grid
@@ -206,11 +206,11 @@ def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     first, stop = unrolled.bounds[item.index]
     writes = (span for span in unrolled.uses.spans if span.use is Use.WRITE and first <= span.first < stop)
     written = {(span.block, at) for span in writes for at in range(span.first, span.last + 1)}
-    number, direct, begun = first, direct_slabs(passes, item), set[int]()
+    number, direct, begun = first, direct_slabs(passes, item), [first] * item.turns_at_once
     for slab in range(rank, item.slabs, item.processes):
-        begun.add(number)
+        begun.append(number)
         bases = [plan.blocks.base(name) + each * source.blocks for each in item.turn(slab) if slab >= direct]
-        filled = {block for block, _ in unrolled.fill.get(number, ())}
+        filled = {block for block, _ in unrolled.fill.get(begun[-item.turns_at_once], ())}
         _claim(
             filled >= {base + block for base in bases for block in blocks}, f"{program}: slabs of {name} are missing"
         )
@@ -230,7 +230,7 @@ def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
                     break
     _claim(number == stop, f"{program}: more rows of {item.output} are pulled than others expect")
     filled_at = {step for step in range(first, stop) if step in unrolled.fill}
-    _claim(filled_at <= begun, f"{program}: slabs of {name} lose their buffers amid a turn")
+    _claim(filled_at <= {*begun}, f"{program}: slabs of {name} lose their buffers amid a turn")
 
 
 def _verify_low_blocks(plan: Plan, program: str) -> None:
