@@ -26,7 +26,7 @@ from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import RowFunction, Value
 
 _SQUARES = (aggr.VarAggregation, aggr.StdAggregation)
-_EXTREMES = (aggr.MaxAggregation, aggr.MinAggregation)
+_EXTREMES = {aggr.MaxAggregation: 1.0, aggr.MinAggregation: -1.0}
 _KNOWN = (aggr.SumAggregation, aggr.MeanAggregation, *_EXTREMES, *_SQUARES)
 _ROWS_TRIED = 320, 64
 _MARGIN = 1.25
@@ -64,6 +64,8 @@ def has_formula(conv: Any) -> bool:
 def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
     """What it makes of the rows of in-neighbours, ``aggregators_of`` it being some."""
     aggregators, assembly, columns = aggregators_of(aggregation), call.assembly, source.columns
+    if type(aggregation) is aggr.MinAggregation:
+        return assembly.sum([(-1.0, call.per_edge(Maximum, assembly.sum([(-1.0, source)])))])
 
     def found(total_RW: Tensor, *largest_RW: Tensor) -> Tensor:
         together = torch.cat(_found(aggregators, 0.0, columns, total_RW, *largest_RW), dim=1)
@@ -108,10 +110,11 @@ def lower_pna(conv: Any, call: Call) -> Value:
 
 
 def _pulled(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> list[Value]:
-    """What rows pull for them: ``_totals``, and the largest c_j and -c_j if some look for extremes."""
-    found = [_totals(call, source, with_squares=any(isinstance(one, _SQUARES) for one in aggregators))]
-    if any(isinstance(one, _EXTREMES) for one in aggregators):
-        both = call.assembly.rowwise(call.where, lambda rows: torch.cat((rows, -rows), dim=1), [source])
+    """What rows pull for them: ``_totals``, and the largest c_j or -c_j, or both, as they look for extremes."""
+    found = [_totals(call, source, aggregators)]
+    signs = [sign for kind, sign in _EXTREMES.items() if any(type(one) is kind for one in aggregators)]
+    if signs:
+        both = call.assembly.rowwise(call.where, lambda r: torch.cat([sign * r for sign in signs], dim=1), [source])
         found.append(call.per_edge(Maximum, both))
     return found
 
@@ -133,7 +136,7 @@ def _found(
             case aggr.MaxAggregation():
                 return (own + largest_RW[0][:, :columns]).masked_fill(degree_R1 == 0, 0.0)
             case aggr.MinAggregation():
-                return (own - largest_RW[0][:, columns:]).masked_fill(degree_R1 == 0, 0.0)
+                return (own - largest_RW[0][:, -columns:]).masked_fill(degree_R1 == 0, 0.0)
             case _:
                 variance_RK = total_RW[:, columns:-1] / count_R1 - mean_RK * mean_RK
                 if isinstance(one, aggr.VarAggregation):
@@ -170,12 +173,13 @@ def _columns_made(
     return math.ceil(_MARGIN * (more - few) / (_ROWS_TRIED[0] - _ROWS_TRIED[1]) / dtype.itemsize)
 
 
-def _totals(call: Call, source: Value, *, with_squares: bool) -> Value:
-    """Σ c_j, with Σ c_j² where that is asked for, and how many there are."""
+def _totals(call: Call, source: Value, aggregators: Sequence[nn.Module]) -> Value:
+    """Σ c_j and Σ c_j², where some ask for them, and how many there are."""
+    are_extremes, squared = ([isinstance(one, kind) for one in aggregators] for kind in (tuple(_EXTREMES), _SQUARES))
 
     def summands(rows: Tensor) -> Tensor:
-        squares = [rows * rows] if with_squares else []
-        return torch.cat((rows, *squares, torch.ones_like(rows[:, :1])), dim=1)
+        powers = [rows] * (not all(are_extremes)) + [rows * rows] * any(squared)
+        return torch.cat((*powers, torch.ones_like(rows[:, :1])), dim=1)
 
     return call.aggregate(call.assembly.rowwise(call.where, summands, [source]), Scaling.SUM)
 

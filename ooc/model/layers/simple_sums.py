@@ -101,12 +101,12 @@ def lower_mf(conv: Any, call: Call) -> Value:
     x, pairs = call.matrix("x"), list(zip(conv.lins_l, conv.lins_r, strict=True))
 
     def mapped(total_RC: Tensor, own_RC: Tensor) -> Tensor:
-        degree_R = total_RC[:, -1].clamp(min=0, max=conv.max_degree).round()
-        found = own_RC.new_zeros(len(own_RC), conv.out_channels)
-        for degree, (of_sum, of_own) in enumerate(pairs):
-            rows = (degree_R == degree).nonzero()[:, 0]
-            found = found.index_copy(0, rows, of_sum(total_RC[rows, :-1]) + of_own(own_RC[rows]))
-        return found
+        degree_R = total_RC[:, -1].detach().clamp(min=0, max=conv.max_degree).round().long()
+        order_R, counts = degree_R.argsort(stable=True), degree_R.bincount(minlength=len(pairs)).tolist()
+        sorted_RC = (rows.index_select(0, order_R).split(counts) for rows in (total_RC[:, :-1], own_RC))
+        parts = zip(pairs, *sorted_RC, strict=True)
+        found = torch.cat([of_sum(total) + of_own(own) for (of_sum, of_own), total, own in parts])
+        return found.index_select(0, order_R.argsort())
 
     parameters = [*conv.lins_l.parameters(), *conv.lins_r.parameters()]
     return call.assembly.rowwise(call.where, mapped, [sum_and_degree(call, x), x], parameters, heavy=True)
