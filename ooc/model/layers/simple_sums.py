@@ -103,7 +103,7 @@ def lower_mf(conv: Any, call: Call) -> Value:
     def mapped(total_RC: Tensor, own_RC: Tensor) -> Tensor:
         degree_R = total_RC[:, -1].detach().clamp(min=0, max=conv.max_degree).round().long()
         order_R, counts = degree_R.argsort(stable=True), degree_R.bincount(minlength=len(pairs)).tolist()
-        sorted_RC = (rows.index_select(0, order_R).split(counts) for rows in (total_RC[:, :-1], own_RC))
+        sorted_RC = (torch.split(rows.index_select(0, order_R), counts) for rows in (total_RC[:, :-1], own_RC))
         parts = zip(pairs, *sorted_RC, strict=True)
         found = torch.cat([of_sum(total) + of_own(own) for (of_sum, of_own), total, own in parts])
         return found.index_select(0, order_R.argsort())
