@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
 from ooc.model.task import label_columns
+from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 
 RowsLoss = Callable[[Any, Tensor], Tensor]
@@ -67,20 +68,18 @@ class Loss:
 
 
 def resolve_loss(
-    loss: RowsLoss | None,
-    store: Store,
-    task: Task,
-    *,
-    outputs: int,
-    dtype: torch.dtype,
-    place: torch.device = CPU,
+    loss: RowsLoss | None, store: Store, *, columns: Sequence[int], dtype: torch.dtype, place: torch.device = CPU
 ) -> Loss:
-    """What ``loss`` means for a model of so many outputs on the store; None: the usual one for its labels.
+    """What ``loss`` means for a model on the store whose results, of all that it is given, have so many ``columns``;
+    None: the usual one for the store's labels.
 
     ``place`` is where outputs are computed; a torch loss is copied there, with its weights. Raises ModelError for a
     loss that is no mean or sum over rows, or that does not take such labels.
     """
+    task, outputs = store.task, sum(columns)
     loss = _DEFAULTS[task]() if loss is None else loss
+    if len(columns) > 1:
+        loss = LossOfResults(loss, columns)
     if not callable(loss):
         raise ModelError(f"loss {loss!r} is not supported; give a torch loss or a callable on (outputs, labels)")
     if isinstance(loss, nn.Module):
@@ -91,11 +90,13 @@ def resolve_loss(
         return _cross_entropy(loss, store, outputs, place)
     if kind in _ELEMENTWISE:
         _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
-        columns = label_columns(store)
-        if outputs != columns:
-            raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {columns}, one a label")
-        count = _known_labels(store) if store.num_incomplete else store.split_sizes["train"] * columns
-        total = _summed_where_known(loss, place) if store.num_incomplete else _summed(loss, place)
+        labels = label_columns(store)
+        if outputs != labels:
+            raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {labels}, one a label")
+        count, total = store.split_sizes["train"] * labels, _summed(loss, place)
+        if store.num_incomplete:
+            count = sum(int(task.known(some).sum()) for some in _training_labels(store))
+            total = _summed_where_known(loss, place)
         if getattr(loss, "reduction", "") != "mean":
             return Loss(_by_autograd(total), 1.0, weight=None)
         return Loss(_by_autograd(total), float(count), weight=lambda labels: float((~labels.isnan()).sum()))
@@ -185,22 +186,28 @@ def _summed_where_known(loss: Any, place: torch.device) -> RowsLoss:
     return total
 
 
-def _known_labels(store: Store) -> int:
-    """How many labels the training rows have, of several each."""
-    train, count = store.array("split/train"), 0
+def _training_labels(store: Store) -> Iterator[AnyArray]:
+    """Those of the training rows, some at a time."""
+    train = store.array("split/train")
     for start, labels in store.array("y").blocks(_BLOCK_ROWS):
-        count += int(store.task.known(labels[train.read(start, start + len(labels))]).sum())
-    return count
+        yield labels[train.read(start, start + len(labels))]
 
 
 def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place: torch.device) -> Loss:
     if loss.weight is not None and len(loss.weight) != outputs:
         raise ModelError(f"loss CrossEntropyLoss has {len(loss.weight)} class weights, the model {outputs} outputs")
     plain = loss.weight is None and loss.ignore_index < 0
-    divisor = float(store.split_sizes["train"]) if plain else _class_weight(loss, store)
+    of_rows: Callable[[Tensor], float] | None = BY_ROWS
+    divisor = float(store.split_sizes["train"])
+    if not plain:  # what torch divides the mean over rows by
+        of_rows = partial(_weight_of_classes, loss)
+        counts = training_classes(store)
+        if 0 <= loss.ignore_index < store.num_classes:
+            counts[loss.ignore_index] = 0
+        weights = torch.ones(store.num_classes) if loss.weight is None else loss.weight[: store.num_classes]
+        divisor = float(counts.double() @ weights.double())
     if not divisor > 0:
         raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
-    of_rows: Callable[[Tensor], float] | None = BY_ROWS if plain else partial(_weight_of_classes, loss)
     if loss.reduction != "mean":
         divisor, of_rows = 1.0, None
     if loss.label_smoothing:
@@ -240,21 +247,10 @@ def _by_autograd(total: RowsLoss) -> RowsGradient:
     return gradient
 
 
-def _class_weight(loss: nn.CrossEntropyLoss, store: Store) -> float:
-    """The sum of the class weights of all training rows that are not ignored: what torch divides the mean by."""
-    counts = training_classes(store)
-    if 0 <= loss.ignore_index < store.num_classes:
-        counts[loss.ignore_index] = 0
-    weights = torch.ones(store.num_classes) if loss.weight is None else loss.weight[: store.num_classes]
-    return float(counts.double() @ weights.double())
-
-
 def training_classes(store: Store) -> Tensor:
     """How many training rows there are of each class, [C] int64, of a store of classes."""
     counts = torch.zeros(store.num_classes, dtype=torch.int64)
-    train = store.array("split/train")
-    for start, labels in store.array("y").blocks(_BLOCK_ROWS):
-        chosen = torch.from_numpy(labels[train.read(start, start + len(labels))])
+    for chosen in map(torch.from_numpy, _training_labels(store)):
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < store.num_classes:
             raise StoreError("y of the store is damaged: a row of a split has no class; see ooc verify")
         counts += torch.bincount(chosen, minlength=store.num_classes)

@@ -7,11 +7,11 @@ The result is the same.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.engine.first_aggregation import find_aggregation
-from ooc.engine.session import Session
+from ooc.engine.session import Prepared, Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
 from ooc.model.graph import ActiveRows
@@ -58,6 +58,16 @@ class What(Enum):
     EMBEDDINGS = "embeddings"
     """What a hidden layer gives after its norm and activation, [N, H]."""
 
+    @classmethod
+    def of(cls, name: str, task: Task) -> "What":
+        """OptionError for a name that is none, or for what a store of such a task has not."""
+        names = [what.value for what in cls]
+        if name not in names:
+            raise OptionError(f"what is predicted, {name!r}, is not one of {', '.join(names)}")
+        if cls(name) is cls.LABELS and task is Task.VALUES:
+            raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
+        return cls(name)
+
     def of_outputs(self, outputs_RC: Tensor, task: Task) -> AnyArray:
         """Rows of the table, on the host."""
         if self is not What.LABELS:
@@ -90,6 +100,8 @@ class Predictions(ABC):
     _what: What
     _limits: Limits
     _model_dtype: torch.dtype
+    _prepared: Prepared
+    _session: Session
 
     @property
     @abstractmethod
@@ -97,9 +109,10 @@ class Predictions(ABC):
         """Of the table of predictions."""
 
     @property
-    @abstractmethod
     def taken(self) -> tuple[int, int, int]:
         """The most bytes that it takes of the device, the host and the disk."""
+        plan = self._prepared.plan
+        return plan.device_peak_bytes, plan.host_peak_bytes, plan.spill_bytes
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -141,9 +154,16 @@ class Predictions(ABC):
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
         """Compute everything; rows are ``put`` to their places, with the ids of what they are of."""
 
-    @abstractmethod
+    def _started(self) -> Session:
+        """What runs programs, with its memory and files."""
+        if not self._session.started:
+            self._session.check_disk()
+            self._session.start()
+        return self._session
+
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice."""
+        self._session.close()
 
 
 class Prediction(Predictions):
@@ -171,7 +191,7 @@ class Prediction(Predictions):
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
         self._store = store
-        self._what = _what(what, store.task)
+        self._what = What.of(what, store.task)
         if store.types is not None:
             check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
@@ -181,23 +201,25 @@ class Prediction(Predictions):
         )
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
-        columns = {} if learnt is None else learnt.widths
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
             model = model.encoder
-        whole = self._wanted is None
-        outputs_of = (self._type,) if of_encoder else ()
-        resources, network = _lowered(
+        lowered = partial(
+            lower_model,
             model,
             store,
             resources,
-            ignore_edge_data,
-            columns,
-            whole=whole,
+            input_dropout=0.0,
+            ignore_edge_data=ignore_edge_data,
+            embedding_columns={} if learnt is None else learnt.widths,
             of_classes=not of_links,
-            outputs_of=outputs_of,
+            outputs_of=(self._type,) if of_encoder else (),
         )
+        resources, network, _ = lowered(savings=(Saving.FIRST_AGGREGATION,))
+        once = network.aggregated_once
+        if nodes is not None and any(find_aggregation(store, one, network.dtype) is None for one in once):
+            resources, network, _ = lowered(savings=())  # the features of all are not aggregated for some nodes' sake
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
         self._sink: Sink | None = None
@@ -208,15 +230,15 @@ class Prediction(Predictions):
             edge_counts(store),
             resources,
             whole_tiles(reaching, resources.tile_rows),
-            _no_objective(store, network),
+            Objective(store.task, Loss(_nothing, 1.0), Scorer(Metric.ACCURACY, network.outputs), tile_rows=1),
             self._programs,
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
             learnt=learnt,
         )
         self._network, self._model_dtype = network, network.dtype
-        prepared = job.ready()
-        self.plan = prepared.plan
-        self._session = Session(prepared, [model])
+        self._prepared = job.ready()
+        self.plan = self._prepared.plan
+        self._session = Session(self._prepared, [model])
 
     def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
         # The planner weighs the program of this name most.
@@ -230,7 +252,6 @@ class Prediction(Predictions):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the table of predictions."""
         types = self._store.types
         nodes = types.nodes[self._type] if types is not None and self._type else self._store.num_nodes
         rows = nodes if self._wanted is None else len(self._wanted.rows)
@@ -238,13 +259,7 @@ class Prediction(Predictions):
             return (rows,)
         return (rows, self._network.layer(self._layer, self._type).columns)
 
-    @property
-    def taken(self) -> tuple[int, int, int]:
-        """The most bytes that it takes of the device, the host and the disk."""
-        return self.plan.device_peak_bytes, self.plan.host_peak_bytes, self.plan.spill_bytes
-
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
-        """Compute everything; rows are ``put`` to their places, with the ids of their nodes."""
         types = self._store.types
         own = "perm" if types is None or self._type in ("", types.labelled) else perm_name(self._type)
         perm = self._store.array(own) if self._store.has(own) else None  # None: rows are as in the source
@@ -263,16 +278,9 @@ class Prediction(Predictions):
 
         self._sink = take
         try:
-            if not self._session.started:
-                self._session.check_disk()
-                self._session.start()
-            self._session.run("train", "predicting")
+            self._started().run("train", "predicting")
         finally:
             self._sink = None
-
-    def close(self) -> None:
-        """Free arenas, threads and spill files. May be called twice."""
-        self._session.close()
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------
@@ -291,12 +299,11 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
     needed += min(_SEARCH_BYTES, 32 * store.num_edges)
     most = limits.memory_bytes if limits.one_memory else limits.host_bytes
     if needed > most:
-        of = "of memory; it may take" if limits.one_memory else "on the host, the host budget is"
-        option = "memory" if limits.one_memory else "host_budget"
-        raise BudgetError(
-            f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} {of} {format_size(most)}; "
-            f"give {option}='{-(-needed // 1000)}K'"
-        )
+        of, option = "on the host, the host budget is", "host_budget"
+        if limits.one_memory:
+            of, option = "of memory; it may take", "memory"
+        what = f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} {of} {format_size(most)}"
+        raise BudgetError(f"{what}; give {option}='{-(-needed // 1000)}K'")
     ids = _as_stored(ids, store) if texts else ids.astype(np.int64)
     order = np.argsort(ids, kind="stable")
     ascending = ids[order]
@@ -314,11 +321,9 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
         absent[at[here]] = False
         found += len(here)
     if absent.any():
-        there = (
-            f"{store.num_nodes} nodes, by their ids in its source"
-            if store.has("ids")
-            else f"nodes 0 to {store.num_nodes - 1}"
-        )
+        there = f"nodes 0 to {store.num_nodes - 1}"
+        if store.has("ids"):
+            there = f"{store.num_nodes} nodes, by their ids in its source"
         raise OptionError(f"there is no node {_shown(ascending[absent][0])}; the store {store.path} has {there}")
     return Wanted(ids, rows, places)
 
@@ -349,15 +354,6 @@ def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listene
 
 
 # ---- what and from which layer ---------------------------------------------------------------------------------
-
-
-def _what(name: str, task: Task) -> What:
-    names = [what.value for what in What]
-    if name not in names:
-        raise OptionError(f"what is predicted, {name!r}, is not one of {', '.join(names)}")
-    if What(name) is What.LABELS and task is Task.VALUES:
-        raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
-    return What(name)
 
 
 def _node_type(
@@ -405,35 +401,5 @@ def _layer(what: What, layer: int | None, network: Network, *, least: int) -> in
     return chosen
 
 
-def _lowered(
-    model: nn.Module,
-    store: Store,
-    resources: Resources,
-    ignore_edge_data: str,
-    embedding_columns: Mapping[str, int],
-    *,
-    whole: bool,
-    of_classes: bool,
-    outputs_of: tuple[str, ...],
-) -> tuple[Resources, Network]:
-    """Resources that suit the model, and its layers. Of some nodes' sake the features of all are not aggregated, but a
-    kept aggregation used."""
-
-    def lowered(*savings: Saving) -> tuple[Resources, Network]:
-        options: dict[str, Any] = {"savings": savings, "ignore_edge_data": ignore_edge_data, "of_classes": of_classes}
-        options |= {"embedding_columns": embedding_columns, "outputs_of": outputs_of}
-        return lower_model(model, store, resources, input_dropout=0.0, **options)[:2]
-
-    sized, network = lowered(Saving.FIRST_AGGREGATION)
-    if whole or all(find_aggregation(store, scaling, network.dtype) is not None for scaling in network.aggregated_once):
-        return sized, network
-    return lowered()
-
-
-def _no_objective(store: Store, network: Network) -> Objective:
-    """What the stages are given where nothing is scored."""
-
-    def nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        raise AssertionError("nothing is trained")
-
-    return Objective(store.task, Loss(nothing, 1.0), Scorer(Metric.ACCURACY, network.outputs), tile_rows=1)
+def _nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    raise AssertionError("nothing is trained")

@@ -32,7 +32,6 @@ from ooc.profile import known_hardware
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
-from ooc.storage.types import Types
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 """torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
@@ -119,7 +118,10 @@ class Resources:
         columns = max([features, learnt, *chain.from_iterable(shapes)])
         usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
-            usual = min(usual, _height_of(_MOST_VALUES, columns + _features_joined(store.types)))
+            joined_features = Counter[str]()
+            for relation in store.types.edges:
+                joined_features[relation.target] += store.types.features[relation.source]
+            usual = min(usual, _height_of(_MOST_VALUES, columns + max(joined_features.values(), default=0)))
         tile_rows = self.tile_rows or usual
         of_edges, joined = opaque_columns(model, columns, nodes), most_joined(store)
         if not self.tile_rows and not self.on_device and of_edges and joined:
@@ -141,12 +143,11 @@ class Resources:
         if (device, host) == (limits.device_bytes, limits.host_bytes):
             return self
         if limits.one_memory:
-            asked, there = format_size(limits.memory_bytes), format_size(device + host)
-            text = f"memory of {asked} is more than is free; planned for {there}"
+            asked, there = f"memory of {format_size(limits.memory_bytes)} is", format_size(device + host)
         else:
-            asked = f"{format_size(limits.device_bytes)} and {format_size(limits.host_bytes)}"
+            asked = f"budgets of {format_size(limits.device_bytes)} and {format_size(limits.host_bytes)} are"
             there = f"{format_size(device)} and {format_size(host)}"
-            text = f"budgets of {asked} are more than is free; planned for {there}"
+        text = f"{asked} more than is free; planned for {there}"
         if self.listener is ignore:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         self.listener(Note(text))
@@ -195,35 +196,43 @@ class Resources:
 
         Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
+        for name, count in (("slab columns", slab_columns), ("tile rows", tile_rows), ("threads", threads)):
+            if count is not None and count < 1:
+                raise OptionError(f"{name} must be positive, not {count}")
+        if exchange not in EXCHANGES:
+            raise OptionError(f"exchange {exchange!r} is not one of {', '.join(EXCHANGES)}")
+        if spill_dtype == "float16":
+            raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, of float32's range")
+        if spill_dtype is not None and spill_dtype not in SPILL_DTYPES:
+            raise OptionError(f"spill dtype {spill_dtype!r} is not one of {', '.join(SPILL_DTYPES)}")
         computing = find_device(device)
         folder = Path() if spill_dir is None else Path(spill_dir)
-        if hardware is None:
-            hardware = hardware_for(computing, folder)
+        hardware = hardware_for(computing, folder) if hardware is None else hardware
         if hardware.has_device_memory and computing is None:
-            raise OptionError(
-                f"hardware {hardware.name} has a device with memory of its own, and the CPU is to compute"
-            )
+            raise OptionError(f"hardware {hardware.name} has a device with memory, and the CPU is to compute")
         if computing is not None and not hardware.has_device_memory:
             raise OptionError(f"hardware {hardware.name} has no wire to a device, and {computing.name} is to compute")
-        one_memory = computing is None and gpu_budget is None and host_budget is None
-        device_bytes, host_bytes = _budgets(gpu_budget, host_budget, memory, computing)
+        writes = None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
+        if memory is None:
+            device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
+        else:
+            check_memory_alone(gpu_budget, host_budget, on_device=computing is not None)
+            device_bytes, host_bytes = divide_memory(parse_size(memory, name="memory"))
         return cls(
             limits=Limits(
-                device_bytes=device_bytes,
-                host_bytes=host_bytes,
-                one_memory=one_memory,
+                device_bytes=device_bytes if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
+                host_bytes=host_bytes if host_budget is None else parse_size(host_budget, name="host budget"),
+                one_memory=computing is None and gpu_budget is None and host_budget is None,
                 block_rows=block_rows,
-                slab_columns=_checked_positive(slab_columns, "slab columns"),
-                exchange=_checked_exchange(exchange),
-                ssd_write_bytes=(
-                    None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
-                ),
+                slab_columns=slab_columns,
+                exchange=ExchangeForm(exchange),
+                ssd_write_bytes=writes,
             ),
-            tile_rows=_checked_positive(tile_rows, "tile rows") or 0,
-            threads=_checked_positive(threads, "threads") or torch.get_num_threads(),
+            tile_rows=tile_rows or 0,
+            threads=threads or torch.get_num_threads(),
             spill_dir=folder,
             listener=listener,
-            spill_dtype=_checked_dtype(spill_dtype),
+            spill_dtype=None if spill_dtype is None else SPILL_DTYPES[spill_dtype],
             hardware=hardware,
             device=computing,
             link=None if link is None else parse_size(link, name="link"),
@@ -240,14 +249,6 @@ def usual_tile_rows(columns: int, nodes: int, *, on_device: bool, weight: int = 
     most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
     values = max(_MOST_VALUES, min(_MOST_VALUES_ON_A_GPU, _MULTIPLIES_ON_A_GPU // max(1, weight) * columns))
     return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(values, columns))
-
-
-def _features_joined(types: Types) -> int:
-    """Columns of the features that the nodes of some type get over all types of edges, at most."""
-    columns = Counter[str]()
-    for relation in types.edges:
-        columns[relation.target] += types.features[relation.source]
-    return max(columns.values(), default=0)
 
 
 def _height_of(values: int, columns: int) -> int:
@@ -317,50 +318,9 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
 
 
-# ---- budgets -----------------------------------------------------------------------------------------------
-
-
-def _budgets(
-    gpu_budget: str | int | None, host_budget: str | int | None, memory: str | int | None, computing: Device | None
-) -> tuple[int, int]:
-    """The budgets of device and host, those left out by what is free. OptionError for ``memory`` beside them."""
-    if memory is not None:
-        check_memory_alone(gpu_budget, host_budget, on_device=computing is not None)
-        return divide_memory(parse_size(memory, name="memory"))
-    device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
-    return (
-        device_bytes if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
-        host_bytes if host_budget is None else parse_size(host_budget, name="host budget"),
-    )
-
-
 def check_memory_alone(gpu_budget: str | int | None, host_budget: str | int | None, *, on_device: bool) -> None:
     """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
     if on_device:
         raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")
     if gpu_budget is not None or host_budget is not None:
         raise OptionError("memory= is both budgets together; give either it or gpu_budget= and host_budget=")
-
-
-# ---- checks ------------------------------------------------------------------------------------------------
-
-
-def _checked_positive(count: int | None, name: str) -> int | None:
-    """``count``, unless it is none that counts something."""
-    if count is not None and count < 1:
-        raise OptionError(f"{name} must be positive, not {count}")
-    return count
-
-
-def _checked_exchange(name: str) -> ExchangeForm:
-    if name not in EXCHANGES:
-        raise OptionError(f"exchange {name!r} is not one of {', '.join(EXCHANGES)}")
-    return ExchangeForm(name)
-
-
-def _checked_dtype(name: str | None) -> torch.dtype | None:
-    if name is None or name in SPILL_DTYPES:
-        return None if name is None else SPILL_DTYPES[name]
-    if name == "float16":
-        raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, which has float32's range")
-    raise OptionError(f"spill dtype {name!r} is not one of {', '.join(SPILL_DTYPES)}")

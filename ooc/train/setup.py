@@ -8,9 +8,9 @@ bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a ``Session`
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -69,7 +69,7 @@ from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
-from ooc.train.loss import LossOfResults, RowsLoss, resolve_loss, takes_results
+from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
@@ -170,12 +170,10 @@ def prepare(
     if objective is None:
         assert metric is not None
         outputs, dtype = network.outputs, network.dtype
-        if loss is not None and network.result_columns:
-            loss = LossOfResults(loss, network.result_columns)
-        trained = network.training.columns
+        columns = network.result_columns or (network.training.columns,)
         objective = Objective(
             store.task,
-            resolve_loss(loss, store, store.task, outputs=trained, dtype=dtype, place=resources.place),
+            resolve_loss(loss, store, columns=columns, dtype=dtype, place=resources.place),
             make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
             tile_rows=resources.tile_rows,
             incomplete=store.num_incomplete > 0,
@@ -195,10 +193,12 @@ def prepare(
     if optimizer_state not in WHERE:
         raise OptionError(f"optimizer state {optimizer_state!r} is not one of {', '.join(WHERE)}")
 
-    def state() -> StateOnDisk | None:
-        assert optimizer is not None
-        return _state_on_disk(network, resources, optimizer(), optimizer_state, state_folder)
-
+    state = None
+    if optimizer is not None and not scoring_only:
+        state = partial(_state_on_disk, network, resources, optimizer, optimizer_state, state_folder)
+    # A third number that some optimizers keep of every parameter, beside the two that a workload counts.
+    third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in optimizer_options)
+    numbers = sum(parameter.numel() for parameter in network.parameters) if third else 0
     return Job(
         network,
         store,
@@ -209,51 +209,42 @@ def prepare(
         programs,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes + _further_state_nbytes(network, optimizer_options),
+        extra_device_bytes=averaging.nbytes + device_bytes + numbers * network.dtype.itemsize,
         learnt=learnt,
-        state=None if optimizer is None or scoring_only else state,
+        make_state=state,
         state_where=optimizer_state,
     )
 
 
+@dataclass(eq=False)
 class Job:
     """A network on a graph, its programs, and plans of them for any machine and budgets.
 
     ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
-    embedding that the network reads. ``state`` makes what is known of what the optimizer keeps, where it can be on the
-    SSD, as it is if ``state_where`` says so, or where no plan is found otherwise.
+    embedding that the network reads. ``make_state`` makes what is known of what the optimizer keeps, where it can be on
+    the SSD, as it is if ``state_where`` says so, or where no plan is found otherwise.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        store: Store,
-        counts: EdgeCounts,
-        resources: Resources,
-        active: ActiveRows,
-        objective: Objective,
-        programs: Programs,
-        *,
-        seed: int = 0,
-        extra_host_bytes: int = 0,
-        extra_device_bytes: int = 0,
-        learnt: LearntRows | None = None,
-        state: Callable[[], StateOnDisk | None] | None = None,
-        state_where: str = "memory",
-    ) -> None:
-        self.resources = resources
-        self._make_state, self._state_where = state, state_where
-        self.has_state_on_disk = False
-        """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
-        self._learnt = learnt
-        self.objective = objective
-        self._network = network
-        self._store = store
-        self._counts = counts
-        self._active = active
-        self._programs = programs
-        self._seed = seed
-        self._arrays = _arrays(network, store) | ({} if learnt is None else learnt.arrays)
+    network: Network
+    store: Store
+    counts: EdgeCounts
+    resources: Resources
+    active: ActiveRows
+    objective: Objective
+    programs: Programs
+    seed: int = 0
+    extra_host_bytes: int = 0
+    extra_device_bytes: int = 0
+    learnt: LearntRows | None = None
+    make_state: Callable[[], StateOnDisk | None] | None = None
+    state_where: str = "memory"
+    has_state_on_disk: bool = field(default=False, init=False)
+    """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
+
+    def __post_init__(self) -> None:
+        network, store, resources = self.network, self.store, self.resources
+        self._learnt_arrays = {} if self.learnt is None else self.learnt.arrays
+        self._arrays = _arrays(network, store) | self._learnt_arrays
         self._rows = GraphRows()
         self._spill_dtype = spill_dtype(resources, network)
         laplacian = bool(set(LAPLACIANS) & set(network.scalings))
@@ -261,10 +252,9 @@ class Job:
             raise ModelError(
                 "ChebConv on a graph with self-loops keeps intermediates in its own type; give no spill_dtype"
             )
-        self._fixed_host_bytes = extra_host_bytes + rows_nbytes(
+        self._fixed_host_bytes = self.extra_host_bytes + rows_nbytes(
             store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
         )
-        self._extra_device_bytes = extra_device_bytes + resources.overhead_bytes
         self._candidates: dict[frozenset[int], Candidate] = {}
         self._shares: dict[str, list[range]] = {}
         self._speeds: Sequence[float] = [1.0] * resources.ranks.count
@@ -309,11 +299,11 @@ class Job:
     def ready(self) -> Prepared:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
         planned around it. Raises BudgetError with the least budgets that would do."""
-        resources, network = self.resources, self._network
+        resources, network = self.resources, self.network
         self._admit_rows(resources.limits, resources.hardware)
         if not self._rows.offsets:
-            self._rows = load_rows(self._store, network.scalings, network.dtype, on_device=resources.on_device)
-            self._counts = replace(self._counts, tile_edges=counted(self._rows))
+            self._rows = load_rows(self.store, network.scalings, network.dtype, on_device=resources.on_device)
+            self.counts = replace(self.counts, tile_edges=counted(self._rows))
         self._candidates.clear()
         for again in (True, False):
             exchange = self._shared_out() if resources.ranks.count > 1 else None
@@ -327,7 +317,7 @@ class Job:
             part = exchange.share, halos, resources.limits, resources.hardware
             _, plan = self._own_part(candidate.workload, plan, *part)
         return Prepared(
-            store=self._store,
+            store=self.store,
             network=network,
             arrays=self._arrays,
             builder=candidate.builder,
@@ -348,30 +338,27 @@ class Job:
         height, (most, *_) = max(panels.values(), key=lambda found: len(found[1][0]))
         if len(most) < ranks.count:
             for_how_many = f"{len(most)} processes, of {height} each; {ranks.count} are too many"
-            raise OptionError(f"{self._store.path} has rows for {for_how_many}")
+            raise OptionError(f"{self.store.path} has rows for {for_how_many}")
         self._shares = self._divided(panels)
         return Exchange(ranks, self._shares)
 
     def _divided(self, panels: Mapping[str, tuple[int, list[list[float]]]]) -> dict[str, list[range]]:
         """By type of nodes: the rows of each process, by its speed."""
-        nodes = self._store.node_counts
+        nodes = self.store.node_counts
         return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
 
     def _is_uneven(self, plan: Plan) -> bool:
         """Whether rows are to be shared out otherwise, now that it is known what ``plan`` deals out."""
         columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
-        dealt = frozenset(item.pull.source for item in columns)
-        if dealt == self._dealt:
-            return False
-        self._dealt = dealt
-        return self._divided(self._panels()) != self._shares
+        before, self._dealt = self._dealt, frozenset(item.pull.source for item in columns)
+        return before != self._dealt and self._divided(self._panels()) != self._shares
 
     def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
         """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
         different rows: who has none of the first ones has nothing to do in some. Of what is dealt out all pull as much,
         whatever their rows: that is left out."""
         found = {}
-        for space, nodes in self._store.node_counts.items():
+        for space, nodes in self.store.node_counts.items():
             height = panel_rows(nodes, self.resources.tile_rows)
             found[space] = height, self._panel_seconds(space, range(0, nodes, height)) or [[1.0] * -(-nodes // height)]
         return found
@@ -392,7 +379,13 @@ class Job:
     def even_out(self, taken_s: Sequence[float]) -> bool:
         """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
         where these are as even as panels allow. To be asked by all of them with the same figures."""
-        panels, done = self._panels(), [self._dealt_seconds() / len(taken_s)] * len(taken_s)
+        workload, hardware, dealt_s = self.workload, self.resources.hardware, 0.0
+        for stage in workload.programs["train"]:
+            if stage.pull is not None and stage.pull.source in self._dealt:  # that all processes pull together
+                edges = workload.topologies[stage.pull.direction].edges_of(range(stage.rows), workload.tile_rows)
+                dealt_s += stage_seconds(stage, stage.rows, edges, workload, hardware)
+                dealt_s -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
+        panels, done = self._panels(), [dealt_s / len(taken_s)] * len(taken_s)
         for space, (height, weights) in panels.items():
             for rank, one in enumerate(self._shares[space]):
                 own = slice(one.start // height, -(-one.stop // height) if one else 0)
@@ -404,42 +397,28 @@ class Job:
         self._speeds = before
         return False
 
-    def _dealt_seconds(self) -> float:
-        """That an epoch pulls what is dealt out, all processes together."""
-        workload, hardware, total = self.workload, self.resources.hardware, 0.0
-        for stage in workload.programs["train"]:
-            if stage.pull is not None and stage.pull.source in self._dealt:
-                edges = workload.topologies[stage.pull.direction].edges_of(range(stage.rows), workload.tile_rows)
-                total += stage_seconds(stage, stage.rows, edges, workload, hardware)
-                total -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
-        return total
-
     def _find_halos(self, exchange: Exchange) -> None:
         """Which rows of others this process's edges lead to."""
         memory = HaloMemory()
         for direction in self._halo_directions():
             target, source = self._ends(direction)
             sources = self._sources(direction, exchange.share.rows[target], source)
-            memory += self._noted(direction, exchange.find_halo(direction, sources, source))
+            memory += (found := exchange.find_halo(direction, sources, source))
+            self._halo_rows[direction] = found.wanted
         self._admit_halos(memory)
-
-    def _noted(self, direction: EdgesKey, memory: HaloMemory) -> HaloMemory:
-        """How many rows are sent for pulls of ``direction`` is what plans go by."""
-        if memory.wanted:
-            self._halo_rows[direction] = memory.wanted
-        return memory
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
         found, memory = [dict[EdgesKey, Any]() for _ in range(self.resources.ranks.count)], HaloMemory()
-        for direction in self._halo_directions() if self._store.path.exists() else ():
+        for direction in self._halo_directions() if self.store.path.exists() else ():
             target, source = self._ends(direction)
-            shares, nodes = self._shares[source], self._store.node_counts[source]
+            shares, nodes = self._shares[source], self.store.node_counts[source]
             pairs = zip(self._shares[target], shares, strict=True)
             wanted = [wanted_rows(self._sources(direction, one, source), shares, own, nodes) for one, own in pairs]
             of_halo = halo_memory(torch.tensor([[*map(len, one)] for one in wanted]), shares, nodes)
             if of_halo is not None:
-                memory += self._noted(direction, of_halo)
+                memory += of_halo
+                self._halo_rows[direction] = of_halo.wanted
                 for rank, one in enumerate(wanted):
                     found[rank][direction] = torch.cat(one).numpy()
         self._admit_halos(memory)
@@ -447,7 +426,7 @@ class Job:
 
     def _admit_halos(self, memory: HaloMemory) -> None:
         widest = max((matrix.columns for matrix in self.workload.matrices.values()), default=0)
-        of_rows = memory.nbytes(widest * self._network.dtype.itemsize, self.resources.ranks.count)
+        of_rows = memory.nbytes(widest * self.network.dtype.itemsize, self.resources.ranks.count)
         self._exchange_bytes = of_rows + TELLING_BYTES
         self._candidates.clear()
 
@@ -456,26 +435,26 @@ class Job:
         every row of its lists. In one order everywhere."""
         limits, self._exchange_bytes, self._halo_rows = self.resources.limits, 0, {}
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
-        if self._fixed_host_bytes + 5 * sum(self._store.node_counts.values()) > there:
+        if self._fixed_host_bytes + 5 * sum(self.store.node_counts.values()) > there:
             return []
         return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
     def _ends(self, direction: EdgesKey) -> tuple[str, str]:
         """The types of the nodes that pull over these edges, and of those that are pulled."""
-        if self._store.types is None or not isinstance(direction, RelationEdges):
+        if self.store.types is None or not isinstance(direction, RelationEdges):
             return "", ""
-        kind = self._store.types.by_folder(direction.folder)
+        kind = self.store.types.by_folder(direction.folder)
         return (kind.target, kind.source) if direction.direction is Direction.IN else (kind.source, kind.target)
 
     def _sources(self, direction: EdgesKey, share: range, space: str) -> Iterator[Any]:
         """Where all edges into rows of a share come from, nodes of type ``space``, a few at a time; StoreError for what
         is no row."""
-        indptr, indices = self._store.topology(direction.value)
+        indptr, indices = self.store.topology(direction.value)
         first, stop = (int(indptr.read(row, row + 1)[0]) for row in (share.start, share.stop))
         for start in range(first, stop, _EDGES_AT_ONCE):
             found = indices.read(start, min(start + _EDGES_AT_ONCE, stop))
-            if not 0 <= int(found.min()) <= int(found.max()) < self._store.node_counts[space]:
-                raise damaged(self._store, indices.name)
+            if not 0 <= int(found.min()) <= int(found.max()) < self.store.node_counts[space]:
+                raise damaged(self.store, indices.name)
             yield found
 
     def _own_part(
@@ -488,7 +467,7 @@ class Job:
         hardware: Hardware,
     ) -> tuple[Workload, Plan]:
         """Of a plan that all processes have made alike for the first one's share: the same for another one."""
-        layout = Layout(**{field.name: getattr(plan, field.name) for field in fields(Layout)})
+        layout = Layout(**{one.name: getattr(plan, one.name) for one in fields(Layout)})
         known = ((side, halos.get(side), one) for side, one in workload.topologies.items())
         topologies = {side: replace(one, halo=halo, halo_rows=None) for side, halo, one in known}
         workload = replace(workload, share=share, topologies=topologies)
@@ -498,24 +477,21 @@ class Job:
 
     def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
         """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
-        fixed = self._fixed_host_bytes
-        if limits.one_memory and fixed > limits.memory_bytes:
-            least = sum(self.floor(limits, hardware).values())
-            raise BudgetError(
-                f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} of "
-                f"memory, and all together {format_size(least)}; it may take {format_size(limits.memory_bytes)}; "
-                f"give memory={limits.of_all(least)}"
-            )
-        if not limits.one_memory and fixed > limits.host_bytes:
-            raise BudgetError(
-                f"row offsets, scalings and scores of {self._store.num_nodes:,} nodes need {format_size(fixed)} on the "
-                f"host, the host budget is {format_size(limits.host_bytes)}; give host_budget={limits.of_all(fixed)}"
-            )
+        fixed, has = self._fixed_host_bytes, limits.memory_bytes if limits.one_memory else limits.host_bytes
+        if fixed <= has:
+            return
+        needs = f"row offsets, scalings and scores of {self.store.num_nodes:,} nodes need {format_size(fixed)}"
+        if not limits.one_memory:
+            there = f"the host budget is {format_size(has)}; give host_budget={limits.of_all(fixed)}"
+            raise BudgetError(f"{needs} on the host, {there}")
+        least = sum(self.floor(limits, hardware).values())
+        there = f"it may take {format_size(has)}; give memory={limits.of_all(least)}"
+        raise BudgetError(f"{needs} of memory, and all together {format_size(least)}; {there}")
 
     @cached_property
     def state(self) -> StateOnDisk | None:
         """What the optimizer keeps, where it can be on the SSD."""
-        return None if self._make_state is None else self._make_state()
+        return None if self.make_state is None else self.make_state()
 
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
         """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD only
@@ -532,7 +508,7 @@ class Job:
 
     def _keep_state(self, *, on_disk: bool) -> None:
         """What the optimizer keeps is on the SSD, if that spares memory, or not, unless it is settled."""
-        where = self._state_where
+        where = self.state_where
         on_disk = where == "ssd" or (where == "auto" and on_disk)
         if on_disk:
             state = self.state
@@ -551,18 +527,17 @@ class Job:
         """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
         if recomputed in self._candidates:
             return self._candidates[recomputed]
-        resources, network, store, learnt = self.resources, self._network, self._store, self._learnt
-        learnt_arrays = {} if learnt is None else learnt.arrays
+        resources, network, store, learnt = self.resources, self.network, self.store, self.learnt
         builder = StageBuilder(
             network=network,
             rows=self._rows,
             backward_direction=Direction.IN if store.undirected else Direction.OUT,
             objective=self.objective,
-            columns=matrix_columns(network, store) | {name: array.columns for name, array in learnt_arrays.items()},
+            columns=matrix_columns(network, store) | {name: one.columns for name, one in self._learnt_arrays.items()},
             aggregated=frozenset(self._arrays),
             recomputed_stages=recomputed,
-            active=self._active,
-            seed=self._seed,
+            active=self.active,
+            seed=self.seed,
             place=resources.place,
             on_device=resources.on_device,
             sparse="x" if store.sparse_features is not None else None,
@@ -573,13 +548,13 @@ class Job:
             builder.panels_held += max(
                 -(-len(share) // heights[space]) for space, shares in self._shares.items() for share in shares
             )
-        steps = self._programs(builder)
+        steps = self.programs(builder)
         workload = describe_workload(
             network,
             builder,
             store,
             self._arrays,
-            self._counts,
+            self.counts,
             tile_rows=resources.tile_rows,
             fixed_host_bytes=self._fixed_host_bytes + self._exchange_bytes,
             spill_dtype=self._spill_dtype,
@@ -598,11 +573,12 @@ class Job:
         if self._spill_dtype != network.dtype:
             # What is computed again comes of rounded values: then the plan would change results.
             kept = tuple(replace(one, recomputable=False) for one in kept)
-        fixed = workload.fixed_device_bytes + self._extra_device_bytes
+        fixed = workload.fixed_device_bytes + self.extra_device_bytes + resources.overhead_bytes
         workload = replace(workload, fixed_device_bytes=fixed, kept=kept)
         if self._shares:  # what is shuffled by way of files is another process's as well
             halos = self._halo_rows
-            topologies = {side: replace(one, halo_rows=halos.get(side)) for side, one in workload.topologies.items()}
+            known = workload.topologies.items()
+            topologies = {side: replace(one, halo_rows=halos.get(side) or None) for side, one in known}
             share = Share(0, self._shares)
             workload = replace(workload, share=share, topologies=topologies, scatter_counts={}, bucketing={})
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
@@ -753,8 +729,14 @@ def store_of_statistics(graph: GraphStatistics) -> Store:
         "train_hops": reached,
         "source": {"statistics": graph.source},
     }
-    path = Path(f"graph {graph.name}")  # where nothing is, and nothing is looked for
-    arrays = {name: _array(name, path, shape, graph) for name, shape in array_shapes(attributes).items()}
+    path, arrays = Path(f"graph {graph.name}"), {}  # where nothing is, and nothing is looked for
+    for name, shape in array_shapes(attributes).items():  # as ``ooc convert`` would write them but for their content
+        dtype = graph.feature_dtype if name == "x" else "bool" if name.startswith("split/") else "int64"
+        if name.endswith("/indices") and graph.nodes <= 2**31:
+            dtype = "int32"
+        columns = shape[1] if len(shape) == 2 else 1
+        chunks = (chunk_rows(shape[0], columns * np.dtype(dtype).itemsize), *shape[1:])
+        arrays[name] = Array(name, path / name, shape, chunks, dtype)
     return Store(path, attributes, arrays)
 
 
@@ -766,24 +748,6 @@ def spread(graph: GraphStatistics) -> TileEdges:
         return spread_edges(graph, tile_rows)
 
     return lambda direction, tile_rows: counted(tile_rows)
-
-
-def _array(name: str, path: Path, shape: tuple[int, ...], graph: GraphStatistics) -> Array:
-    """An array of the store, as ``ooc convert`` would write it but for its content."""
-    dtype = _dtype(name, graph)
-    columns = shape[1] if len(shape) == 2 else 1
-    chunks = (chunk_rows(shape[0], columns * np.dtype(dtype).itemsize), *shape[1:])
-    return Array(name, path / name, shape, chunks, dtype)
-
-
-def _dtype(name: str, graph: GraphStatistics) -> str:
-    if name == "x":
-        return graph.feature_dtype
-    if name.startswith("split/"):
-        return "bool"
-    if name.endswith("/indices"):
-        return "int32" if graph.nodes <= 2**31 else "int64"
-    return "int64"
 
 
 def check_types(store: Store, resources: Resources) -> None:
@@ -820,21 +784,20 @@ def _check_embedding(resources: Resources, averaging: Averaging) -> None:
 
 
 def _state_on_disk(
-    network: Network, resources: Resources, optimizer: torch.optim.Optimizer, where: str, folder: Path | None
+    network: Network,
+    resources: Resources,
+    make_optimizer: Callable[[], torch.optim.Optimizer],
+    where: str,
+    folder: Path | None,
 ) -> StateOnDisk | None:
     """What the optimizer keeps, if that may be on the SSD. OptionError where it is to be there and cannot."""
+    optimizer = make_optimizer()
     if where != "ssd" and why_in_memory(optimizer) is not None:
         return None
     cut_off = {id(parameter) for parameter in network.cut_off}
     stepped = [parameter for parameter in network.parameters if id(parameter) not in cut_off]
     state = StateOnDisk(optimizer, stepped, folder=folder, follows=resources.ranks.rank > 0)
     return state if state.nbytes else None
-
-
-def _further_state_nbytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
-    """What optimizers keep of every parameter beside the two numbers that a workload counts: a third one."""
-    third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options)
-    return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize if third else 0
 
 
 def _products(name: str) -> Products:

@@ -136,10 +136,8 @@ class Trainer:
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
             if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
-            elif due:
-                self._conclude(records, self._evaluated(record))
             else:
-                self._conclude(records, record)
+                self._conclude(records, self._evaluated(record) if due else record)
             if state.epoch < last:
                 self._even_out(record, len(records) + (unscored is not None))
         return records
@@ -199,13 +197,13 @@ class Trainer:
         self._averaging.update(self.epoch + 1)
 
     def _update(self) -> None:
-        parameters = self._prepared.network.parameters
+        network = self._prepared.network
         if self._learnt is not None and self._clip_norm is not None:
-            factor = self._learnt.stepping.scale(self._prepared.network)
-            for gradient in (p.grad for p in parameters if p.grad is not None):
+            factor = self._learnt.stepping.scale(network)
+            for gradient in (p.grad for p in network.parameters if p.grad is not None):
                 gradient.mul_(factor)
         elif self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+            torch.nn.utils.clip_grad_norm_(network.parameters, self._clip_norm)
         if self._kept is None or not self._planned.has_state_on_disk:
             self.optimizer.step()
         else:
@@ -469,7 +467,8 @@ class Trainer:
         ranks.share(model)
         if optimizer is not None:
             check_optimizer(optimizer, model)
-        self.optimizer = optimizer or _usual_optimizer(model)
+        # Of a model without parameters, that of none, whose learning rate an embedding goes by.
+        self.optimizer = optimizer or torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
         if clip_norm is not None and not clip_norm > 0:
             raise OptionError(f"clip norm must be positive, not {clip_norm}")
         self._clip_norm = clip_norm
@@ -477,7 +476,10 @@ class Trainer:
         self._averaging = Averaging(model, average, average_from)
         self._learnt: LearntRows | None = None
         if embedding is not None:
-            self._learnt = self._learnt_rows(embedding, seed, None if out is None else out.path)
+            embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
+            folder = None if out is None else out.path / EMBEDDING
+            given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
+            self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
         stepped = self.optimizer  # for who must not hold the trainer
         make = partial(
             prepare,
@@ -499,22 +501,12 @@ class Trainer:
         )
         self._ready(make, resources, [model] if average is None else [model, average])
         self._run = out
-        if self._run is not None:  # what lists of runs show (ooc runs)
-            facts = {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
-            self._run.config |= facts
+        if out is not None:  # what lists of runs show (ooc runs)
+            out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
         self._snapshot = ModelSnapshot(model)
-        self._state = TrainingState(
-            model,
-            self.optimizer,
-            self._schedules,
-            self._averaging,
-            self.metric,
-            self._run,
-            seed,
-            self._learnt,
-            kept=self._kept,
-            on_disk=self._kept is not None and self._planned.has_state_on_disk,
-        )
+        kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
+        parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
+        self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk)
         held = getattr(self, "_session", None), self._learnt, self._kept, self._run
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
         dropped.atexit = False  # the process gives everything back by itself
@@ -532,13 +524,6 @@ class Trainer:
         if self._resources.device is not None:
             self._objective.count_split_rows(self.store)
         self._session = Session(self._prepared, models, self.optimizer)
-
-    def _learnt_rows(self, embedding: Embedding | Mapping[str, int] | int, seed: int, run: Path | None) -> LearntRows:
-        """Those of ``embedding``."""
-        embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
-        dtype, folder = dtype_of(self.model), None if run is None else run / EMBEDDING
-        options: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": self._clip_norm, "ranks": self.ranks}
-        return LearntRows.of_store(embedding, self.store, dtype, **options)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)
@@ -591,11 +576,6 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
         temporary.cleanup()
         raise
     return temporary, store
-
-
-def _usual_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Of a model without parameters that of none, whose learning rate an embedding goes by."""
-    return torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
 
 
 def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:

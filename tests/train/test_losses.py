@@ -16,7 +16,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.cli.arguments.recipe import build_loss
 from ooc.errors import ModelError, StoreError
-from ooc.storage.store import Store, Task, open_store
+from ooc.storage.store import Store, open_store
 from ooc.train.loss import resolve_loss
 from tests.cli.test_recipe import settings
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
@@ -119,7 +119,7 @@ def test_cross_entropy_without_autograd_is_autograds_to_the_bit(name: str, dtype
     loss: Any = copy.deepcopy(CLASSES[name]).to(dtype)
     outputs = 30 * torch.randn(500, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
     labels = torch.randint(0, 4, (500,), generator=torch.Generator().manual_seed(1))
-    resolved = resolve_loss(loss, store_of(DATA, tmp_path), Task.CLASSES, outputs=4, dtype=dtype)
+    resolved = resolve_loss(loss, store_of(DATA, tmp_path), columns=[4], dtype=dtype)
     found, gradient = resolved.gradient(outputs, labels)
 
     leaf = outputs.requires_grad_()

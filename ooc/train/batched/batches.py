@@ -9,7 +9,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,16 +16,17 @@ from torch import Tensor, nn
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import BudgetError, ModelError, OptionError
-from ooc.events import Listener, Note, reported
+from ooc.events import Note, reported
 from ooc.kernels.dropout.edges import key_of
+from ooc.model.task import Targets
 from ooc.offloading.measure import DryRuns, SavingPlan, Step
 from ooc.offloading.offload import Offload
-from ooc.plan import Hardware
 from ooc.plan.workload import Fate
 from ooc.progress.live import Tier
 from ooc.ranks import RunningStatistics, StepSum
 from ooc.sizes import format_size
 from ooc.train.loss import Loss
+from ooc.train.resources import Resources
 from ooc.train.trainer import Scores, Trainer
 
 if TYPE_CHECKING:
@@ -90,17 +90,28 @@ class BatchTrainer(Trainer):
         self.batch_model = model
         super().__init__(model, graph, **options)
 
-    def _share_batches(
-        self, model: nn.Module, seed: int, listener: Listener, hardware: Hardware, scratch: Path
-    ) -> None:
-        """What goes before the loader is made. OptionError where a step has no batch for some process."""
+    def _loading(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
+        """How batches are loaded, all kinds alike. OptionError where a step has no batch for some process."""
         if self.ranks.count > self._a_step:
             raise OptionError(
                 f"a step of {self._a_step} batches has none for some of {self.ranks.count} processes; give "
                 f"accumulate={self.ranks.count} or more (the batches of a step, of all processes together)"
             )
         self._statistics = RunningStatistics(model, self.ranks)
-        self._seed, self._listener, self._hardware, self._scratch = seed, listener, hardware, scratch
+        self._seed, self._listener, self._allowed = seed, resources.listener, resources
+        self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
+        self._targets = Targets(self.store.task, incomplete=self.store.num_incomplete > 0)
+        if not model.training:
+            model.train()
+        return {
+            "shuffle": True,
+            "seed": seed,
+            "memory": self.memory_bytes,
+            "_beside": self._model_bytes,
+            "_is_own": self._is_own,
+            "_listener": resources.listener,
+            "_processes": self.ranks.local_count,
+        }
 
     def _is_own(self, number: int) -> bool:
         """Whether this process computes the batch of that number."""
@@ -201,7 +212,8 @@ class BatchTrainer(Trainer):
         """Where not all that a batch's layers save fits: what becomes of it."""
         if self._saving is None:
             return nullcontext()
-        return Offload(self.batch_model, self._saving, spill_dir=self._scratch, hardware=self._hardware)
+        folder, hardware = self._allowed.spill_dir, self._allowed.hardware
+        return Offload(self.batch_model, self._saving, spill_dir=folder, hardware=hardware)
 
     def evaluate(self) -> Scores:
         """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
@@ -210,6 +222,11 @@ class BatchTrainer(Trainer):
 
     @abstractmethod
     def _evaluate(self) -> Scores: ...
+
+    @abstractmethod
+    def _model_bytes(self, most: Any, left: int) -> int:
+        """What training takes beside batches of that size at most, where so many bytes are ``left`` for it: what the
+        layers save is kept if it fits, and planned for otherwise."""
 
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
@@ -228,17 +245,21 @@ class BatchTrainer(Trainer):
         """What a ``step`` on the meta device takes that is ``given`` these, where so many bytes are ``left`` for it:
         what the layers save is kept if it fits, and planned for otherwise."""
         try:
-            runs = DryRuns(self.batch_model, step, self._hardware, known=given, within=within)
+            runs = DryRuns(self.batch_model, step, self._allowed.hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
             # What autocast saves has other sizes than on the meta device: no plan can be made of it.
             if whole <= left or self._is_rounded:
                 return whole
             try:
-                self._saving = runs.plan(max(0, left), 0)
+                self._saving = plan = runs.plan(max(0, left), 0)
             except BudgetError:
                 return runs.least_bytes
-            self._listener(Note(_said(self._saving)))
-            return self._saving.nbytes
+            kept = plan.bytes_by_fate().items()
+            each = [f"{format_size(nbytes)} on {fate.value}" for fate, nbytes in kept if nbytes]
+            recomputed = plan.fates.count(Fate.RECOMPUTE)
+            each += [f"{recomputed} layers recomputed"] if recomputed else []
+            self._listener(Note(f"what the layers of a batch save does not fit: {', '.join(each)}"))
+            return plan.nbytes
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             what = f"what {type(self.model).__name__} makes of a batch cannot be counted beforehand ({reason})"
@@ -263,11 +284,3 @@ class BatchTrainer(Trainer):
 
     def _promised(self, eval_every: int) -> dict[str, Any]:
         return {"tiers": self.tiers}
-
-
-def _said(plan: SavingPlan) -> str:
-    """What becomes of what the layers of a batch save."""
-    each = [f"{format_size(nbytes)} on {fate.value}" for fate, nbytes in plan.bytes_by_fate().items() if nbytes]
-    recomputed = plan.fates.count(Fate.RECOMPUTE)
-    each += [f"{recomputed} layers recomputed"] if recomputed else []
-    return f"what the layers of a batch save does not fit: {', '.join(each)}"

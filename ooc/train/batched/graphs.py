@@ -8,7 +8,7 @@ H pairs of near nodes.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ooc.errors import ModelError, OptionError
 from ooc.events import reported
 from ooc.model.layers.conformance import Watch
-from ooc.model.task import Targets
 from ooc.offloading.measure import META, on_meta
 from ooc.plan.workload import EdgeData
 from ooc.sampling.graphs import GraphLoader, Ints, Size
 from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
-from ooc.train.loss import BY_ROWS, LossOfResults, of_results, resolve_loss, takes_results
+from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
 from ooc.train.metrics import make_scorer
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
@@ -246,34 +245,16 @@ class GraphTrainer(BatchTrainer):
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
         self._resources, self.spill_dir = resources, resources.spill_dir
         self.hardware, self.limits = resources.hardware, resources.limits
-        self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
-        if not model.training:
-            model.train()
+        loading = self._loading(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
-        self._share_batches(model, asked["seed"], resources.listener, resources.hardware, resources.spill_dir)
         outputs, dtype = self._runs.outputs, self._runs.dtype
-        columns, loss = self._runs.result_columns, asked["loss"]
-        self._takes_results = takes_results(loss) and len(columns) > 1
-        if self._takes_results:
-            loss = LossOfResults(loss, columns)
-        trained = sum(columns) if self._takes_results else outputs
-        self._loss = resolve_loss(loss, store, store.task, outputs=trained, dtype=dtype)
-        self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
+        self._takes_results = takes_results(asked["loss"])
+        columns = self._runs.result_columns if self._takes_results else (outputs,)
+        self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype)
         self._scorer = make_scorer(store, self.metric, rows=store.num_graphs, outputs=outputs, dtype=dtype)
-        self.loader = self._batches = GraphLoader(
-            store,
-            **self._bounds.of_loader(),
-            input_graphs="train",
-            shuffle=True,
-            seed=self._seed,
-            memory=self.memory_bytes,
-            _others=np.arange(store.num_graphs),
-            _beside=self._model_bytes,
-            _is_own=self._is_own,
-            _listener=resources.listener,
-            _processes=self.ranks.local_count,
-        )
+        given = {"input_graphs": "train", "_others": np.arange(store.num_graphs), **loading}
+        self.loader = self._batches = GraphLoader(store, **self._bounds.of_loader(), **given)
         self._batches_bytes = self.loader.plan.nbytes
         self._members = {split: store.array(f"split/{split}").read() for split in SPLITS}
 
@@ -353,23 +334,17 @@ class GraphTrainer(BatchTrainer):
             return None
 
     def close(self) -> None:
-        """As of ``Trainer``."""
         self.loader.close()
         self._close_run()
 
     # ---- memory ------------------------------------------------------------------------------------------------
 
     def _model_bytes(self, most: Size, left: int) -> int:
-        """What training takes beside batches of that size at most, where so many bytes are ``left`` for it."""
         kept = self._kept_bytes() + self._scorer.host_bytes + len(SPLITS) * self.store.num_graphs
         kept += self._runs.cast_bytes(most)
         batch, given = self._runs.measured(most)
-
-        def within(module: nn.Module) -> AbstractContextManager[Any]:
-            return LargestNumbers(batch, most)
-
         step = partial(self._runs, batch=batch, input_dropout=self._input_dropout, every=self._takes_results)
-        return kept + self._step_bytes(step, given, left - kept, within)
+        return kept + self._step_bytes(step, given, left - kept, lambda module: LargestNumbers(batch, most))
 
     def _start(self) -> None:
         self._snapshot.check()
@@ -423,9 +398,7 @@ class GraphPrediction(Predictions):
     ) -> None:
         if what not in (What.LOGITS.value, What.LABELS.value):
             raise OptionError(f"of graphs logits and labels can be predicted, not {what!r}")
-        if what == What.LABELS.value and store.task is Task.VALUES:
-            raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
-        self._model, self._store, self._what = model, store, What(what)
+        self._model, self._store, self._what = model, store, What.of(what, store.task)
         self._runs = GraphModel(model, store, **bounds.made, ignore_edge_data=ignore_edge_data)
         self._limits, self._model_dtype, self._listener = resources.limits, self._runs.dtype, resources.listener
         memory = resources.limits.memory_bytes
@@ -436,18 +409,15 @@ class GraphPrediction(Predictions):
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """The most bytes that it takes of the device, the host and the disk."""
         return 0, self._loader.plan.nbytes, 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the table of predictions."""
         rows = len(self._loader.graphs)
         labels = self._what is What.LABELS and self._store.task is Task.CLASSES
         return (rows,) if labels else (rows, self._runs.outputs)
 
     def _run(self, put: Callable[[Ints, AnyArray, AnyArray], None]) -> None:
-        """Compute everything; rows are ``put`` to their places, with the numbers of their graphs."""
         done, task = 0, reported(self._listener, "predicting", len(self._loader.graphs), "graphs")
         with in_evaluation(self._model), torch.no_grad(), task as advance:
             for batch in self._loader:
@@ -457,5 +427,4 @@ class GraphPrediction(Predictions):
                 advance(done)
 
     def close(self) -> None:
-        """As of ``Prediction``."""
         self._loader.close()

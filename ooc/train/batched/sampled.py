@@ -25,13 +25,13 @@ from ooc.model.lowering.assembly import Results
 from ooc.model.lowering.network import values_of
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
-from ooc.model.task import Targets
+from ooc.offloading.measure import META
 from ooc.plan.workload import EdgeData
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.storage.store import Store, Task
 from ooc.train.batched.batches import BatchTrainer
-from ooc.train.loss import LossOfResults, of_results, resolve_loss, takes_results
+from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model
 from ooc.train.trainer import Scores, Trainer
@@ -68,8 +68,6 @@ class SampledTrainer(BatchTrainer):
         model, store, sampling = self.model, self.store, self.sampling
         left_out, loss = make.keywords["ignore_edge_data"], make.keywords["loss"]
         self._input_dropout = make.keywords["input_dropout"]
-        self._share_batches(model, make.keywords["seed"], resources.listener, resources.hardware, resources.spill_dir)
-        self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
         self._carried = edge_data_used(store, left_out)
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results}
@@ -79,31 +77,17 @@ class SampledTrainer(BatchTrainer):
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype
         self._normalization = GcnNormalization(model, {})  # refuses what it cannot do before anything is read
         self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)
-        if loss is not None and self._takes_results:
-            loss = LossOfResults(loss, network.result_columns)
-        self._loss = resolve_loss(loss, store, store.task, outputs=network.training.columns, dtype=network.dtype)
-        self._targets = Targets(store.task, incomplete=store.num_incomplete > 0)
+        columns = network.result_columns or (network.training.columns,)
+        self._loss = resolve_loss(loss, store, columns=columns, dtype=network.dtype)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
-        if not model.training:
-            model.train()
+        loading = self._loading(model, resources, make.keywords["seed"])
         self._trims = False
         if (trimmed := Trimmed.of(model, network)) is not None:
             self.batch_model = trimmed
         else:
             self._trims = _trims(model, sampling.fanouts, self._carried)
-        self.loader = self._batches = NeighborLoader(
-            store,
-            sampling.fanouts,
-            sampling.batch_size,
-            input_nodes="train",
-            shuffle=True,
-            seed=self._seed,
-            memory=self.memory_bytes,
-            _beside=self._model_bytes,
-            _is_own=self._is_own,
-            _listener=resources.listener,
-            _processes=self.ranks.local_count,
-        )
+        drawn = store, sampling.fanouts, sampling.batch_size
+        self.loader = self._batches = NeighborLoader(*drawn, input_nodes="train", **loading)
         self._batches_bytes = self.loader.plan.nbytes
         if normalized:
             scalings = load_rows(store, normalized, network.dtype, on_device=False).scalings
@@ -181,30 +165,26 @@ class SampledTrainer(BatchTrainer):
     # ---- memory, and the end -----------------------------------------------------------------------------------
 
     def _model_bytes(self, most: list[tuple[int, int]], left: int) -> int:
-        """What training takes beside batches that have so many nodes and edges after each hop at most, where so many
-        bytes are ``left`` for it: what the layers save is kept if it fits, and planned for otherwise."""
+        """Of batches that have so many nodes and edges after each hop at most."""
         from torch_geometric.data import Data
 
         kept = self._kept_bytes() + self._rows_bytes
         (nodes, edges), before = most[-1], [(0, 0), *most]
         sizes = [(now[0] - then[0], now[1] - then[1]) for now, then in zip(most, before, strict=False)]
-        meta = torch.device("meta")
-        carried = self.store.num_edge_features
+        whole = partial(torch.empty, dtype=torch.int64, device=META)
+        real = partial(torch.empty, dtype=self._dtype, device=META)
         batch = Data(
-            x=torch.empty(nodes, self.store.num_features, dtype=self._dtype, device=meta),
-            edge_index=torch.empty(2, edges, dtype=torch.int64, device=meta),
-            edge_weight=torch.empty(edges, dtype=self._dtype, device=meta),
-            edge_attr=torch.empty(edges, carried, dtype=self._dtype, device=meta),
-            row_id=torch.empty(nodes, dtype=torch.int64, device=meta),
+            x=real(nodes, self.store.num_features),
+            edge_index=whole(2, edges),
+            edge_weight=real(edges),
+            edge_attr=real(edges, self.store.num_edge_features),
+            row_id=whole(nodes),
             num_sampled_nodes=[count for count, _ in sizes],
             num_sampled_edges=[count for _, count in sizes][1:],
         )
         given = [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
-
-        def outputs(model: nn.Module) -> Tensor:
-            return self._outputs(model, batch)[: most[0][0]]
-
-        return kept + self._step_bytes(outputs, given, left - kept, partial(self._normalized, batch=batch))
+        step = lambda model: self._outputs(model, batch)[: most[0][0]]  # noqa: E731
+        return kept + self._step_bytes(step, given, left - kept, partial(self._normalized, batch=batch))
 
     def predict(self, *given: Any, **named: Any) -> Tensor | None:
         """As ``Trainer.predict``."""

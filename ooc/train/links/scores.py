@@ -70,21 +70,10 @@ class PairScores(Predictions):
     def columns(self) -> list[str]:
         return ["score"]
 
-    @property
-    def taken(self) -> tuple[int, int, int]:
-        plan = self._prepared.plan
-        return plan.device_peak_bytes, plan.host_peak_bytes, plan.spill_bytes
-
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
-        session, prepared = self._session, self._prepared
-        if not session.started:
-            session.check_disk()
-            session.start()
-        self._scorer.attach(prepared)
+        session = self._started()
+        self._scorer.attach(self._prepared)
         session.run("evaluate", "scoring")
         for start in range(0, self._pairs, _PAIRS_AT_ONCE):
             places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))
             put(places, self._scorer.given("pairs", places), places)
-
-    def close(self) -> None:
-        self._session.close()
