@@ -32,7 +32,7 @@ def command(
     from ooc.cli.arguments.settings import TrainSettings
     from ooc.storage.types import Types
     from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.weights import export_weights, load_weights
+    from ooc.train.runs.state import export_weights, load_weights
 
     folder = RunFolder.open(run)
     settings = TrainSettings.from_config(folder.config, run)

@@ -38,13 +38,14 @@ from ooc.ranks import ALONE, Ranks
 from ooc.report.briefing import describe_store, describe_waiting
 from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
-from ooc.report.ranks import describe_ranks, print_ranks
 from ooc.report.tables import (
     describe_budgets,
+    describe_ranks,
     print_assumptions,
     print_changes,
     print_fits,
     print_floor,
+    print_ranks,
     print_report,
     print_summary,
 )
@@ -328,7 +329,7 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
 
 def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any], as_json: bool) -> None:
     """The table of batches of many graphs."""
-    from ooc.train.batched.table import fitting_batches  # which takes PyG
+    from ooc.train.batched.graphs import fitting_batches  # which takes PyG
 
     store = open_store(stores[0] if stores else only_store(Path()))
     if not store.num_graphs:

@@ -95,11 +95,11 @@ def command(
     from ooc.cli.arguments.recipe import graph_bounds, rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.batched.graphs import GraphPrediction
-    from ooc.train.links.scores import PairScores
+    from ooc.train.links.objective import PairScores
     from ooc.train.prediction import Prediction
     from ooc.train.rows_file import check_target
     from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.weights import learnt_rows, load_weights
+    from ooc.train.runs.state import learnt_rows, load_weights
 
     if (pairs is not None) != (what == "scores"):
         raise OptionError("--what scores and --pairs FILE go together")

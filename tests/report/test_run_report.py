@@ -17,9 +17,7 @@ from ooc import cli
 from ooc.errors import OptionError, RunError
 from ooc.report.gantt import write_trace
 from ooc.report.page.document import page, write_report
-from ooc.report.page.figures import MOST_EPOCHS, figures
-from ooc.report.page.findings import compared, verdict
-from ooc.report.page.vocabulary import describe_matrix, describe_pass
+from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, describe_pass, figures, verdict
 from ooc.train.runs.run import TIMELINE, RunFolder
 from ooc.train.trainer import Trainer
 from tests.report.browser import Page, browser, chromium

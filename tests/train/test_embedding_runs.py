@@ -106,7 +106,7 @@ def test_predictions_are_of_the_best_epoch_or_the_last(case: ModelCase, store: S
     """Each of the two states has rows that go with its weights."""
     from ooc.train.prediction import Prediction
     from ooc.train.resources import Resources
-    from ooc.train.runs.weights import learnt_rows, load_weights
+    from ooc.train.runs.state import learnt_rows, load_weights
 
     kept: dict[int, Tensor] = {}
     with trainer_of(store, case, tmp_path / "run") as trainer:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ooc.report.page.vocabulary import describe_pass
+from ooc.report.page.figures import describe_pass
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:

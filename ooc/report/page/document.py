@@ -18,9 +18,7 @@ from ooc.report import gantt
 from ooc.report.comparison import as_texts
 from ooc.report.console import UNIT, write_text
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
-from ooc.report.page.figures import MOST_EPOCHS, figures
-from ooc.report.page.findings import compared, used_of_budgets
-from ooc.report.page.vocabulary import describe_matrix
+from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, figures, used_of_budgets
 from ooc.sizes import format_size
 
 _TIMES = 8

@@ -2,15 +2,17 @@
 """Training on many graphs: a batch is of whole graphs, and the model gives a row of outputs for each of them.
 
 The module runs on batches as it is, under plain autograd, so PyG's pooling layers and any other do. Scores and
-predictions are of the same batches. G graphs of the store; of a batch g graphs, n nodes, e edges, P paths,
-H pairs of near nodes.
+predictions are of the same batches. Which batches fit into which memory is measured for the graphs and the model at
+hand: a step is run on torch's meta device for the largest batch that there can be. G graphs of the store; of a batch g
+graphs, n nodes, e edges, P paths, H pairs of near nodes.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ooc.errors import ModelError, OptionError
 from ooc.events import reported
 from ooc.model.layers.conformance import Watch
-from ooc.offloading.measure import META, on_meta
+from ooc.offloading.measure import META, DryRuns, on_meta
+from ooc.plan import Hardware
 from ooc.plan.workload import EdgeData
-from ooc.sampling.graphs import GraphLoader, Ints, Size
+from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Ints, Size, batch_nbytes
 from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
@@ -428,3 +431,84 @@ class GraphPrediction(Predictions):
 
     def close(self) -> None:
         self._loader.close()
+
+
+# ---- which batches fit ----------------------------------------------------------------------------------------------
+
+
+_COPIES = 4
+"""Of every parameter: it, its gradient, and two numbers that an optimizer like Adam keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Batches that take ``memory_bytes`` at most: of ``bound`` things, that is ``counted`` (graphs, nodes, edges or
+    paths), two digits of it; 0: not even the largest graph by itself. They have ``graphs`` on average, ``most`` at
+    most, and a step takes ``nbytes`` then, with parameters, gradients and what Adam keeps."""
+
+    memory_bytes: int
+    counted: str
+    bound: int
+    graphs: float
+    most: Size | None
+    nbytes: int
+
+
+def fitting_batches(
+    model: nn.Module,
+    store: Store,
+    memories: Sequence[int],
+    *,
+    paths: int,
+    hops: int,
+    ignore_edge_data: str,
+    hardware: Hardware,
+) -> list[Fit]:
+    """By memory, the largest batches by graphs, nodes and, where there are any, paths, with all that the layers save
+    kept. ModelError for a model that does not run on the meta device."""
+    sizes = GraphSizes(store, paths, hops)
+    runs = GraphModel(model, store, paths=paths, hops=hops, ignore_edge_data=ignore_edge_data)
+    every = np.arange(store.num_graphs)
+    fixed = _COPIES * sum(parameter.nbytes for parameter in model.parameters())
+    counts = {name: found for name, found in sizes.of(every).items() if name not in ("edges", "near") and found.any()}
+
+    @cache
+    def taken(counted: str, bound: int) -> tuple[Size, int]:
+        most = Bounds(sizes, every, {counted: bound}).largest(every)
+        batch, given = runs.measured(most)
+
+        try:
+            step = DryRuns(
+                model,
+                lambda copy: runs(copy, batch),
+                hardware,
+                known=given,
+                within=lambda module: LargestNumbers(batch, most),
+            )
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{type(model).__name__} does not run on the meta device: {reason}") from error
+        return most, fixed + batch_nbytes(store, most, paths) + runs.cast_bytes(most) + step.kept_bytes
+
+    found = []
+    for memory in memories:
+        for counted, each in counts.items():
+            least, total = int(each.max()), int(each.sum())
+            low, high = least, total
+            if taken(counted, low)[1] > memory:
+                found.append(Fit(memory, counted, 0, 0.0, None, taken(counted, low)[1]))
+                continue
+            if taken(counted, total)[1] <= memory:
+                low = total
+            while low < (middle := _rounded(int(sqrt(low * high)), low)) < high:
+                low, high = (middle, high) if taken(counted, middle)[1] <= memory else (low, middle)
+            most, nbytes = taken(counted, low)
+            found.append(Fit(memory, counted, low, min(store.num_graphs, low / float(each.mean())), most, nbytes))
+    return found
+
+
+def _rounded(number: int, least: int) -> int:
+    """Down to two digits, but not to less than the ``least``."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    down: int = number // unit * unit
+    return max(least, down)

@@ -20,11 +20,10 @@ from ooc.engine.session import Prepared
 from ooc.errors import OptionError
 from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
-from ooc.train.links.arrays import LinkArray, ReversedLinks
-from ooc.train.links.ends import Ends
+from ooc.train.links.drawn import LinkArray, ReversedLinks
+from ooc.train.links.sets import Ends, Ints
 from ooc.train.metrics import RANKING_BYTES, roc_auc
 
-Ints = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.floating]
 
 _SIDE = Direction.SCORED_LINKS

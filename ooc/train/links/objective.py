@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model of links is trained for: the loss of a step's links, and the scores of those that are held out."""
+"""What a model of links is trained for: the loss of a step's links, and the scores of those that are held out, or of
+any pairs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ooc.engine.exchange import Exchange
-from ooc.errors import OptionError
+from ooc.engine.session import Session
+from ooc.errors import ModelError, OptionError
 from ooc.model.layers.decoders import LinkPredictor, takes_kinds
+from ooc.model.lowering.network import dtype_of
 from ooc.model.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
-from ooc.train.links.drawn import TrainingLinks
-from ooc.train.links.ends import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, KnownLinks, Places
-from ooc.train.links.metrics import LinkMetric, LinkScorer, pairs_at_once
-from ooc.train.links.sets import Links, scored_links
+from ooc.train.embedding import LearntRows
+from ooc.train.links.drawn import TrainingLinks, words
+from ooc.train.links.metrics import NOBODY, LinkMetric, LinkScorer, Ranked, pairs_at_once
+from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks, Links, Places
 from ooc.train.objective import Objective
+from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
+from ooc.train.rows_file import AnyArray, Ids
 from ooc.train.setup import Job, Saving, prepare
 
 _BYTES_PER_PAIR = 16
 """Of those that are written together, to be scored."""
+_EVALUATED = 3
+"""Draws of tails that scored links are ranked against, in their key."""
+_DRAWN_AGAIN = 16
+"""Times that a pair which is linked is drawn again."""
 
 
 class LinkObjective(Objective):
@@ -122,3 +133,113 @@ def _are_known_both_ways(ends: Ends, resources: Resources) -> bool:
     """Whether links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
     processes, and of a graph with types, are in memory."""
     return resources.ranks.count == 1 and not ends.edge_types
+
+
+# ---- links that are scored ------------------------------------------------------------------------------------------
+
+
+def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
+    """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
+    links_3E = places.rows(split, getattr(links, split))
+    count, name = links_3E.shape[1], f"{split}_negatives"
+    given = getattr(links, name)
+    if given is None and links.negatives:
+        key = seed, SPLITS.index(split), _EVALUATED
+        drawn = partial(_drawn_tails, ends, links_3E, links.negatives, key, known)
+        return Ranked(links_3E, own=drawn, each=links.negatives)
+    if given is None:
+        return Ranked(links_3E, own=partial(_all_tails, ends, links_3E, known), each=ends.tails)
+    pairs = np.asarray(given)
+    height = 3 if ends.relations else 2
+    if pairs.ndim == 2 and pairs.shape[0] == height and count != height:
+        return Ranked(links_3E, shared_3M=places.rows(name, pairs))
+    if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
+        return Ranked(links_3E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
+    raise OptionError(f"{name} must be [{height}, M] or [{count}, K], not {list(pairs.shape)}")
+
+
+def _drawn_tails(
+    ends: Ends, links_3E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
+) -> Ints:
+    """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
+    numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
+    found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
+    for again in range(_DRAWN_AGAIN if known is not None else 0):
+        assert known is not None
+        linked = known.of(links_3E[:, numbers_n], np.maximum(found, 0))
+        if not linked.any():
+            break
+        drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
+        found[linked] = drawn.astype(np.int64) if again < _DRAWN_AGAIN - 1 else NOBODY
+    return found
+
+
+def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
+    """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
+    found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
+    if known is not None:
+        found[known.of(links_3E[:, numbers_n], found)] = NOBODY
+    np.put_along_axis(found, links_3E[1, numbers_n, None], NOBODY, axis=1)
+    return found
+
+
+# ---- pairs that are scored ------------------------------------------------------------------------------------------
+
+
+_PAIRS_AT_ONCE = 1 << 16
+
+
+class PairScores(Predictions):
+    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. ``edge_type``:
+    as ``Links`` has it. Other arguments as of ``Prediction``."""
+
+    called = "pair"
+
+    def __init__(
+        self,
+        model: Any,
+        store: Store,
+        resources: Resources,
+        pairs: Any,
+        *,
+        ignore_edge_data: str = "none",
+        learnt: LearntRows | None = None,
+        edge_type: tuple[str, str, str] | None = None,
+    ) -> None:
+        if not isinstance(model, LinkPredictor):
+            raise ModelError(f"pairs are scored by an ooc.LinkPredictor, not by {type(model).__name__}")
+        if resources.on_device:
+            raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
+        store.check_one_graph("scoring of pairs", takes_types=True)
+        ends = Ends.of(store, edge_type)
+        self._store, self._limits, self._what = store, resources.limits, What.LOGITS
+        self._model_dtype = dtype_of(model)
+        rows_3E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
+        given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
+        self._scorer = LinkScorer(*given, self.dtype.name, reversible=not ends.edge_types)
+        self._pairs = rows_3E.shape[1]
+        objective = LinkObjective(None, self._scorer, ends)
+        savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
+        job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
+        self._prepared = job.ready()
+        self._session = Session(self._prepared, [model])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._pairs,)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.dtype(str(self._model_dtype).removeprefix("torch."))
+
+    @property
+    def columns(self) -> list[str]:
+        return ["score"]
+
+    def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
+        session = self._started()
+        self._scorer.attach(self._prepared)
+        session.run("evaluate", "scoring")
+        for start in range(0, self._pairs, _PAIRS_AT_ONCE):
+            places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))
+            put(places, self._scorer.given("pairs", places), places)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that are trained and scored: as they are given, and as rows of a store.
+"""Links that are trained and scored: as they are given, and as rows of a store; what they lead from and to, and which
+pairs are linked.
 
-Shapes: E links, K negatives of each.
+Heads and tails are rows of the nodes of one type each, of a graph of one type of nodes both of these. Links as rows of
+the store are [3, E]: heads, tails, and the numbers of their types of edges, 0 where all are of one. Shapes: E links, K
+tails that are drawn for each.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,260 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.errors import OptionError
-from ooc.storage.store import SPLITS
-from ooc.train.links.drawn import words
-from ooc.train.links.ends import Ends, KnownLinks, Places
-from ooc.train.links.metrics import NOBODY, Ranked
+from ooc.errors import BudgetError, OptionError
+from ooc.sizes import format_size
+from ooc.storage.array import AnyArray
+from ooc.storage.store import SPLITS, Store
+from ooc.storage.types import EDGES, EdgeType, perm_name
 
 Ints = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
 
-_EVALUATED = 3
-"""Draws of tails that scored links are ranked against, in their key."""
-_DRAWN_AGAIN = 16
-"""Times that a pair which is linked is drawn again."""
+_BYTES_PER_LINK = 64
+"""Of all links given, while they are put in order."""
+_ROWS_AT_ONCE, _EDGES_AT_ONCE = 1 << 14, 1 << 15
+"""Of the graph, that pairs are looked for among."""
+KNOWN_BYTES = 1 << 21
+"""That looking for pairs among the edges takes, besides ``KNOWN_BYTES_PER_PAIR``."""
+KNOWN_BYTES_PER_PAIR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Heads and tails of the links of a ``store``, in a graph with types those of edges of ``edge_types``, each with a
+    number."""
+
+    store: Store
+    edge_types: tuple[EdgeType, ...] = ()
+
+    @classmethod
+    def of(cls, store: Store, edge_type: Sequence[str] | None) -> "Ends":
+        """OptionError where a graph with types is not told which type of edges its links are, or another one is. Of a
+        graph of one type of nodes they may be of all types of edges."""
+        types = store.types
+        if types is None:
+            if edge_type is not None:
+                raise OptionError(f"{store.path} has one type of edges; leave out edge_type={tuple(edge_type)}")
+            return cls(store)
+        there = "; ".join(map(str, types.edges))
+        if edge_type is None and len(types.nodes) == 1:
+            return cls(store, tuple(types.edges))
+        if edge_type is None:
+            raise OptionError(f"{store.path} has edges {there}; say of which type links are, by edge_type=")
+        if isinstance(edge_type, str) or len(edge_type) != 3 or {edge_type[0], edge_type[2]} - set(types.nodes):
+            raise OptionError(f"edge_type={edge_type!r} is no (source, relation, target) of {store.path}: {there}")
+        return cls(store, (EdgeType(*edge_type),))
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of nodes of heads and of tails, one where both are the same; nothing where there is but one."""
+        return tuple(dict.fromkeys(end for one in self.edge_types[:1] for end in (one.source, one.target)))
+
+    @property
+    def relations(self) -> int:
+        """How many types of edges links tell apart by their numbers; 0 where they are of one."""
+        return len(self.edge_types) if len(self.edge_types) > 1 else 0
+
+    @property
+    def heads(self) -> int:
+        """Nodes that may be heads."""
+        return self._count(0)
+
+    @property
+    def tails(self) -> int:
+        """Nodes that may be tails."""
+        return self._count(-1)
+
+    @property
+    def within_a_type(self) -> bool:
+        """Whether heads and tails are the same nodes."""
+        return len(self.types) < 2
+
+    @property
+    def sides(self) -> list[str | None]:
+        """The topologies of the store from heads to tails, by number; None where it has no edges of that type."""
+        types = self.store.types
+        if types is None:
+            return ["in" if self.store.undirected else "out"]
+        return [f"{EDGES}/{one.folder}/out" if one in types.edges else None for one in self.edge_types]
+
+    def ids(self, end: int) -> AnyArray:
+        """What the source calls heads (0) or tails (-1), in the store's rows."""
+        types, store = self.store.types, self.store
+        if types is None or self.types[end] == types.labelled:
+            return store.read_ids(0, store.num_nodes)
+        name = perm_name(self.types[end])
+        return store.array(name).read() if store.has(name) else np.arange(self._count(end))
+
+    def _count(self, end: int) -> int:
+        types = self.store.types
+        return self.store.num_nodes if types is None else types.nodes[self.types[end]]
+
+
+class Places:
+    """The rows of heads and tails by their ids in the source; found once, [N] of each type."""
+
+    def __init__(self, ends: Ends, memory_bytes: int) -> None:
+        self._store, self._ends, self._memory_bytes = ends.store, ends, memory_bytes
+        nodes = ends.heads + (0 if ends.within_a_type else ends.tails)
+        self.admit(16 * nodes, f"finding {nodes:,} nodes")
+        heads = _Rows(ends.ids(0))
+        self._of = heads, heads if ends.within_a_type else _Rows(ends.ids(-1))
+
+    def rows(self, what: str, links: object) -> Ints:
+        """[3, E] of links by ids: heads above tails, or above the numbers of their types of edges, and these above
+        tails. OptionError where they are none."""
+        found, relations = np.asarray(links), self._ends.relations
+        height, form = 2, "[2, E], heads above tails"
+        if relations:
+            height, form = 3, "[3, E], heads above numbers of edge types above tails"
+        if found.ndim != 2 or found.shape[0] != height or not found.shape[1]:
+            raise OptionError(f"links {what} must be {form}, E at least 1, not {list(found.shape)}")
+        self.check(found.shape[1])
+        kinds: AnyArray = found[1] if relations else np.zeros(found.shape[1], np.int64)
+        if kinds.dtype.kind in "SU" and np.char.isdigit(kinds).all():  # beside ids that are texts
+            kinds = kinds.astype(np.int64)
+        if relations and not (kinds.dtype.kind in "iu" and 0 <= kinds.min() <= kinds.max() < relations):
+            raise OptionError(f"links {what}: edge types are numbered from 0 to {relations - 1}")
+        heads, tails = self._found(what, found[0], 0), self._found(what, found[-1], 1)
+        return np.stack((heads, tails, kinds.astype(np.int64)))
+
+    def edges(self) -> Ints:
+        """[3, E] of the graph's own, as rows."""
+        store, ends, parts = self._store, self._ends, list[Ints]()
+        sides = [(number, side) for number, side in enumerate(ends.sides) if side is not None]
+        self.check(sum(store.topology(side)[1].shape[0] for _, side in sides))
+        for number, side in sides:
+            offsets, tails = store.topology(side)
+            heads = np.repeat(np.arange(ends.heads), np.diff(offsets.read()).astype(np.int64))
+            found = np.stack((heads, tails.read().astype(np.int64), np.full_like(heads, number)))
+            if ends.within_a_type:
+                found = found[:, found[0] < found[1] if store.undirected else found[0] != found[1]]
+            parts.append(found)
+        if not parts:
+            raise OptionError(f"{store.path} has no edges {ends.edge_types[0]}; give links to train on")
+        links_3E = np.concatenate(parts, axis=1)
+        if not links_3E.shape[1]:
+            raise OptionError(f"{store.path} has no edges to train as links")
+        return links_3E
+
+    def tails(self, what: str, ids: object) -> Ints:
+        """Of any ids of tails; in their shape."""
+        return self._found(what, np.asarray(ids), 1)
+
+    def _found(self, what: str, asked: AnyArray, end: int) -> Ints:
+        self.check(-(-asked.size // 2))
+        try:
+            return self._of[end].of(asked)
+        except LookupError as error:
+            (missing,) = error.args
+            kind = f"{self._ends.types[-end]!r} " if self._ends.types else ""
+            raise OptionError(f"links {what}: there is no node {kind}{missing} in {self._store.path}") from None
+        except TypeError:
+            raise OptionError(f"links {what} must be ids of nodes, not {asked.dtype}") from None
+
+    def check(self, links: int) -> None:
+        """BudgetError where so many of them take too much while they are put in order."""
+        self.admit(_BYTES_PER_LINK * links, f"putting {links:,} links in order")
+
+    def admit(self, needed: int, what: str) -> None:
+        """BudgetError where ``what`` needs more than it may take."""
+        if needed > self._memory_bytes:
+            there = format_size(self._memory_bytes)
+            raise BudgetError(f"{what} needs {format_size(needed)} of memory; it may take {there}")
+
+
+class _Rows:
+    """Rows by ``ids`` [N]."""
+
+    def __init__(self, ids: AnyArray) -> None:
+        is_range = ids.dtype.kind != "S" and bool((ids == np.arange(len(ids))).all())
+        self._order = None if is_range else np.argsort(ids, kind="stable")
+        self._ids = ids if self._order is None else ids[self._order]
+
+    def of(self, asked: AnyArray) -> Ints:
+        """In the shape of ``asked``. TypeError where these are no ids, LookupError with one that is not there."""
+        texts = self._ids.dtype.kind == "S"
+        if asked.dtype.kind not in ("USTO" if texts else "iu"):
+            raise TypeError(asked.dtype)
+        if texts and asked.dtype.kind != "S":
+            asked = np.char.encode(asked.astype(str), "utf-8")
+        at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
+        if (absent := self._ids[at] != asked).any():
+            raise LookupError(asked[absent].flat[0])
+        return np.asarray(at if self._order is None else self._order[at], dtype=np.int64)
+
+
+class KnownLinks:
+    """The pairs that are edges of the store, from head to tail, or among ``further`` links [3, F], rows of the store,
+    which are held, 8 bytes each. Those of several types of edges are told apart. Edges are read as they are asked for,
+    a few at a time."""
+
+    def __init__(self, ends: Ends, further: Sequence[Ints] = ()) -> None:
+        self._heads, self._tails = np.uint64(ends.heads), np.uint64(ends.tails)
+        self._arrays = [None if side is None else ends.store.topology(side) for side in ends.sides]
+        self._further = np.unique(np.concatenate([np.empty(0, np.uint64), *(self._keys(*links) for links in further)]))
+        self.nbytes = self._further.nbytes
+
+    def of(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
+        """Which pairs of the head of a link and one of these tails are linked [n, K]."""
+        heads_n, _, kinds_n = links_3n
+        keys = self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]).reshape(-1)
+        order = np.argsort(keys)
+        ascending = keys[order]
+        linked = _among(ascending, self._further)
+        for edges in self._edges_of(ascending):
+            first, last = np.searchsorted(ascending, edges[0]), np.searchsorted(ascending, edges[-1], side="right")
+            linked[first:last] |= _among(ascending[first:last], edges)
+        found = np.empty_like(linked)
+        found[order] = linked
+        return found.reshape(tails_nK.shape)
+
+    def among(self, links_3n: Ints, tails_nK: Ints) -> npt.NDArray[np.bool_]:
+        """Which of them are among these links alone [n, K]."""
+        heads_n, _, kinds_n = links_3n
+        return _among(self._keys(heads_n[:, None], tails_nK, kinds_n[:, None]), np.sort(self._keys(*links_3n)))
+
+    def _keys(self, heads: Ints, tails: Ints, kinds: Ints) -> Keys:
+        of_pairs = heads.astype(np.uint64) * self._tails + tails.astype(np.uint64)
+        return kinds.astype(np.uint64) * (self._heads * self._tails) + of_pairs
+
+    def _edges_of(self, keys: Keys) -> Iterator[Keys]:
+        """The keys of the edges of the heads of ascending ``keys``, ascending, some at a time."""
+        for number, arrays in enumerate(self._arrays):
+            base = np.uint64(number) * self._heads * self._tails
+            asked = keys[slice(*np.searchsorted(keys, np.array([base, base + self._heads * self._tails])))]
+            if arrays is None or not len(asked):
+                continue
+            offsets, tails = arrays
+            first, last = int((asked[0] - base) // self._tails), int((asked[-1] - base) // self._tails) + 1
+            for start in range(first, last, _ROWS_AT_ONCE):
+                stop = min(last, start + _ROWS_AT_ONCE)
+                bounds = base + np.array([start, stop], np.uint64) * self._tails
+                here = asked[slice(*np.searchsorted(asked, bounds))] - base
+                if not len(here):
+                    continue
+                start, stop = int(here[0] // self._tails), int(here[-1] // self._tails) + 1
+                ends = offsets.read(start, stop + 1)
+                for low in range(int(ends[0]), int(ends[-1]), _EDGES_AT_ONCE):
+                    numbers = np.arange(low, high := min(int(ends[-1]), low + _EDGES_AT_ONCE))
+                    heads = start + np.searchsorted(ends, numbers, side="right") - 1
+                    found = self._keys(heads, tails.read(low, high), np.full_like(heads, number))
+                    found.sort()
+                    yield found
+
+
+def _among(asked: Keys, known: Keys) -> npt.NDArray[np.bool_]:
+    """Which are there, in ascending ``known`` ones."""
+    if not len(known):
+        return np.zeros(asked.shape, dtype=np.bool_)
+    found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+    return found
+
+
+# ---- links as they are given ----------------------------------------------------------------------------------------
+
+
 _NAMES = ("train", "valid", "test", "valid_negatives", "test_negatives")
 
 
@@ -115,51 +360,3 @@ def _numpy_globals() -> list[Any]:
     from numpy._core import multiarray
 
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
-
-
-# ---- links that are scored ------------------------------------------------------------------------------------------
-
-
-def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
-    """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
-    links_3E = places.rows(split, getattr(links, split))
-    count, name = links_3E.shape[1], f"{split}_negatives"
-    given = getattr(links, name)
-    if given is None and links.negatives:
-        key = seed, SPLITS.index(split), _EVALUATED
-        drawn = partial(_drawn_tails, ends, links_3E, links.negatives, key, known)
-        return Ranked(links_3E, own=drawn, each=links.negatives)
-    if given is None:
-        return Ranked(links_3E, own=partial(_all_tails, ends, links_3E, known), each=ends.tails)
-    pairs = np.asarray(given)
-    height = 3 if ends.relations else 2
-    if pairs.ndim == 2 and pairs.shape[0] == height and count != height:
-        return Ranked(links_3E, shared_3M=places.rows(name, pairs))
-    if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
-        return Ranked(links_3E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
-    raise OptionError(f"{name} must be [{height}, M] or [{count}, K], not {list(pairs.shape)}")
-
-
-def _drawn_tails(
-    ends: Ends, links_3E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
-) -> Ints:
-    """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
-    numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
-    found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
-    for again in range(_DRAWN_AGAIN if known is not None else 0):
-        assert known is not None
-        linked = known.of(links_3E[:, numbers_n], np.maximum(found, 0))
-        if not linked.any():
-            break
-        drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
-        found[linked] = drawn.astype(np.int64) if again < _DRAWN_AGAIN - 1 else NOBODY
-    return found
-
-
-def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
-    """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
-    found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
-    if known is not None:
-        found[known.of(links_3E[:, numbers_n], found)] = NOBODY
-    np.put_along_axis(found, links_3E[1, numbers_n, None], NOBODY, axis=1)
-    return found

@@ -24,8 +24,7 @@ from ooc.model.lowering.network import dtype_of
 from ooc.plan.workload import Direction
 from ooc.storage.store import Store
 from ooc.train.links.metrics import LinkMetric
-from ooc.train.links.objective import LinkObjective
-from ooc.train.links.scores import PairScores
+from ooc.train.links.objective import LinkObjective, PairScores
 from ooc.train.links.sets import Links
 from ooc.train.resources import Resources
 from ooc.train.setup import Job

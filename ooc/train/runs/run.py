@@ -24,6 +24,7 @@ Not thread-safe: one thread owns a run folder, and a lock keeps other processes 
 
 import contextlib
 import copy
+import fcntl
 import io
 import json
 import os
@@ -35,9 +36,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
-from ooc.storage.array import TEMPORARY_SUFFIX, flush, make_folders, replace_file
+from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock, lock_holder, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.runs.lock import is_locked, lock_folder
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -463,3 +463,31 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from error
+
+
+def lock_folder(path: Path) -> int:
+    """An open, locked descriptor of the folder; closed, it gives the lock back. RunError where another process has it,
+    OSError where it cannot be asked for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise RunError(f"another process{lock_holder(path)} is using the run at {path}") from None
+        raise
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process has the lock of the folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

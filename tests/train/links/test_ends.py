@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.train.links import ends
-from ooc.train.links.ends import Ends, KnownLinks
+from ooc.train.links.sets import Ends, KnownLinks
 
 _NODES = 60
 

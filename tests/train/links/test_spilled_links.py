@@ -22,8 +22,7 @@ from ooc.plan.program.plan import Plan
 from ooc.plan.workload import Direction
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.links.arrays import LinkArray, ReversedLinks
-from ooc.train.links.drawn import Permutation
+from ooc.train.links.drawn import LinkArray, Permutation, ReversedLinks
 from ooc.train.setup import Tuning
 from tests.examples import examples
 from tests.graphs import GraphCase, random_data
@@ -158,7 +157,7 @@ def test_negatives_are_spread_over_all_nodes(store: Store, links: ooc.Links) -> 
 @pytest.mark.parametrize("at_once", [7, 1 << 17])
 def test_links_are_reversed_a_part_at_a_time(tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever number is put in order together, with a tail that has more links than that."""
-    monkeypatch.setattr("ooc.train.links.arrays._LINKS_AT_ONCE", at_once)
+    monkeypatch.setattr("ooc.train.links.drawn._REVERSED_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     counts, nodes = rng.integers(0, 9, 50), 50
     offsets = np.concatenate(([0], np.cumsum(counts)))
