@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc info``: what is in a store."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import COUNT, JSON, WIDTH
 from ooc.sizes import format_size
 
@@ -42,7 +42,7 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
     if layers is not None:
         facts["layers"] = active_layers(opened, layers, hidden)
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     from ooc.report.console import output, print_hanging
 
@@ -60,7 +60,7 @@ def describe(store: "Store") -> dict[str, Any]:
         "name": store.name,
         "path": str(store.path),
         **({"num_graphs": store.num_graphs} if store.num_graphs else {}),
-        **({} if store.types is None else _types(store.types)),
+        **_of_types(store.types),
         "num_nodes": store.num_nodes,
         "num_edges": store.num_edges,
         "num_features": store.num_features,
@@ -74,8 +74,10 @@ def describe(store: "Store") -> dict[str, Any]:
         "split_sizes": dict(store.split_sizes),
         "bytes": store.nbytes,
         "order": store.attributes["order"],
-        "ids": _ids(store),
+        "ids": "row numbers",
     }
+    if store.has("ids"):
+        facts["ids"] = "texts" if store.id_type.kind == "S" else "whole numbers of the source"
     by_type = {} if store.types is None else store.types.hops
     for place, name in enumerate(("hops", "train_hops")):
         if name in store.attributes:
@@ -85,20 +87,13 @@ def describe(store: "Store") -> dict[str, Any]:
     return facts
 
 
-def _types(types: "Types") -> dict[str, Any]:
+def _of_types(types: "Types | None") -> dict[str, Any]:
     """Nodes with their features, and edges, by type; the rest is said of the nodes that are labelled."""
-    return {
-        "node_types": {name: f"{count:,} × {types.features[name]}" for name, count in types.nodes.items()},
-        "edge_types": {str(relation): count for relation, count in types.edges.items()},
-        "labelled": types.labelled,
-    }
-
-
-def _ids(store: "Store") -> str:
-    """What nodes are called."""
-    if not store.has("ids"):
-        return "row numbers"
-    return "texts" if store.id_type.kind == "S" else "whole numbers of the source"
+    if types is None:
+        return {}
+    nodes = {name: f"{count:,} × {types.features[name]}" for name, count in types.nodes.items()}
+    edges = {str(relation): count for relation, count in types.edges.items()}
+    return {"node_types": nodes, "edge_types": edges, "labelled": types.labelled}
 
 
 def _edge_data(store: "Store") -> dict[str, Any]:

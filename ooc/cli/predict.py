@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc predict``: a run's weights on a store, exactly and within the memory it is given."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT, COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ooc.train.prediction import Predictions
-    from ooc.train.resources import Resources
-    from ooc.train.runs.run import RunFolder
 
 
 @click.command(
@@ -97,6 +95,7 @@ def command(
     from ooc.train.batched.graphs import GraphPrediction
     from ooc.train.links.objective import PairScores
     from ooc.train.prediction import Prediction
+    from ooc.train.resources import Resources
     from ooc.train.rows_file import check_target
     from ooc.train.runs.run import RunFolder
     from ooc.train.runs.state import learnt_rows, load_weights
@@ -106,7 +105,10 @@ def command(
     out = out if out is not None else RunFolder.open(run).path / f"{what}.csv"
     check_target(out, force=force)
     folder = RunFolder.open(run)
-    settings = _settings(folder, sizes)
+    settle_memory(click.get_current_context(), sizes)
+    given_now = with_one_memory({name: size for name, size in sizes.items() if size is not None})
+    settings = TrainSettings.from_config({**folder.config, **given_now}, folder.path)
+    budgets = settings.gpu_budget, settings.host_budget
     opened = open_store(store if store is not None else settings.store)
     rebuilt = rebuild_model(settings, load_weights(folder, weights), folder, own=model)
     embedding, learnt = build_embedding(settings), None
@@ -114,13 +116,16 @@ def command(
         folder.check_store(opened)  # whose rows are others elsewhere
         learnt = learnt_rows(folder, weights, embedding, opened)
     with Reporter(verbosity=verbosity) as reporter:
-        resources = _resources(settings, spill_dir or out.absolute().parent, threads, reporter)
+        spill_dir = spill_dir or out.absolute().parent
+        means: dict[str, Any] = {"spill_dir": spill_dir, "threads": threads, "listener": reporter}
+        resources = Resources.parse(*budgets, memory=settings.memory, **means).within_memory()
         wanted = None if nodes is None else read_nodes(nodes, texts=opened.id_type.kind == "S")
         given: dict[str, Any] = {"ignore_edge_data": settings.edge_data_left_out}
         made: Predictions
         if what == "scores":
             given |= {"learnt": learnt, "edge_type": edge_type(settings)}
-            made = PairScores(rebuilt, opened, resources, read_pairs(pairs), **given)
+            assert pairs is not None
+            made = PairScores(rebuilt, opened, resources, _read_array(pairs), **given)
         elif not opened.num_graphs:
             given |= {"layer": layer, "node_type": node_type, "learnt": learnt}
             made = Prediction(rebuilt, opened, resources, what, nodes=wanted, **given)
@@ -131,69 +136,30 @@ def command(
         with closing(made) as prediction:
             if not dry_run:
                 prediction.write(out, force=force)
-    if as_json:
-        click.echo(json.dumps(_facts(prediction, out, what, dry_run=dry_run), indent=2))
-    elif dry_run or verbosity > Verbosity.ERROR:
-        _print(prediction, out, what, dry_run=dry_run)
-
-
-def _settings(run: "RunFolder", sizes: dict[str, int | None]) -> TrainSettings:
-    """The run's, with the memory that is given now."""
-    settle_memory(click.get_current_context(), sizes)
-    given = with_one_memory({name: size for name, size in sizes.items() if size is not None})
-    return TrainSettings.from_config({**run.config, **given}, run.path)
-
-
-def _resources(settings: TrainSettings, spill_dir: Path, threads: int | None, listener: Reporter) -> "Resources":
-    from ooc.train.resources import Resources
-
-    return Resources.parse(
-        settings.gpu_budget,
-        settings.host_budget,
-        memory=settings.memory,
-        spill_dir=spill_dir,
-        threads=threads,
-        listener=listener,
-    ).within_memory()
-
-
-def _print(prediction: "Predictions", out: Path, what: str, *, dry_run: bool) -> None:
     rows, *columns = prediction.shape
-    click.echo(
-        f"{out}: {what} of {format_count(rows, f'{prediction.called}s')}" + "".join(f", {n} columns" for n in columns)
-    )
-    if dry_run:
-        on_device, on_host, scratch = prediction.taken
-        taken = format_size(on_device + on_host)
-        click.echo(f"not written: it would take {taken} of memory and {format_size(scratch)} of scratch")
-
-
-def _facts(prediction: "Predictions", out: Path, what: str, *, dry_run: bool) -> dict[str, Any]:
-    """What ``--json`` prints."""
     on_device, on_host, scratch = prediction.taken
-    return {
-        "out": str(out),
-        "what": what,
-        "shape": list(prediction.shape),
-        "dtype": str(prediction.dtype),
-        "device_peak_bytes": on_device,
-        "host_peak_bytes": on_host,
-        "scratch_bytes": scratch,
-        "written": not dry_run,
-    }
+    if as_json:
+        facts = {"out": str(out), "what": what, "shape": [rows, *columns], "dtype": str(prediction.dtype)}
+        taken = {"device_peak_bytes": on_device, "host_peak_bytes": on_host, "scratch_bytes": scratch}
+        print_json({**facts, **taken, "written": not dry_run})
+        return
+    if dry_run or verbosity > Verbosity.ERROR:
+        count = format_count(rows, f"{prediction.called}s")
+        click.echo(f"{out}: {what} of {count}" + "".join(f", {n} columns" for n in columns))
+    if dry_run:
+        memory = format_size(on_device + on_host)
+        click.echo(f"not written: it would take {memory} of memory and {format_size(scratch)} of scratch")
 
 
-def read_pairs(path: Path | None) -> "npt.NDArray[Any]":
-    """Pairs of node ids [2, E] of an ``.npy`` file. OptionError where it holds something else."""
+def _read_array(path: Path) -> "npt.NDArray[Any]":
+    """Of an ``.npy`` file; OptionError where it is none."""
     import numpy as np
 
-    assert path is not None
     try:
-        found = np.load(path, allow_pickle=False)
+        found: npt.NDArray[Any] = np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise OptionError(f"{path} cannot be read: {error}{did_you_mean_path(path)}") from error
-    pairs: npt.NDArray[Any] = np.asarray(found)
-    return pairs
+    return found
 
 
 def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
@@ -201,17 +167,16 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
     something else."""
     import numpy as np
 
+    if path.suffix == ".npy":
+        ids = _read_array(path)
+        if ids.ndim != 1 or ids.dtype.kind not in ("U" if texts else "iu"):
+            raise OptionError(f"{path} holds {ids.dtype}{list(ids.shape)}, not a list of node ids")
+        return ids
     try:
-        if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
-            if found.ndim != 1 or found.dtype.kind not in ("U" if texts else "iu"):
-                raise OptionError(f"{path} holds {found.dtype}{list(found.shape)}, not a list of node ids")
-            ids: npt.NDArray[Any] = found
-            return ids
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror or error}{did_you_mean_path(path)}") from error
-    except (ValueError, EOFError) as error:
+    except ValueError as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
     if texts:
         return np.array(lines, dtype=np.object_)

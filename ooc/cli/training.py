@@ -4,7 +4,7 @@ that takes torch."""
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,28 +83,51 @@ class Call:
 def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> None:
     """Train a run, or by one seed after the other. KeyboardInterrupt after having said how to go on."""
     if isinstance(run, SeedRuns):
-        one = partial(_train, replace(call, alone=False))
-        train_seeds(run, settings, one, call.verbosity, as_json=call.as_json, dry_run=call.dry_run)
+        _train_seeds(call, run, settings)
         call.write_report(run.begun)
         return
     run = run if call.is_first else run.followed()
-    with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter, run:
+    with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter:
         if run.resumed and call.verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
+        _train_or_discard(call, run, settings, reporter, call.verbosity)
+    call.write_report([run.path])
+
+
+def _train_or_discard(
+    call: Call,
+    run: RunFolder,
+    settings: TrainSettings,
+    reporter: Reporter,
+    verbosity: Verbosity,
+    seeds: SeedRuns | None = None,
+) -> None:
+    """Train ``run``, which may be one of several ``seeds``, and take back what was begun where it comes to no epoch."""
+    with run:
         try:
-            _train(call, run, settings, reporter, call.verbosity)
+            if seeds is not None:
+                seeds.start()
+            _train(call, run, settings, reporter, verbosity)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
+            where, of_seed = (run.path if run.started else None), ""
+            if seeds is not None:
+                where, of_seed = seeds.path, f" of seed {settings.seed}"
             if call.is_first:
-                say_stopped(f"epoch {done[-1].epoch}" if done else "", run.path if run.started else None)
-            if done:
+                after = f"after epoch {done[-1].epoch}{of_seed}" if done else "before the first epoch was done"
+                hint = "" if where is None else f"; go on with: ooc train --resume --out {shlex.quote(str(where))}"
+                click.echo(f"ooc: stopped {after}{hint}", err=True)
+            if done and seeds is None:
                 call.write_report([run.path])
             raise
-        except BaseException:
+        except BaseException as error:
             run.discard()
+            if seeds is not None:
+                seeds.discard()
+                if isinstance(error, TrainingError):
+                    raise TrainingError(f"seed {settings.seed}: {error}") from error
             raise
-    call.write_report([run.path])
 
 
 def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter, verbosity: Verbosity) -> None:
@@ -185,13 +208,12 @@ def _start(
     """What the first line of ``--json`` says."""
     begun: dict[str, Any] = {"run": str(run.path), "store": settings.store}
     begun |= {"epochs": settings.epochs, "resumed": run.resumed, "dry_run": dry_run}
-    if isinstance(trainer, GraphTrainer):
-        made = trainer.loader.plan
-        return begun | {"batches": {"number": len(trainer.loader), **asdict(made), "resident": sorted(made.resident)}}
-    if isinstance(trainer, SampledTrainer):
-        plan = trainer.loader.plan
-        drawn = {"fanouts": settings.drawn, "batches": len(trainer.loader)}
-        return begun | {"sampling": {**drawn, **asdict(plan), "resident": sorted(plan.resident)}}
+    if isinstance(trainer, GraphTrainer | SampledTrainer):
+        plan, number = trainer.loader.plan, len(trainer.loader)
+        planned = {**asdict(plan), "resident": sorted(plan.resident)}
+        if isinstance(trainer, GraphTrainer):
+            return begun | {"batches": {"number": number, **planned}}
+        return begun | {"sampling": {"fanouts": settings.drawn, "batches": number, **planned}}
     assert report is not None
     return begun | {"plan": report.as_dict()}
 
@@ -242,63 +264,45 @@ def _brief(
 # ---- several seeds --------------------------------------------------------------------------------------------------
 
 
-TrainOne = Callable[[RunFolder, TrainSettings, Reporter, Verbosity], None]
-
-
-def train_seeds(
-    runs: SeedRuns, settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, as_json: bool, dry_run: bool
-) -> None:
-    """Train what is not yet trained of ``runs``, and print what all of them have come to.
-
-    KeyboardInterrupt after having said how to go on.
-    """
-    if verbosity >= Verbosity.INFO:
+def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
+    """Train what is not yet trained of ``runs``, and print what all of them have come to."""
+    shown, call = call.verbosity, replace(call, alone=False)
+    if shown >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
         print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
-    if dry_run:
-        _try(runs, settings, train, verbosity, told=not as_json)
+    if call.dry_run:
+        run, own = _open_run(runs, settings, runs.seeds[0])
+        with Reporter(verbosity=shown) as reporter, run:
+            _train(call, run, own, reporter, shown)
+        if not call.as_json:
+            paths = [str(runs.run_path(seed)) for seed in runs.seeds]
+            where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
+            count = f"{len(paths)} run{'s' * (len(paths) != 1)}"
+            say(output(), f"nothing is trained or written; it would be {count}, {where}")
         return
     found = []
-    shown = verbosity
-    with _reporter(verbosity, settings) as reporter:
+    reporter = Reporter(verbosity=shown, epochs=settings.epochs)
+    if not reporter.is_live and shown < Verbosity.DEBUG:  # then epochs are lines only for who wants to know all
+        reporter = Reporter(verbosity=min(shown, Verbosity.WARNING), epochs=settings.epochs)
+    with reporter:
         for seed in runs.seeds:
             path = runs.run_path(seed)
             run, own = _open_run(runs, settings, seed)
             before = describe_run(path) if run.resumed else None
             if before is None or not _is_finished(before, own):
-                _train_one(runs, run, own, train, reporter, shown)
+                _train_or_discard(call, run, own, reporter, shown, runs)
                 shown = min(shown, Verbosity.WARNING)  # what is trained within what is said once
             found.append(describe_run(path))
-            if verbosity > Verbosity.ERROR:
+            if call.verbosity > Verbosity.ERROR:
                 seconds = sum(record.time_s + record.eval_s for record in run.records())
                 click.echo(describe_seed(seed, found[-1], seconds))
-    if as_json:
+    if call.as_json:
         say_as_json("seeds", {"out": str(runs.path), "seeds": runs.seeds, "runs": found, **summarize(found)})
         return
     for line in describe_summary(found, Metric(found[-1]["metric"])):
         click.echo(line)
-    if verbosity > Verbosity.ERROR:
+    if call.verbosity > Verbosity.ERROR:
         click.echo(f"side by side: ooc runs {shlex.quote(str(runs.path))}")
-
-
-def _try(runs: SeedRuns, settings: TrainSettings, train: TrainOne, verbosity: Verbosity, *, told: bool) -> None:
-    """Plan one of the trainings, and say what would become of all."""
-    run, own = _open_run(runs, settings, runs.seeds[0])
-    with Reporter(verbosity=verbosity) as reporter, run:
-        train(run, own, reporter, verbosity)
-    if told:
-        paths = [str(runs.run_path(seed)) for seed in runs.seeds]
-        where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
-        count = f"{len(paths)} run{'s' * (len(paths) != 1)}"
-        say(output(), f"nothing is trained or written; it would be {count}, {where}")
-
-
-def _reporter(verbosity: Verbosity, settings: TrainSettings) -> Reporter:
-    """What shows a training live on a terminal; elsewhere epochs are lines only for who wants to know all."""
-    live = Reporter(verbosity=verbosity, epochs=settings.epochs)
-    if live.is_live or verbosity >= Verbosity.DEBUG:
-        return live
-    return Reporter(verbosity=min(verbosity, Verbosity.WARNING), epochs=settings.epochs)
 
 
 def _open_run(runs: SeedRuns, settings: TrainSettings, seed: int) -> tuple[RunFolder, TrainSettings]:
@@ -314,37 +318,6 @@ def _is_finished(found: dict[str, Any], settings: TrainSettings) -> bool:
     """Whether there is nothing left to train; fewer epochs may have been asked for before."""
     asked = found["epochs_asked"] == settings.epochs or found["epochs"] >= settings.epochs
     return bool(found["state"] == "finished" and asked)
-
-
-def _train_one(
-    runs: SeedRuns,
-    run: RunFolder,
-    settings: TrainSettings,
-    train: TrainOne,
-    reporter: Reporter,
-    verbosity: Verbosity,
-) -> None:
-    try:
-        with run:
-            runs.start()
-            train(run, settings, reporter, verbosity)
-    except KeyboardInterrupt:
-        reporter.close()
-        done = run.records()
-        say_stopped(f"epoch {done[-1].epoch} of seed {settings.seed}" if done else "", runs.path)
-        raise
-    except BaseException as error:
-        run.discard()
-        runs.discard()
-        if isinstance(error, TrainingError):
-            raise TrainingError(f"seed {settings.seed}: {error}") from error
-        raise
-
-
-def say_stopped(done: str, path: Path | None) -> None:
-    """Say that a training was interrupted after what is ``done``, and how that at ``path`` goes on."""
-    hint = "" if path is None else f"; go on with: ooc train --resume --out {shlex.quote(str(path))}"
-    click.echo(f"ooc: stopped {f'after {done}' if done else 'before the first epoch was done'}{hint}", err=True)
 
 
 def say_as_json(event: str, facts: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ _OF_SCHEDULES = {
     "last_epoch": "the run knows it",
     "verbose": "torch has given it up",
 }
+_OF_TORCH = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+"""What torch raises for options that it does not take."""
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -71,13 +73,10 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
     if not isinstance(std, int | float):
         raise OptionError(f"{option} {spread[-1]}: it must be a number")
     optimizer, rate, columns = settings.embedding_optimizer, settings.embedding_lr, settings.embedding
-    widths: int | dict[str, int] = columns if isinstance(columns, int) else _widths(columns)
+    widths: int | dict[str, int] = columns if isinstance(columns, int) else {}
+    if not isinstance(columns, int):
+        widths = {name: int(count) for name, _, count in (part.rpartition("=") for part in columns.split(","))}
     return Embedding(widths, optimizer=optimizer, lr=rate, std=std, **values)
-
-
-def _widths(text: str) -> dict[str, int]:
-    """Of ``author=64,topic=32``."""
-    return {name: int(columns) for name, _, columns in (part.rpartition("=") for part in text.split(","))}
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:
@@ -85,9 +84,8 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
     warmup, epochs = settings.warmup, settings.schedule_epochs or settings.epochs
     own = settings.schedule in ("none", "cosine", "step", "plateau")
     if own and settings.schedule_option:
-        raise OptionError(
-            f"--schedule-option is of torch's schedules, such as ExponentialLR; not of {settings.schedule}"
-        )
+        which = f"torch's schedules, such as ExponentialLR; not of {settings.schedule}"
+        raise OptionError(f"--schedule-option is of {which}")
     match settings.schedule:
         case "none":
             return [by_factor(optimizer, constant, warmup=warmup)] if warmup else []
@@ -98,12 +96,9 @@ def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *,
         case "step":
             return [by_factor(optimizer, steps(settings.step_every, settings.lr_factor), warmup=warmup)]
         case "plateau":
-            plateau = ReduceLROnPlateau(
-                optimizer,
-                mode="max" if rising else "min",
-                factor=settings.lr_factor,
-                patience=settings.plateau_patience,
-            )
+            mode: Any = "max" if rising else "min"
+            options: dict[str, Any] = {"factor": settings.lr_factor, "patience": settings.plateau_patience}
+            plateau = ReduceLROnPlateau(optimizer, mode, **options)
             # Both change the rate as it is, so that each can have its part in it.
             rise = LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1) if warmup > 1 else None
             return [plateau] if rise is None else [rise, plateau]
@@ -168,24 +163,19 @@ def _value(text: str, where: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    if any(
-        isinstance(one, float) and not math.isfinite(one) for one in (value if isinstance(value, tuple) else [value])
-    ):
+    several = value if isinstance(value, tuple) else [value]
+    if any(isinstance(one, float) and not math.isfinite(one) for one in several):
         raise OptionError(f"{where}: it must be finite")
     return value
 
 
 def _made(kind: Any, option: str, what: Any, values: Mapping[str, Any]) -> Any:
-    needed = [
-        name
-        for name, one in list(inspect.signature(kind).parameters.items())[1:]
-        if one.default is one.empty and name not in values
-    ]
-    if needed:
+    _, *parameters = inspect.signature(kind).parameters.items()
+    if needed := [name for name, one in parameters if one.default is one.empty and name not in values]:
         raise OptionError(f"{kind.__name__} wants {' and '.join(needed)}; give {option} {needed[0]}=…")
     try:
         return kind(what, **values)
-    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError) as error:
+    except _OF_TORCH as error:
         raise OptionError(f"{option}: {kind.__name__} says: {error}") from error
 
 
@@ -195,7 +185,7 @@ def _stepped(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence
         optimizer.step()
         for scheduler in schedulers:
             scheduler.step(*([0.5] if isinstance(scheduler, ReduceLROnPlateau) else []))
-    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError) as error:
+    except _OF_TORCH as error:
         name = type((schedulers or [optimizer])[0]).__name__
         raise OptionError(f"{option}: {name} says: {error}") from error
 

@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
-from ooc.storage.types import EdgeType, Types
+from ooc.storage.types import Types
 from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.loss import training_classes
 from ooc.train.setup import edge_data_used
@@ -343,35 +343,26 @@ def _run_file(path: Path, name: str, digest: str) -> Callable[..., Any]:
     return made
 
 
-def _by_tuple(features: Mapping[EdgeType, int]) -> dict[tuple[str, str, str], int]:
-    """Features of edges by what PyG calls their type."""
-    return {(one.source, one.relation, one.target): count for one, count in features.items()}
-
-
 def _own(
-    make: Callable[..., Any],
-    settings: TrainSettings,
-    columns: dict[str, int],
-    sizes: _Sizes,
-    types: Types | None,
+    make: Callable[..., Any], settings: TrainSettings, columns: dict[str, int], sizes: _Sizes, types: Types | None
 ) -> nn.Module:
     """The model that ``make`` makes of those of these options that it takes, which go by PyG's names; ``columns`` of
     its input, ``sizes`` of its output. Of a graph with types ``in_channels`` are by type of nodes, and there is its
     ``metadata``."""
-    of_types: dict[str, Any] = {}
-    if types is not None:
-        of_types["metadata"] = [*types.nodes], [tuple(one) for one in types.edges]
     offered: dict[str, Any] = {
         "in_channels": columns if types is not None else columns[""],
-        **of_types,
         "out_channels": sizes.classes,
         "hidden_channels": settings.hidden,
         "num_layers": settings.layers,
         "dropout": settings.dropout,
         "heads": settings.heads,
-        "edge_dim": (sizes.edge_features if types is None else _by_tuple(types.edge_features)) or None,
-        **({"pool": settings.pool, "paths": settings.paths, "hops": settings.hops} if sizes.graphs else {}),
+        "edge_dim": sizes.edge_features or None,
     }
+    if types is not None:
+        offered["metadata"] = [*types.nodes], [tuple(one) for one in types.edges]
+        offered["edge_dim"] = {tuple(one): count for one, count in types.edge_features.items()} or None
+    if sizes.graphs:
+        offered |= {"pool": settings.pool, "paths": settings.paths, "hops": settings.hops}
     parameters = inspect.signature(make).parameters
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     taken = {name: value for name, value in offered.items() if name in parameters and parameters[name].kind in plain}
@@ -427,14 +418,10 @@ def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
 
 def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | None:
     """The average of the weights that is scored in the model's place."""
-    match settings.average:
-        case "ema":
-            moving_average: Any = get_ema_multi_avg_fn
-            return AveragedModel(model, multi_avg_fn=moving_average(settings.average_decay))
-        case "swa":
-            return AveragedModel(model)
-        case _:
-            return None
+    if settings.average == "ema":
+        moving_average: Any = get_ema_multi_avg_fn
+        return AveragedModel(model, multi_avg_fn=moving_average(settings.average_decay))
+    return AveragedModel(model) if settings.average == "swa" else None
 
 
 def graph_bounds(settings: TrainSettings) -> "GraphBounds":
