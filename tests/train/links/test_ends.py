@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 import ooc
-from ooc.train.links import ends
+from ooc.train.links import sets
 from ooc.train.links.sets import Ends, KnownLinks
 
 _NODES = 60
@@ -18,8 +18,8 @@ _NODES = 60
 @pytest.mark.parametrize("directed", [False, True])
 def test_pairs_that_are_linked_are_found(tmp_path: Path, directed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In rows of another order than the source's, with a head of many edges and heads of none."""
-    monkeypatch.setattr(ends, "_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(ends, "_EDGES_AT_ONCE", 5)
+    monkeypatch.setattr(sets, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sets, "_EDGES_AT_ONCE", 5)
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 40, (2, 200))
     edges[0, :60] = 3
