@@ -307,7 +307,7 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     found: list[dict[str, Any]] = []
     of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s, link) if len(ranks) > 1 else None
     if advice and of_ranks is None:
-        found = changes(report, lambda at, on, n: planning.report(at, on, narrow=n), spilled_narrow=narrow)
+        found = changes(report, planning.report, spilled_narrow=narrow)
     if as_json:
         more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
         if of_ranks is not None:

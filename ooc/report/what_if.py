@@ -8,7 +8,7 @@ which asks for no more of anything.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -47,7 +47,8 @@ _AS_FAST = 1.03
 """A plan that takes so much longer than another is as fast as that."""
 _MOST_MEMORIES = 7
 
-Plan = Callable[[Limits, Hardware], PlanReport]
+Plan = Callable[..., PlanReport]
+"""Plans for limits and a machine; ``narrow``: with intermediates spilled as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,11 @@ def full_axes(
         axes["gpu"] = given.get("gpu") or [Value(int(SHARE_OF_MEMORY * n * _GB), f"{n} GB card") for n in CARDS]
         axes["host"] = given.get("host") or [Value(int(SHARE_OF_MEMORY * n), f"{n / _GB:.3g} GB RAM") for n in sizes]
     elif given.keys() & {"gpu", "host"}:
-        axes["gpu"] = given.get("gpu") or [_exact(limits.device_bytes)]
-        axes["host"] = given.get("host") or [_exact(limits.host_bytes)]
+        axes["gpu"] = given.get("gpu") or [Value(limits.device_bytes, format_size(limits.device_bytes))]
+        axes["host"] = given.get("host") or [Value(limits.host_bytes, format_size(limits.host_bytes))]
     else:
-        axes["memory"] = given.get("memory") or [_exact(size) for size in _round_sizes(least_bytes, 2 * memory_bytes)]
+        usual = (Value(size, format_size(size)) for size in _round_sizes(least_bytes, 2 * memory_bytes))
+        axes["memory"] = given.get("memory") or [*usual]
     own = int(hardware.disk.read_bytes_per_s.at(REQUEST_BYTES))
     axes["ssd"] = given.get("ssd") or [Value(own * n, f"{format_size(own * n)}/s") for n in (1, 2)]
     return axes
@@ -116,10 +118,6 @@ def _round_sizes(least_bytes: int, most_bytes: int) -> list[int]:
     return [usual[first + round(k * (last - first) / (places - 1))] for k in range(places)]
 
 
-def _exact(nbytes: int) -> Value:
-    return Value(nbytes, format_size(nbytes))
-
-
 def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: Listener) -> list[dict[str, Any]]:
     """A cell for every point, plain data: what it asks for, and what an epoch would take, or what is lacking.
 
@@ -128,14 +126,20 @@ def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: L
     """
     memories = [axis for axis in ("memory", "gpu", "host") if axis in axes]
     points = list(product(*(axes[axis] for axis in memories)))
-    cells = []
+    cells: list[dict[str, Any]] = []
     known: dict[tuple[Value, ...], dict[str, Any]] = {}
     with reported(listener, "planning", len(points) * len(axes["ssd"]), "points") as advance:
         for ssd, point in product(axes["ssd"], points):
-            if point not in known or not known[point]["settled"]:
-                tried, on = _asked(dict(zip(memories, point, strict=True)), limits), _with_ssd(hardware, ssd.amount)
-                known[point] = _outcome(plan, tried, on)
-            cells.append(_cell(memories, point, ssd, known[point]))
+            if point not in known or known[point]["ssd_read_bytes"] or known[point]["ssd_write_bytes"]:
+                tried = _asked(dict(zip(memories, point, strict=True)), limits)
+                times = ssd.amount / hardware.disk.read_bytes_per_s.at(REQUEST_BYTES)
+                on = replace(hardware, disk=faster(hardware.disk, times))
+                known[point] = found = outcome(partial(plan, tried, on))
+                found["lacking_bytes"] = {} if found["reason"] is None else _lacking(found["reason"], tried)
+            cell: dict[str, Any] = {}
+            for axis, value in zip((*memories, "ssd"), (*point, ssd), strict=True):
+                cell |= {_DEMANDS[axis]: value.amount, axis: value.label}
+            cells.append({**cell, "feasible": known[point]["reason"] is None, **known[point]})
             advance(len(cells))
     for cell in cells:
         cell["pareto"] = cell["feasible"] and not any(_beats(other, cell) for other in cells)
@@ -149,40 +153,11 @@ def _asked(point: Mapping[str, Value], limits: Limits) -> Limits:
     return replace(limits, device_bytes=point["gpu"].amount, host_bytes=point["host"].amount, one_memory=False)
 
 
-def _with_ssd(hardware: Hardware, read_bytes_per_s: int) -> Hardware:
-    disk: Disk = faster(hardware.disk, read_bytes_per_s / hardware.disk.read_bytes_per_s.at(REQUEST_BYTES))
-    return replace(hardware, disk=disk)
-
-
-def _outcome(plan: Plan, limits: Limits, hardware: Hardware) -> dict[str, Any]:
-    """``settled``: whether no faster SSD would change it."""
-    found = outcome(partial(plan, limits, hardware))
-    lacks = found["reason"] is not None
-    return {
-        **found,
-        "lacking_bytes": _lacking(found["reason"], limits) if lacks else {},
-        "settled": lacks or not found["ssd_read_bytes"] + found["ssd_write_bytes"],
-    }
-
-
 def _lacking(reason: str, limits: Limits) -> dict[str, int]:
     """Bytes more that would do, by budget: the reason ends with the least."""
     have = {"gpu": limits.device_bytes, "host": limits.host_bytes, "memory": limits.memory_bytes}
     least = {name: parse_size(size, name=name) for name, size in _LEAST.findall(reason)}
     return {name: size - have[name] for name, size in least.items()}
-
-
-def _cell(memories: Sequence[str], point: Sequence[Value], ssd: Value, found: Mapping[str, Any]) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    for axis, value in zip(memories, point, strict=True):
-        asked |= {_DEMANDS[axis]: value.amount, axis: value.label}
-    return {
-        **asked,
-        "ssd_bytes_per_s": ssd.amount,
-        "ssd": ssd.label,
-        "feasible": found["reason"] is None,
-        **{key: value for key, value in found.items() if key != "settled"},
-    }
 
 
 def _demands(cell: Mapping[str, Any]) -> tuple[int, ...]:
@@ -250,17 +225,14 @@ def steps(cells: Sequence[dict[str, Any]], start: Mapping[str, int]) -> list[dic
     found = []
     point = {axis: here[axis] for axis in _DEMANDS if axis in here}
     for axis in point:
-        name = _DEMANDS[axis]
-        others = [cell for cell in feasible if cell[name] > here[name] and _same_but(cell, here, name)]
+        name, same = _DEMANDS[axis], [_DEMANDS[other] for other in point if other != axis]
+        more = (cell for cell in feasible if cell[name] > here[name])
+        others = [cell for cell in more if all(cell[key] == here[key] for key in same)]
         if others:
             there = min(others, key=_demands)
             step = {"axis": axis, "to": there[axis], "epoch_s": there["epoch_s"]}
             found.append({"from": point, "from_epoch_s": here["epoch_s"], **step})
     return sorted(found, key=lambda step: step["epoch_s"])
-
-
-def _same_but(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
-    return all(one[key] == other[key] for key in _DEMANDS.values() if key in one and key != name)
 
 
 def print_steps(found: Sequence[dict[str, Any]], console: Console) -> None:
@@ -303,16 +275,10 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
             colour = _COLOURS[hosts.index(host) % len(_COLOURS)]
             there = [cell for cell in line if cell["feasible"]]
             label = ", ".join(filter(None, (host, f"SSD {ssd}")))
-            axes.plot(
-                [places.index(cell[across]) for cell in there],
-                [cell["epoch_s"] for cell in there],
-                _DASHES[ssds.index(ssd) % len(_DASHES)],
-                color=colour,
-                marker="o",
-                markersize=4,
-                label=label,
-                zorder=2 + number / 100,
-            )
+            line_style = _DASHES[ssds.index(ssd) % len(_DASHES)]
+            points = [places.index(cell[across]) for cell in there], [cell["epoch_s"] for cell in there]
+            drawn: dict[str, Any] = {"marker": "o", "markersize": 4, "zorder": 2 + number / 100}
+            axes.plot(*points, line_style, color=colour, label=label, **drawn)
             best = [cell for cell in there if cell["pareto"]]
             at = [places.index(cell[across]) for cell in best]
             axes.scatter(at, [cell["epoch_s"] for cell in best], s=90, facecolors="none", edgecolors=colour, zorder=4)
@@ -334,42 +300,35 @@ def draw(cells: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
 # ---- one change at a time -------------------------------------------------------------------------------------------
 
 
-Plans = Callable[[Limits, Hardware, bool], PlanReport]
-"""Plan for these budgets on this machine; ``True``: with intermediates spilled as bfloat16."""
 _TIMES = 2
 _FIGURES = ("epoch_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
-def changes(report: PlanReport, plans: Plans, *, spilled_narrow: bool) -> list[dict[str, Any]]:
+def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dict[str, Any]]:
     """What an epoch would take if one thing, ``name``, were otherwise, the most helpful first. Without a plan for that
     ``epoch_s`` is None. ``spilled_narrow``: bfloat16 is what is spilled already."""
+    limits, hardware = report.limits, report.hardware
+    host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
+    device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
+    disk = replace(hardware, disk=faster(hardware.disk, _TIMES))
+    tried = [("a disk twice as fast", limits, disk, spilled_narrow)]
+    if hardware.has_device_memory:
+        budgets = ("twice the host budget", host), ("twice the gpu budget", device)
+        tried = [(name, at, hardware, spilled_narrow) for name, at in budgets] + tried
+    else:
+        both = replace(host, device_bytes=device.device_bytes)
+        tried.insert(0, ("twice the memory", both, hardware, spilled_narrow))
+    if not spilled_narrow:
+        tried.append(("--spill-dtype bfloat16", limits, hardware, True))
     found = []
-    for name, plan in _alternatives(report, plans, spilled_narrow):
+    for name, at, on, narrow in tried:
         try:
-            figures = outcome(plan)
+            figures = outcome(partial(plan, at, on, narrow=narrow))
         except OptionError:  # the model has no such option, as attention no narrower spill
             continue
         saved_s = 0.0 if figures["epoch_s"] is None else report.epoch_s - figures["epoch_s"]
         found.append({"name": name, **{key: figures[key] for key in _FIGURES}, "saved_s": saved_s})
     return sorted(found, key=lambda change: -change["saved_s"])
-
-
-def _alternatives(
-    report: PlanReport, plans: Plans, spilled_narrow: bool
-) -> Iterator[tuple[str, Callable[[], PlanReport]]]:
-    limits, hardware = report.limits, report.hardware
-    host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
-    device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
-    disk = faster(hardware.disk, _TIMES)
-    if hardware.has_device_memory:
-        yield "twice the host budget", lambda: plans(host, hardware, spilled_narrow)
-        yield "twice the gpu budget", lambda: plans(device, hardware, spilled_narrow)
-    else:
-        both = replace(host, device_bytes=device.device_bytes)
-        yield "twice the memory", lambda: plans(both, hardware, spilled_narrow)
-    yield "a disk twice as fast", lambda: plans(limits, replace(hardware, disk=disk), spilled_narrow)
-    if not spilled_narrow:
-        yield "--spill-dtype bfloat16", lambda: plans(limits, hardware, True)
 
 
 def faster(disk: Disk, times: float) -> Disk:

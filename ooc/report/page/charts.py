@@ -59,15 +59,15 @@ Runs = Sequence[Mapping[str, Any]]
 def charts(runs: Runs) -> list[tuple[str, str]]:
     """Headings and SVG of what is drawn of all runs together."""
     several = len(runs) > 1
-    found = [("Loss", _chart("loss", lambda axes: _loss(axes, runs)))]
+    found = [("Loss", _chart("loss", partial(_curves, runs=runs, of="loss", called="loss")))]
     if any(score is not None for run in runs for score in run["curves"]["valid_acc"]):
         metric = runs[0]["metric"]["name"]
         heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
-        found.append((heading, _chart("scores", lambda axes: _scores(axes, runs))))
+        scores = partial(_curves, runs=runs, of="valid_acc", called=metric)
+        found.append((heading, _chart("scores", scores)))
+        for quantity, unit, name in _SPENT if several else ():
+            found.append((f"{heading} by {quantity}", _chart(name, partial(scores, by=name, unit=unit))))
     if several:
-        for quantity, unit, name in _SPENT if len(found) > 1 else ():
-            chart = _chart(name, partial(_scores_by, runs=runs, spent=name, unit=unit))
-            found.append((f"{found[1][0]} by {quantity}", chart))
         found.append(("Time an epoch by what it went to", _chart("times", lambda axes: _median_times(axes, runs))))
     return found
 
@@ -126,34 +126,32 @@ def _for_page(svg: str, name: str) -> str:
 # ---- all runs -----------------------------------------------------------------------------------------------------
 
 
-def _loss(axes: "Axes", runs: Runs) -> None:
-    for run, colour, label in _each(runs):
-        _line(axes, run["curves"]["epoch"], run["curves"]["loss"], colour, label)
-    _epochs(axes, runs, "loss")
+def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", unit: str = "epoch") -> None:
+    """What every run's curve ``of`` was by epoch or by what was spent; of one run's scores, those of all splits. Where
+    something was measured; a point where that is once."""
+    lines = [(run["curves"], of, colour, label) for run, colour, label in _each(runs)]
+    if len(runs) == 1 and of == "valid_acc":
+        splits = zip(("train", "valid", "test"), _SERIES, strict=False)
+        lines = [(runs[0]["curves"], f"{split}_acc", colour, split) for split, colour in splits]
+    for curves, name, colour, label in lines:
+        points = [(x, value) for x, value in zip(curves[by], curves[name], strict=True) if value is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, label=label, marker="o" if len(points) == 1 else "")
+    axes.set_ylabel(called)
+    _across(axes, unit)
+    if len(lines) > 1:
+        axes.legend(loc="best", handlelength=1.2)
 
 
-def _scores(axes: "Axes", runs: Runs) -> None:
-    if len(runs) == 1:
-        curves = runs[0]["curves"]
-        for split, colour in zip(("train", "valid", "test"), _SERIES, strict=False):
-            _line(axes, curves["epoch"], curves[f"{split}_acc"], colour, split)
-    else:
-        for run, colour, label in _each(runs):
-            _line(axes, run["curves"]["epoch"], run["curves"]["valid_acc"], colour, label)
-    _epochs(axes, runs, runs[0]["metric"]["name"], legend=True)
-
-
-def _scores_by(axes: "Axes", runs: Runs, spent: str, unit: str) -> None:
+def _across(axes: "Axes", unit: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for run, colour, label in _each(runs):
-        _line(axes, run["curves"][spent], run["curves"]["valid_acc"], colour, label)
     axes.set_xlabel(unit)
-    axes.set_ylabel(runs[0]["metric"]["name"])
+    if unit == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if unit == "bytes":
         axes.xaxis.set_major_formatter(lambda value, _: format_size(int(value)))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.legend(loc="best", handlelength=1.2)
 
 
 def _median_times(axes: "Axes", runs: Runs) -> None:
@@ -183,23 +181,6 @@ def run_labels(runs: Runs) -> list[str]:
     return [f"{'/'.join(path[-1:])} ({number})" for number, path in enumerate(paths, start=1)]
 
 
-def _epochs(axes: "Axes", runs: Runs, what: str, *, legend: bool = False) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(what)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if legend or len(runs) > 1:
-        axes.legend(loc="best", handlelength=1.2)
-
-
-def _line(axes: "Axes", epochs: Sequence[int], values: Sequence[float | None], colour: str, label: str) -> None:
-    """Where something was measured; a point where that is once."""
-    points = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), color=colour, label=label, marker="o" if len(points) == 1 else "")
-
-
 # ---- one run ------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +199,8 @@ def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
     )
     axes.set_xlim(curves["epoch"][0], curves["epoch"][-1])
     axes.set_ylim(0, None)
-    _epochs(axes, [run], "seconds")
+    axes.set_ylabel("seconds")
+    _across(axes, "epoch")
     _legend_above(axes, len(parts))
 
 

@@ -42,13 +42,13 @@ def figures(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} has finished no epoch yet; there is nothing to report")
     forecast, starts = run.read(FORECAST), run.starts()
     start = starts[-1] if starts else None
-    metric = (start or {}).get("metric") or _metric(run.config)
+    name = run.config.get("metric") or "score"  # of a run of an earlier version
+    metric = (start or {}).get("metric") or {"name": name, "higher_is_better": name not in _FALLING}
     measured, planned = _timeline(run, TIMELINE), _timeline(run, PLANNED)
     best = best_record(records, rising=bool(metric["higher_is_better"]))
     found: dict[str, Any] = {
         "run": str(path),
-        "model": _model(run.config),
-        "graph": _graph(run.config),
+        **_model_and_graph(run.config),
         "metric": metric,
         "epochs": records[-1].epoch,
         "curves": _curves(records, best),
@@ -78,33 +78,24 @@ def figures(path: Path) -> dict[str, Any]:
 
 def _timeline(run: RunFolder, name: str) -> dict[str, Any] | None:
     found = run.read(name)
-    if found is not None:
-        try:
+    try:
+        if found is not None:
             expand(found)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{run.path}/{name} is damaged: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run.path}/{name} is damaged: {error}") from error
     return found
 
 
-def _metric(config: dict[str, Any]) -> dict[str, Any]:
-    """As far as a run of an earlier version tells."""
-    name = config.get("metric") or "score"
-    return {"name": name, "higher_is_better": name not in _FALLING}
-
-
-def _model(config: dict[str, Any]) -> str | None:
-    if "model" not in config:
-        return None
-    heads = f", {config['heads']} heads" if config.get("heads", 1) > 1 else ""
-    return f"{config['model']}, {config.get('layers')} layers of {config.get('hidden')}{heads}"
-
-
-def _graph(config: dict[str, Any]) -> dict[str, Any] | None:
-    facts = config.get("store_facts")
-    if not isinstance(facts, dict):
-        return None
-    names = ("num_nodes", "num_edges", "num_features", "num_classes")
-    return {"store": Path(str(config.get("store", ""))).name, **{name: facts.get(name) for name in names}}
+def _model_and_graph(config: dict[str, Any]) -> dict[str, Any]:
+    """What the run's configuration says of them, None where it says nothing."""
+    model, graph, facts = None, None, config.get("store_facts")
+    if "model" in config:
+        heads = f", {config['heads']} heads" if config.get("heads", 1) > 1 else ""
+        model = f"{config['model']}, {config.get('layers')} layers of {config.get('hidden')}{heads}"
+    if isinstance(facts, dict):
+        names = ("num_nodes", "num_edges", "num_features", "num_classes")
+        graph = {"store": Path(str(config.get("store", ""))).name, **{name: facts.get(name) for name in names}}
+    return {"model": model, "graph": graph}
 
 
 def _plain(record: EpochRecord) -> dict[str, Any]:
@@ -322,20 +313,27 @@ def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     medians, forecast, config = found["medians"], found["forecast"], found["config"]
     wait_s, eval_s = medians["wait_s"], medians["eval_s"]
     rows = []
-    spilled = _spilled_bytes(forecast)
+    fates = () if forecast is None else forecast["fates"]
+    spilled = float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in fates))  # with so much more memory it would stay
     if wait_s and spilled:
         more = f"about {format_size(spilled)} more, and nothing waits on the SSD between two uses"
         rows.append(_help("more memory", wait_s, more))
     if wait_s:
         rows.append(_help("an SSD twice as fast", wait_s / 2, "the same plan waits half as long"))
-    narrowed = _narrowed_share(found)
+    moved = [(one["ssd_read_bytes"], one["ssd_write_bytes"]) for one in found["matrices"] or ()]
+    whole = sum(read + written for read, written in moved)
+    intermediate = sum(read + written for read, written in moved if written)  # what is written is read, too
+    narrowed = intermediate / whole if whole else 0.0
     if wait_s and narrowed and config.get("spill_dtype") == "float32":
         note = "half the bytes between passes; rounds them, so results change"
         rows.append(_help("--spill-dtype bfloat16", wait_s * narrowed / 2, note))
     if eval_s and config.get("eval_every") == 1:
         note = f"scores every {_EVERY}th epoch instead of each"
         rows.append(_help(f"--eval-every {_EVERY}", eval_s * (_EVERY - 1) / _EVERY, note))
-    processors, threads = _processors(found)
+    start, measured = found["start"], found["measured"]
+    processors = threads = 0
+    if start is not None and measured is not None and not found["on_gpu"]:
+        processors, threads = int(start["machine"]["processors"]), int(measured["threads"])
     if threads and processors > threads:
         note = f"the machine has {processors} processors, and {threads} compute"
         rows.append(_help(f"--threads {processors}", (medians["time_s"] - wait_s) * (1 - threads / processors), note))
@@ -349,28 +347,6 @@ def helps(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _help(what: str, saves_s: float | None, note: str) -> dict[str, Any]:
     return {"what": what, "saves_s": saves_s, "note": note}
-
-
-def _spilled_bytes(forecast: Mapping[str, Any] | None) -> float:
-    """Bytes of what an epoch reads from the SSD: with so much more memory it would stay there."""
-    if forecast is None:
-        return 0.0
-    return float(sum(fate["bytes"] * fate["ssd"] / 100 for fate in forecast["fates"]))
-
-
-def _narrowed_share(found: Mapping[str, Any]) -> float:
-    """Of what the SSD moves, how much is intermediates: what is written is read, too."""
-    moved = [(one["ssd_read_bytes"], one["ssd_write_bytes"]) for one in found["matrices"] or ()]
-    whole = sum(read + written for read, written in moved)
-    return sum(read + written for read, written in moved if written) / whole if whole else 0.0
-
-
-def _processors(found: Mapping[str, Any]) -> tuple[int, int]:
-    """Processors that there are, and threads that compute on them; 0 where that is not known."""
-    start, measured = found["start"], found["measured"]
-    if start is None or measured is None or found["on_gpu"]:
-        return 0, 0
-    return int(start["machine"]["processors"]), int(measured["threads"])
 
 
 # ---- matrices and passes in the field's words -----------------------------------------------------------------------
