@@ -9,8 +9,7 @@ Bytes are random, or a disk that compresses would look faster.
 import random
 import shutil
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
@@ -20,7 +19,7 @@ from ooc.errors import BudgetError
 from ooc.interruption import stop_if_asked
 from ooc.plan.hardware import Curve, Disk
 from ooc.prefetch.arena import Arena
-from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket
+from ooc.prefetch.engine import Span, Ticket
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.prefetch.spill import create_spill
 from ooc.sizes import format_size
@@ -44,30 +43,20 @@ def measure_disk(folder: Path) -> Disk:
             f"measuring the disk of {folder} needs a file of {format_size(FILE_BYTES)}, where {format_size(free)} are "
             "free; give another spill_dir="
         )
-    with _probe(folder, FILE_BYTES) as probe:
-        return probe.run()
-
-
-@contextmanager
-def _probe(folder: Path, file_bytes: int) -> Iterator["_Probe"]:
     with ExitStack() as stack:
-        engine, _ = choose_engine(folder)
-        stack.callback(engine.close)
-        file = create_spill(folder, _LABEL, file_bytes)
-        stack.callback(file.close)
-        arena = Arena(_MEMORY_BYTES)
-        stack.callback(arena.close)
-        yield _Probe(engine, file, arena, file_bytes)
+        return _Probe(folder, FILE_BYTES, stack).run()
 
 
 class _Probe:
-    """Requests kept in flight over one file."""
+    """Requests kept in flight over one file of ``folder``, until ``stack`` is closed."""
 
-    def __init__(self, engine: Engine, file: OpenFile, arena: Arena, file_bytes: int) -> None:
-        self._engine = engine
-        self._file = file
-        self._arena = arena
-        self._file_bytes = file_bytes
+    def __init__(self, folder: Path, file_bytes: int, stack: ExitStack) -> None:
+        self._engine, _ = choose_engine(folder)
+        stack.callback(self._engine.close)
+        self._file, self._file_bytes = create_spill(folder, _LABEL, file_bytes), file_bytes
+        stack.callback(self._file.close)
+        self._arena = Arena(_MEMORY_BYTES)
+        stack.callback(self._arena.close)
         self._random = random.Random(0)
         self._in_flight: deque[Ticket] = deque()
 

@@ -9,7 +9,6 @@ little memory, every block goes to the disk and back, with and without something
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from types import SimpleNamespace
@@ -59,23 +58,21 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
         for _ in range(_OPERATORS):
             torch.relu(wide)
 
-    small, large = _matrices(1), _matrices(_COLUMNS)
     with ExitStack() as stack:
-        made = partial(_Epoch, folder=folder, threads=threads)
         epochs = [
-            stack.enter_context(made(matrices, block_rows, budget, work))
-            for matrices, block_rows, budget, work in (
-                (small, _SHORT, _AMPLE, nothing),
-                (small, _TALL, _AMPLE, nothing),
-                (large, _SHORT, _AMPLE, nothing),
-                (large, _SHORT, _AMPLE, stream),
-                (large, _SHORT, _SCARCE, nothing),
-                (large, _SHORT, _SCARCE, stream),
+            stack.enter_context(_Epoch(columns, block_rows, budget, work, folder, threads))
+            for columns, block_rows, budget, work in (
+                (1, _SHORT, _AMPLE, nothing),
+                (1, _TALL, _AMPLE, nothing),
+                (_COLUMNS, _SHORT, _AMPLE, nothing),
+                (_COLUMNS, _SHORT, _AMPLE, stream),
+                (_COLUMNS, _SHORT, _SCARCE, nothing),
+                (_COLUMNS, _SHORT, _SCARCE, stream),
             )
         ]
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
             for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
-                epoch.run()
+                epoch.rounds.append(epoch.run())
     short, tall, memory, compute, disk, both = epochs
     per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
     per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
@@ -100,16 +97,9 @@ class _Epoch:
     """
 
     def __init__(
-        self,
-        matrices: dict[str, Matrix],
-        block_rows: int,
-        budget_bytes: int,
-        work: Callable[[Tile], None],
-        *,
-        folder: Path,
-        threads: int,
+        self, columns: int, block_rows: int, budget_bytes: int, work: Callable[[Tile], None], folder: Path, threads: int
     ) -> None:
-        columns = matrices["first"].columns
+        matrices = {name: Matrix(name, _ROWS, columns, 4, Kind.SCRATCH) for name in ("first", "second")}
         rows = torch.ones(_TILE_ROWS, columns)
         scratch = 8 * columns
 
@@ -126,7 +116,18 @@ class _Epoch:
             Stage("read back", _ROWS, ("second",), None, (), scratch, reverse=True),
         )
         limits = Limits(budget_bytes, budget_bytes, block_rows=block_rows)
-        plan = make_plan(_workload(matrices, stages, threads), limits)
+        workload = Workload(
+            rows=_ROWS,
+            tile_rows=_TILE_ROWS,
+            matrices=matrices,
+            programs={"train": stages},
+            topologies={},
+            fixed_host_bytes=0,
+            fixed_device_bytes=0,
+            pulled_itemsize=4,
+            threads=threads,
+        )
+        plan = make_plan(workload, limits)
         self.steps = len(plan.unrolled["train"].steps)
         self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
         self.rounds: list[Round] = []
@@ -142,24 +143,16 @@ class _Epoch:
         """The run that others were least in the way of."""
         return min(self.rounds)
 
-    def run(self) -> None:
+    def run(self) -> Round:
         """Once more, timed."""
         clock, cpu = perf_counter(), process_time()
-        self._once()
-        self.rounds.append(Round(perf_counter() - clock, process_time() - cpu))
-
-    def _once(self) -> None:
-        run_program(
-            self._runtime,
-            "train",
-            self._steps,
-            PanelSums(lambda _: None, {"": self._runtime.plan.tile_rows}),
-            lambda _: None,
-        )
+        sums = PanelSums(lambda _: None, {"": self._runtime.plan.tile_rows})
+        run_program(self._runtime, "train", self._steps, sums, lambda _: None)
+        return Round(perf_counter() - clock, process_time() - cpu)
 
     def __enter__(self) -> Self:
         try:
-            self._once()  # fills the memory
+            self.run()  # fills the memory
         except BaseException:
             self._runtime.close()
             raise
@@ -167,21 +160,3 @@ class _Epoch:
 
     def __exit__(self, *raised: object) -> None:
         self._runtime.close()
-
-
-def _matrices(columns: int) -> dict[str, Matrix]:
-    return {name: Matrix(name, _ROWS, columns, 4, Kind.SCRATCH) for name in ("first", "second")}
-
-
-def _workload(matrices: dict[str, Matrix], stages: tuple[Stage, ...], threads: int) -> Workload:
-    return Workload(
-        rows=_ROWS,
-        tile_rows=_TILE_ROWS,
-        matrices=matrices,
-        programs={"train": stages},
-        topologies={},
-        fixed_host_bytes=0,
-        fixed_device_bytes=0,
-        pulled_itemsize=4,
-        threads=threads,
-    )

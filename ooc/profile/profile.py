@@ -294,24 +294,15 @@ def location(folder: Path, *, device: str = "cpu") -> Path:
 
 
 def _identity(folder: Path, device: str) -> dict[str, str | int]:
-    """What a profile holds for."""
-    return {
-        "host": _host(),
-        "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "device": _device_name(device),
-        "disk": "{} {} on {}".format(*mount_of(folder)),
-        "version": __version__,
-    }
-
-
-def _host() -> str:
-    """The system's name, with its id where it has one; hashed, as the id is not to be handed on."""
+    """What a profile holds for. The system's name and id are hashed, as the id is not to be handed on."""
     number = ""
     with contextlib.suppress(OSError):
         number = _MACHINE_ID.read_text(encoding="ascii").strip()
-    return hashlib.sha256(f"{platform.node()} {number}".encode()).hexdigest()[:16]
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device
+    return {
+        "host": hashlib.sha256(f"{platform.node()} {number}".encode()).hexdigest()[:16],
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "disk": "{} {} on {}".format(*mount_of(folder)),
+        "version": __version__,
+    }

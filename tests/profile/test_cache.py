@@ -2,6 +2,7 @@
 """A profile is found again for the same machine, disk and version, and for nothing else."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,15 +35,15 @@ def test_a_folder_that_is_yet_to_be_made_is_on_the_disk_of_the_one_above(tmp_pat
     [
         ("__version__", "0.0.0"),
         ("processor_name", lambda: "another processor"),
-        ("_host", lambda: "another machine"),
+        ("platform", SimpleNamespace(node=lambda: "another machine")),
         ("mount_of", lambda folder: ("ext4", "another disk", "/")),
-        ("_device_name", lambda device: "another device"),
     ],
 )
 def test_anything_else_has_a_profile_of_its_own(
     name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(PROFILE, tmp_path)
+    assert cached(tmp_path, device="another") is None
     monkeypatch.setattr(profile, name, value)
     assert cached(tmp_path) is None
 

@@ -4,6 +4,7 @@
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,7 +106,8 @@ def test_a_disk_without_room_is_refused_in_one_line(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("small")
 def test_the_file_that_is_measured_is_random_throughout(tmp_path: Path) -> None:
     """A disk that compresses would look faster."""
-    with disk._probe(tmp_path, 32 << 20) as probe:
+    with ExitStack() as stack:
+        probe = disk._Probe(tmp_path, 32 << 20, stack)
         probe._fill()
         memory = probe._arena.view(0, disk._MEMORY_BYTES)
         assert len(zlib.compress(memory.tobytes(), 1)) > 0.99 * memory.nbytes
