@@ -32,8 +32,7 @@ from ooc.errors import OptionError
 from ooc.progress.reporter import Verbosity
 
 if TYPE_CHECKING:
-    from ooc.train.runs.run import RunFolder
-    from ooc.train.runs.seeds import SeedRuns
+    from ooc.train.runs.run import RunFolder, SeedRuns
 
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
@@ -148,8 +147,7 @@ def _open_seeds(
     options: dict[str, Any],
 ) -> "tuple[SeedRuns, TrainSettings] | None":
     """The runs of several seeds, where such are asked for or gone on with, and what they share. Writes nothing."""
-    from ooc.train.runs.run import given_anew
-    from ooc.train.runs.seeds import SeedRuns, holds_seeds
+    from ooc.train.runs.run import SeedRuns, given_anew, holds_seeds
 
     if resume and out is not None:
         path = Path(out)

@@ -20,6 +20,11 @@ checkpoint's copy, which has all of a line but its passes. The states are zip fi
 are checked when they are read.
 
 Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
+
+Runs of one training by several seeds lie in one folder, each an ordinary run:
+
+    OUT/seeds.json    the seeds, and the configuration that all of them share
+    OUT/seed-3        the run of seed 3
 """
 
 import contextlib
@@ -30,7 +35,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -54,7 +59,7 @@ STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
 OPTIMIZER = "optimizer"
 SEEDS = "seeds.json"
-"""In the folder around the runs of several seeds (``ooc.train.runs.seeds``)."""
+"""In the folder around the runs of several seeds (`SeedRuns`)."""
 _MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
@@ -153,9 +158,8 @@ class RunFolder:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
             self.started = True
-            (self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}").unlink(
-                missing_ok=True
-            )  # of a killed epoch: the last, perhaps
+            torn = self.path / f"{TIMELINE}{TEMPORARY_SUFFIX}"  # of a killed epoch: the last, perhaps
+            torn.unlink(missing_ok=True)
             self.write(CONFIG, self.config)
             if self.repeated_by is not None:
                 self._replace(REPEATED_BY, self.repeated_by.encode(errors="surrogateescape"))
@@ -186,9 +190,7 @@ class RunFolder:
                     return self.close()
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
-        for folder in reversed(self._made):
-            with contextlib.suppress(OSError):  # not empty: something else lives there
-                folder.rmdir()
+        _remove_empty(self._made)
         self.close()
 
     def save(self, state: State) -> None:
@@ -386,6 +388,13 @@ def holds_run(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Those that were made, unless something else lives there."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def _damaged_line(path: Path, number: int) -> RunError:
     return RunError(f"{path}, line {number} is damaged; remove it to go on without that epoch's record")
 
@@ -491,3 +500,71 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+# ---- several seeds --------------------------------------------------------------------------------------------------
+
+
+class SeedRuns:
+    """The folder of such runs. Make one by `create` or `open`; neither writes anything. ``start`` writes down what is
+    to be trained; ``discard`` takes that back where no run has come to a checkpoint."""
+
+    def __init__(self, path: Path, seeds: Sequence[int], config: Config) -> None:
+        self.path = path
+        self.seeds = tuple(seeds)
+        self.config = config
+        self._made: list[Path] = []
+
+    @classmethod
+    def create(cls, path: Path, seeds: Sequence[int], config: Mapping[str, Any]) -> Self:
+        """New runs below ``path``. RunError where something is there already."""
+        if (path / SEEDS).exists():
+            hint = "go on with them by resume=True, or give another folder"
+            raise RunError(f"{path} holds runs of several seeds; {hint}")
+        RunFolder.create(path, {})  # which refuses a folder that is in use
+        return cls(path, seeds, dict(config))
+
+    @classmethod
+    def open(cls, path: Path, seeds: Sequence[int] | None = None) -> Self:
+        """The runs begun at ``path``; ``seeds`` asked for now may add to those begun with."""
+        file = path / SEEDS
+        if holds_run(path):
+            raise RunError(f"{path} is the run of one seed; give several a folder of their own")
+        if not file.exists():
+            raise RunError(f"there are no runs of several seeds at {path}{did_you_mean_path(path)}")
+        content = _read_config(file)
+        try:
+            begun, config = [int(seed) for seed in content["seeds"]], dict(content["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is damaged: {error}") from error
+        if seeds is not None and (dropped := sorted(set(begun) - set(seeds))):
+            raise RunError(f"{path} was begun with seed {dropped[0]}, too; seeds may be added, not left out")
+        return cls(path, begun if seeds is None else seeds, config)
+
+    def run_path(self, seed: int) -> Path:
+        """Where the run of ``seed`` is."""
+        return self.path / f"seed-{seed}"
+
+    @property
+    def begun(self) -> list[Path]:
+        """The runs that are there."""
+        return [path for path in map(self.run_path, self.seeds) if holds_run(path)]
+
+    def start(self) -> None:
+        """Write down what is to be trained."""
+        text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
+        with _named(self.path):
+            self._made.extend(make_folders(self.path))
+            replace_file(self.path / SEEDS, text.encode())
+
+    def discard(self) -> None:
+        """Take back what ``start`` made, unless there is a run to go on with."""
+        if self.begun or not self._made:
+            return
+        (self.path / SEEDS).unlink(missing_ok=True)
+        _remove_empty(self._made)
+
+
+def holds_seeds(path: Path) -> bool:
+    """Whether runs of several seeds were begun at ``path``."""
+    return (path / SEEDS).is_file()
