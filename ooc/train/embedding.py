@@ -114,7 +114,9 @@ class LearntRows:
         self.stepping = RowStep(optimizer=embedding.optimizer, clip_norm=clip_norm)
         self._seed, self._folder = seed, folder
         self._descriptors: list[int] = []
-        self._open = self._closed = self._pending = False
+        self._open = self._closed = False
+        self.pending = False
+        """Whether a program has begun to write another version, which has not been committed."""
         self._saved: dict[str, int] = {}
         self._best: dict[str, int] = {}
         kind, where = str(dtype).removeprefix("torch."), Path() if folder is None else folder
@@ -148,9 +150,10 @@ class LearntRows:
 
     def keep(self, spaces: Collection[str]) -> None:
         """Have those of these types of nodes alone: others have no part in the output, and would never be stepped."""
-        dropped = {name for name, space in self._spaces.items() if space not in spaces}
-        self.arrays = {name: array for name, array in self.arrays.items() if _rows_name(name) not in dropped}
-        self._spaces = {name: space for name, space in self._spaces.items() if name not in dropped}
+        kept = {name: space for name, space in self._spaces.items() if space in spaces}
+        of_kept = [*kept, *(f"{name}.{state}" for name in kept for state in self.embedding.optimizer.states)]
+        self.arrays = {name: array for name, array in self.arrays.items() if name in of_kept}
+        self._spaces = kept
 
     @property
     def spaces(self) -> tuple[str, ...]:
@@ -171,7 +174,11 @@ class LearntRows:
             raise OptionError("processes of several machines have an embedding in the folder of a run; give out=")
         paths = self._ranks.told(lambda: self._make_files(scratch, steps_unsaved))
         for name, array in self.arrays.items():
-            array.paths = paths[name] if self._folder is not None or not self._ranks.rank else self._held(paths[name])
+            array.paths = paths[name]
+            if self._folder is None and self._ranks.rank:  # the files last as long as this process wants them
+                opened = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths[name]]
+                self._descriptors += opened
+                array.paths = [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
         if not self._saved:
             self._fill()
         self._open = True
@@ -186,10 +193,8 @@ class LearntRows:
         if self._open:
             return 0
         folder = self._folder or scratch
-        places = [
-            next(above for above in (one, *one.absolute().parents) if above.exists()) for one in (folder, scratch)
-        ]
-        if len({place.stat().st_dev for place in places}) > 1:
+        above = [next(one for one in (path, *path.absolute().parents) if one.exists()) for path in (folder, scratch)]
+        if len({place.stat().st_dev for place in above}) > 1:
             return 0
         taken = sum(array.file_nbytes * self._versions_kept(name, steps_unsaved) for name, array in self.arrays.items())
         there = [file.stat().st_size for file in folder.rglob("*.npy")] if self._folder is not None else []
@@ -218,12 +223,6 @@ class LearntRows:
             raise SpillError(f"{folder}: no room for the embedding, {room}: {error.strerror}") from None
         return paths
 
-    def _held(self, paths: list[Path]) -> list[Path]:
-        """The same files, which last as long as this process wants them."""
-        opened = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths]
-        self._descriptors += opened
-        return [Path(f"/proc/self/fd/{descriptor}") for descriptor in opened]
-
     def _fill(self) -> None:
         """The first rows, and what the optimizer keeps of them; zeros are there already. Of several processes each
         writes a part."""
@@ -239,8 +238,9 @@ class LearntRows:
                 for panel in self._part_of(-(-array.shape[0] // PANEL_ROWS)):
                     start = panel * PANEL_ROWS
                     shape = (min(PANEL_ROWS, array.shape[0] - start), array.columns)
-                    given = np.full(shape, first, array.dtype) if space is None else None
-                    block = self.first_rows(space or "", panel, shape) if given is None else given
+                    block = (
+                        np.full(shape, first, array.dtype) if space is None else self.first_rows(space, panel, shape)
+                    )
                     place = array.extent(array.paths[0], start, shape[0])
                     os.pwrite(file.fileno(), block.data, place.offset)
                     checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
@@ -275,11 +275,6 @@ class LearntRows:
 
     # ---- versions ----------------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> bool:
-        """Whether a program has begun to write another version, which has not been committed."""
-        return self._pending
-
     def begin(self, *, lr: float, number: int) -> None:
         """Step ``number``, from 1, is about to be computed and written; of several processes when all have come so far,
         and the first has written its checkpoint."""
@@ -288,11 +283,11 @@ class LearntRows:
         for name, array in self.arrays.items():
             taken = {array.current, self._saved.get(name), self._best.get(name)}
             array.following = next(version for version in range(len(array.paths)) if version not in taken)
-        self._pending = True
+        self.pending = True
 
     def drop(self) -> None:
         """What was written is not to be read."""
-        self._pending = False
+        self.pending = False
 
     def commit(self) -> None:
         """What was written is what is read from here on; of a run, it is on the disk, whoever has written it."""
@@ -301,7 +296,7 @@ class LearntRows:
                 flush(array.next_path)
             array.current = array.following
         self._await_all()
-        self._pending = False
+        self.pending = False
 
     def _await_all(self) -> None:
         """Return when all processes have come so far."""
@@ -365,12 +360,6 @@ def _crcs_of(state: object, name: str) -> dict[int, int]:
     crcs = state.get("crcs") if isinstance(state, Mapping) else None
     found = crcs.get(name) if isinstance(crcs, Mapping) else None
     return {int(version): int(crc) for version, crc in found.items()} if isinstance(found, Mapping) else {}
-
-
-def _rows_name(name: str) -> str:
-    """Of the rows that the matrix ``name`` is of, or what an optimizer keeps of them."""
-    folder, slash, file = name.rpartition("/")
-    return f"{folder}{slash}{file.partition('.')[0]}"
 
 
 def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:

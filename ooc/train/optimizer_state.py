@@ -201,9 +201,8 @@ class StateOnDisk:
     def step(self, engine: Engine) -> None:
         """One step of the optimizer, of all parameters. RunError after one that was interrupted halfway."""
         if self._half_done:
-            raise RunError(
-                "a step of the optimizer was interrupted halfway; make a trainer anew, or go on with the run"
-            )
+            remedy = "make a trainer anew, or go on with the run"
+            raise RunError(f"a step of the optimizer was interrupted halfway; {remedy}")
         self._half_done = True
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         paged, of = {id(one.parameter) for one in self._paged}, {id(p): g for g in groups for p in g["params"]}
@@ -341,16 +340,13 @@ def _kept_of(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Param
     return tuple(name for name, kept in after.items() if isinstance(kept, Tensor) and kept.shape == tried.shape)
 
 
-def _stepped(
-    alone: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter, state: dict[str, Any]
-) -> dict[str, Any]:
+def _stepped(alone: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter, state: dict[str, Any]) -> Any:
     """What ``alone``, a copy of an optimizer, keeps of a parameter after a step of it by the options of ``group``."""
     alone.param_groups = [{**group, "params": [parameter]}]
     alone.state = defaultdict(dict, {parameter: state})
     with torch.no_grad():
         alone.step()
-    after: dict[str, Any] = alone.state[parameter]
-    return after
+    return alone.state[parameter]
 
 
 def _path(folder: Path, version: int) -> Path:
@@ -360,12 +356,9 @@ def _path(folder: Path, version: int) -> Path:
 def _open_version(path: Path, nbytes: int) -> OpenFile:
     """A version's file, of its full size, whatever is in it."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            os.ftruncate(descriptor, nbytes)
-            os.posix_fallocate(descriptor, 0, nbytes)
-        finally:
-            os.close(descriptor)
+        with path.open("ab") as file:
+            os.ftruncate(file.fileno(), nbytes)
+            os.posix_fallocate(file.fileno(), 0, nbytes)
         return open_file(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         room = format_size(nbytes)

@@ -73,7 +73,10 @@ class RowsFile:
         row = ("row", self.dtype, shape[1:])
         self._record = np.dtype([("node", np.dtype(id_type)), row] if self._has_ids else [row])
         self._row_bytes = self._record.itemsize
-        self._check_room()
+        needed, free = self._row_bytes * shape[0], shutil.disk_usage(path.absolute().parent).free
+        needed *= 1 if path.suffix == ".npy" else 2
+        if needed > free:
+            raise OptionError(f"{path} takes {format_size(needed)} while it is written, {format_size(free)} are free")
         self._partial = path.with_name(f"{path.name}.partial")
         self._rows_path = self._partial.with_name(self._partial.name + ".rows")
         try:
@@ -86,14 +89,6 @@ class RowsFile:
         self._file.flush()
         self._start = self._file.tell()
 
-    def _check_room(self) -> None:
-        copies = 1 if self.path.suffix == ".npy" else 2
-        needed, free = copies * self._row_bytes * self.shape[0], shutil.disk_usage(self.path.absolute().parent).free
-        if needed > free:
-            raise OptionError(
-                f"{self.path} takes {format_size(needed)} while it is written, {format_size(free)} are free"
-            )
-
     def put(self, places: Ids, rows: AnyArray, ids: AnyArray) -> None:
         """Write ``rows`` [n, columns] (or [n]) of the nodes ``ids`` [n] to the ``places`` [n] of the table."""
         order = np.argsort(places, kind="stable")
@@ -104,12 +99,9 @@ class RowsFile:
         places, data = places[order], records.view(np.uint8)
         for first, last in runs(places):
             offset = self._start + int(places[first]) * self._row_bytes
-            self._write(data[first * self._row_bytes : last * self._row_bytes], offset)
-
-    def _write(self, data: npt.NDArray[np.uint8], offset: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:].data, offset + done)
+            part, done = data[first * self._row_bytes : last * self._row_bytes], 0
+            while done < len(part):
+                done += os.pwrite(self._file.fileno(), part[done:].data, offset + done)
 
     def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what

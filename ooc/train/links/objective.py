@@ -80,7 +80,9 @@ class LinkObjective(Objective):
         pairs = max(map(pairs_at_once, scored.values()), default=0)
         of_known = 0 if known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * pairs
         places.admit(_BYTES_PER_PAIR * pairs + of_known, f"writing {pairs:,} pairs to be scored")
-        reversible = _are_known_both_ways(ends, resources)
+        # Links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
+        # processes, and of a graph with types, are in memory.
+        reversible = resources.ranks.count == 1 and not ends.edge_types
         training = TrainingLinks(
             folder, ends, train_3E, negatives, seed, reversible=reversible, filtered=links.filtered
         )
@@ -127,12 +129,6 @@ class LinkObjective(Objective):
         if exchange is not None:
             self.scorer.gather(exchange)
         return dict.fromkeys(SPLITS) | self.scorer.scores()
-
-
-def _are_known_both_ways(ends: Ends, resources: Resources) -> bool:
-    """Whether links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
-    processes, and of a graph with types, are in memory."""
-    return resources.ranks.count == 1 and not ends.edge_types
 
 
 # ---- links that are scored ------------------------------------------------------------------------------------------
@@ -227,10 +223,6 @@ class PairScores(Predictions):
     @property
     def shape(self) -> tuple[int, ...]:
         return (self._pairs,)
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        return np.dtype(str(self._model_dtype).removeprefix("torch."))
 
     @property
     def columns(self) -> list[str]:

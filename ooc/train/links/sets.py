@@ -340,9 +340,18 @@ def _of_npz(path: Path) -> dict[str, Any]:
 def _of_ogb(path: Path) -> dict[str, Any]:
     """``edge`` [E, 2] and ``edge_neg`` [M, 2], or ``source_node`` and ``target_node`` [E] and ``target_node_neg``
     [E, K]."""
+    from numpy._core import multiarray
+
+    of_arrays: list[Any] = [
+        multiarray._reconstruct,
+        np.ndarray,
+        np.dtype,
+        type(np.dtype(np.int64)),
+        type(np.dtype(np.int32)),
+    ]
     found: dict[str, Any] = {}
     for split in SPLITS:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(of_arrays):
             file = torch.load(path / f"{split}.pt", weights_only=True)
         if "edge" in file:
             found[split] = np.asarray(file["edge"]).T
@@ -353,10 +362,3 @@ def _of_ogb(path: Path) -> dict[str, Any]:
         if negative is not None and split != "train":
             found[f"{split}_negatives"] = negative
     return found
-
-
-def _numpy_globals() -> list[Any]:
-    """What a pickle of an array of whole numbers refers to."""
-    from numpy._core import multiarray
-
-    return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
