@@ -5,12 +5,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
 import torch
-from torch import nn
 
 from ooc.cli import in_options, print_json
 from ooc.cli.arguments.optimization import build_embedding, build_optimizer, optimizer_options
@@ -76,6 +75,9 @@ from ooc.train.resources import (
     hardware_for,
 )
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
+
+if TYPE_CHECKING:
+    from ooc.train.links.objective import LinkObjective
 
 NARROW = "bfloat16"
 
@@ -181,8 +183,13 @@ class Planning:
         if isinstance(self.graph, GraphStatistics):
             lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
         lines.append(f"{self.hardware.name}: {self.hardware.source}")
-        if not self._described:
-            lines += self._beyond_memory()
+        asked = self.limits.device_bytes, self.limits.host_bytes
+        there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
+        if not self._described and there != asked:
+            sizes = format_size(sum(there))
+            if self.hardware.has_device_memory:
+                sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
+            lines.append(f"more memory than is free: training here would be planned for {sizes}")
         return lines
 
     def describe_graph(self) -> str:
@@ -204,18 +211,6 @@ class Planning:
         name = self._store.name if isinstance(self.graph, GraphStatistics) else self.graph.path.stem
         shape = "" if own_model(settings.model) else f" with {settings.layers} layers {settings.hidden} wide"
         return f"{name}, {model_name(settings.model)}{shape}, {self.hardware.name}"
-
-    def _beyond_memory(self) -> list[str]:
-        """A line where training here would not get the budgets asked for."""
-        asked = self.limits.device_bytes, self.limits.host_bytes
-        there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
-        if there == asked:
-            return []
-        if self.hardware.has_device_memory:
-            sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
-        else:
-            sizes = format_size(sum(there))
-        return [f"more memory than is free: training here would be planned for {sizes}"]
 
     def _job(self, spill_dtype: str, limits: Limits) -> Job:
         if spill_dtype not in self._jobs:
@@ -245,27 +240,27 @@ class Planning:
                 "optimizer": partial(build_optimizer, settings, model),
                 "optimizer_options": [optimizer_options(settings)],
                 "optimizer_state": settings.optimizer_state,
-                "learnt": None
-                if embedding is None
-                else LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip),
+                "learnt": None,
             }
+            if embedding is not None:
+                what["learnt"] = LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip)
             if settings.links is None:
                 metric = resolve_metric(settings.metric, store.task, store.num_classes)
                 what |= {"loss": build_loss(of_loss, store), "metric": metric}
                 self._jobs[spill_dtype] = prepare(model, self.graph, resources, **what)
             else:
-                self._jobs[spill_dtype] = self._prepare_links(model, resources, **what)
+                model = with_decoder(settings, model, store.types)
+                self._jobs[spill_dtype] = self._objective_of_links(resources).prepared(model, store, resources, **what)
         return self._jobs[spill_dtype]
 
-    def _prepare_links(self, model: nn.Module, resources: Resources, **what: Any) -> Job:
+    def _objective_of_links(self, resources: Resources) -> "LinkObjective":
         from ooc.train.links.metrics import LinkMetric
         from ooc.train.links.objective import LinkObjective
 
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):
             raise OptionError("--links are those of a store, not of a graph that --graph describes")
-        model = with_decoder(settings, model, self.graph.types)
-        objective = LinkObjective.of(
+        return LinkObjective.of(
             links_of(settings),
             self.graph,
             Path(settings.spill_dir or "."),
@@ -275,7 +270,6 @@ class Planning:
             dtype=torch.float32,
             resources=resources,
         )
-        return objective.prepared(model, self.graph, resources, **what)
 
 
 def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:

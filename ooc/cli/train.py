@@ -34,6 +34,9 @@ from ooc.progress.reporter import Verbosity
 if TYPE_CHECKING:
     from ooc.train.runs.run import RunFolder, SeedRuns
 
+    Opened = tuple[SeedRuns | RunFolder, TrainSettings]
+    """What is trained, and how."""
+
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
@@ -94,14 +97,27 @@ def command(
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
 
-    def opened() -> "tuple[SeedRuns | RunFolder, TrainSettings]":
-        settled = _settle(context, store, options)
-        several = _open_seeds(context, settled, out, resume, seeds, options)
-        if several is not None and ranks is not None:
+    def opened() -> "Opened":
+        """What is to be trained, after a look at all that is wrong with options as far as it takes no torch to see."""
+        from ooc.storage.store import open_store
+        from ooc.train.runs.run import SeedRuns
+
+        for name in ("spill_dir", "links"):
+            if options[name] is not None:
+                options[name] = str(Path(options[name]).resolve())
+        options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
+        settle_memory(context, options)
+        on = None if store is None else str(Path(store).resolve())
+        run, settings = (
+            _gone_on_with(context, on, Path(out), seeds, options)
+            if resume and out is not None
+            else _begun(on, out, settle_seeds(context, options, seeds), options)
+        )
+        if isinstance(run, SeedRuns) and ranks is not None:
             raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
-        found = several or _open_run(context, settled, out, resume, options)
-        _check(found[1])
-        return found
+        check_links(settings)
+        check_sampling(settings, many_graphs=open_store(settings.store).num_graphs > 0)
+        return run, settings
 
     with silent_where_told(context, ranks):
         run, settings = opened() if ranks is None else ranks.told(opened)
@@ -115,84 +131,40 @@ def command(
             context.exit(EXIT_INTERRUPTED)
 
 
-def _check(settings: TrainSettings) -> None:
-    """What is wrong with options, as far as it takes no torch to see."""
-    from ooc.storage.store import open_store
+def _gone_on_with(
+    context: click.Context, store: str | None, path: Path, seeds: tuple[int, ...] | None, options: dict[str, Any]
+) -> "Opened":
+    """The run, or the runs of several seeds, begun at ``path``, and the settings that hold from here on. Writes
+    nothing."""
+    from ooc.train.runs.run import RunFolder, SeedRuns, given_anew, holds_seeds
 
-    check_links(settings)
-    check_sampling(settings, many_graphs=open_store(settings.store).num_graphs > 0)
-
-
-def _open_run(
-    context: click.Context, /, store: str | None, out: str | None, resume: bool, options: dict[str, Any]
-) -> "tuple[RunFolder, TrainSettings]":
-    """The run to train, new or begun before, and the settings that hold for it. Writes nothing."""
-    from ooc.train.runs.run import RunFolder
-
-    if resume and out is not None:
-        given = _given_now(context, store, options)
-        run = RunFolder.open(out, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
-        return run, TrainSettings.from_config(run.config, run.path)
-    settings, path = _begun(store, out, options)
-    return RunFolder.create(path, {"ooc_version": __version__, **asdict(settings)}), settings
-
-
-def _open_seeds(
-    context: click.Context,
-    /,
-    store: str | None,
-    out: str | None,
-    resume: bool,
-    seeds: tuple[int, ...] | None,
-    options: dict[str, Any],
-) -> "tuple[SeedRuns, TrainSettings] | None":
-    """The runs of several seeds, where such are asked for or gone on with, and what they share. Writes nothing."""
-    from ooc.train.runs.run import SeedRuns, given_anew, holds_seeds
-
-    if resume and out is not None:
-        path = Path(out)
-        asked = seeds is not None and _is_given(context, "seeds")
-        if not holds_seeds(path):
-            if asked:
-                SeedRuns.open(path)  # which says what is there
-            return None
-        if _is_given(context, "seed"):
-            raise OptionError(f"{path} holds runs of several seeds; give --seeds, or --out with one of its runs")
-        runs = SeedRuns.open(path, seeds if asked else None)
-        given = _given_now(context, store, options)
-        runs.config = given_anew(path, {**TrainSettings.defaults(), **runs.config}, given, CHANGEABLE)
-        return runs, TrainSettings.from_config({**runs.config, "seed": 0}, path)
-    seeds = settle_seeds(context, options, seeds)
-    if seeds is None:
-        return None
-    settings, path = _begun(store, out, options)
-    shared = {name: value for name, value in asdict(settings).items() if name != "seed"}
-    return SeedRuns.create(path, seeds, {"ooc_version": __version__, **shared}), settings
-
-
-def _settle(context: click.Context, store: str | None, options: dict[str, Any]) -> str | None:
-    """Make whole what paths were given, and choose between options that exclude each other; returns the store's."""
-    for name in ("spill_dir", "links"):
-        if options[name] is not None:
-            options[name] = str(Path(options[name]).resolve())
-    options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
-    settle_memory(context, options)
-    return None if store is None else str(Path(store).resolve())
-
-
-def _given_now(context: click.Context, store: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What a run that is gone on with is asked for."""
     given = {name: value for name, value in options.items() if _is_given(context, name)}
-    return with_one_memory(given if store is None else {**given, "store": store})
+    given = with_one_memory(given if store is None else {**given, "store": store})
+    asked = seeds if _is_given(context, "seeds") else None
+    if asked is None and not holds_seeds(path):
+        run = RunFolder.open(path, given=given, changeable=CHANGEABLE, defaults=TrainSettings.defaults())
+        return run, TrainSettings.from_config(run.config, path)
+    runs = SeedRuns.open(path, asked)
+    if _is_given(context, "seed"):
+        raise OptionError(f"{path} holds runs of several seeds; give --seeds, or --out with one of its runs")
+    runs.config = given_anew(path, {**TrainSettings.defaults(), **runs.config}, given, CHANGEABLE)
+    return runs, TrainSettings.from_config({**runs.config, "seed": 0}, path)
 
 
-def _begun(store: str | None, out: str | None, options: dict[str, Any]) -> tuple[TrainSettings, Path]:
-    """The settings of what is begun anew, and the folder for it."""
+def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, options: dict[str, Any]) -> "Opened":
+    """A run, or runs of several seeds, to be begun, and the settings for it. Writes nothing."""
+    from ooc.train.runs.run import RunFolder, SeedRuns
+
     store = str(only_store(Path()).resolve()) if store is None else store
     if options["schedule"] in SCHEDULES_OVER_EPOCHS:
         options["schedule_epochs"] = options["schedule_epochs"] or options["epochs"]  # more epochs later change nothing
     settings = TrainSettings(store=store, **options)
-    return settings, Path(out) if out is not None else next_run(_RUNS, store, settings.model)
+    path = Path(out) if out is not None else next_run(_RUNS, store, settings.model)
+    config = {"ooc_version": __version__, **asdict(settings)}
+    if seeds is None:
+        return RunFolder.create(path, config), settings
+    del config["seed"]
+    return SeedRuns.create(path, seeds, config), settings
 
 
 def _is_given(context: click.Context, name: str) -> bool:

@@ -77,28 +77,24 @@ def write_trace(path: Path, out: Path) -> None:
 
 def svg(*timelines: Timeline) -> str:
     """A picture 1,200 pixels wide: passes, one lane a resource, memory below, all over the same seconds."""
-    style = f"{STYLE}{_BACKGROUND}"
-    if len(timelines) == 1:
-        return drawing(timelines[0], style=style)
-    parts, top = [f"<style>{style}</style>"], 0
-    for timeline, name in zip(timelines, _names(timelines), strict=True):
-        drawn = _Drawing(timeline, timeline.epoch_s, name, timeline.memory)
+    titles = _names(timelines) or [timeline.program for timeline in timelines]
+    drawn = [_Drawing(one, one.epoch_s, title, one.memory) for one, title in zip(timelines, titles, strict=True)]
+    return _joined(drawn, f"<style>{STYLE}{_BACKGROUND}</style>\n")
+
+
+def drawing(timeline: Timeline, *, span_s: float, title: str) -> str:
+    """The same for a page that has the `STYLE`: ``span_s`` seconds wide, without the memory below."""
+    return _joined([_Drawing(timeline, span_s, title, ())])
+
+
+def _joined(drawings: "Sequence[_Drawing]", style: str = "") -> str:
+    """One below the other."""
+    parts, top = [], 0
+    for drawn in drawings:
         parts.append(f'<g transform="translate(0,{top})">' + "\n".join(drawn.parts()) + "</g>")
         top += drawn.height
     box = f'class="gantt" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" height="{top}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>' + "\n".join(parts) + "\n</svg>\n"
-
-
-def drawing(
-    timeline: Timeline, *, style: str = "", span_s: float | None = None, title: str | None = None, memory: bool = True
-) -> str:
-    """The same for a page that has the `STYLE`: ``span_s`` seconds wide (by default the epoch), with the memory below
-    or without."""
-    drawn = _Drawing(timeline, span_s or timeline.epoch_s, title, timeline.memory if memory else ())
-    body, size = "\n".join(drawn.parts()), f'width="{_WIDTH}" height="{drawn.height}"'
-    box = f'class="gantt" viewBox="0 0 {_WIDTH} {drawn.height}"'
-    inner = f"<style>{style}</style>\n" if style else ""
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {size}>{inner}{body}\n</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{style}' + "\n".join(parts) + "\n</svg>\n"
 
 
 def html(*timelines: Timeline) -> str:
@@ -113,12 +109,10 @@ def html(*timelines: Timeline) -> str:
 class _Drawing:
     """Lays a timeline out from top to bottom; every part is one line of SVG."""
 
-    def __init__(self, timeline: Timeline, span_s: float, title: str | None, memory: tuple[MemoryUse, ...]) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, span_s: float, title: str, memory: tuple[MemoryUse, ...]) -> None:
+        self.timeline, self.title, self.memory = timeline, title, memory
         self.epoch_s = timeline.epoch_s or 1.0
         self.span_s = span_s or 1.0
-        self.title = title or timeline.program
-        self.memory = memory
         self.lanes = list(timeline.busy_s)
         self.top = 44
         self.first_lane = self.top + _PASS_LANE + _GAP

@@ -111,7 +111,7 @@ def epoch_of(run: Run) -> dict[str, str] | None:
             took = format_size(max(use["bytes"]))
             hint += f" In this epoch the process took {took} of RAM at most, Python and torch included."
     titles = {"planned": "planned", "measured": f"measured, epoch {measured.get('epoch')}"}
-    drawn = (gantt.drawing(one, span_s=spans[name], title=titles[name], memory=False) for name, one in found.items())
+    drawn = (gantt.drawing(one, span_s=spans[name], title=titles[name]) for name, one in found.items())
     return {"hint": hint, "drawn": "".join(drawn)}
 
 
