@@ -22,7 +22,6 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
 from ooc.events import Listener, Relay
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
-from ooc.progress.live import TrainingView
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
@@ -43,7 +42,6 @@ from ooc.report.starts import note_start
 from ooc.report.tables import print_outcome, print_report, print_summary
 from ooc.sizes import format_size
 from ooc.storage.store import open_store
-from ooc.train.batched.batches import BatchTrainer
 from ooc.train.batched.graphs import GraphTrainer
 from ooc.train.batched.sampled import SampledTrainer
 from ooc.train.links.metrics import LinkMetric
@@ -138,10 +136,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
     lines = [epoch_as_json] if call.as_json and call.is_first else []
     made = partial(_trainer, run, settings, Relay(reporter, *logs, *lines))
     with made() if ranks is None else ranks.all_of(made) as trainer:
-        report = None
-        if not isinstance(trainer, BatchTrainer):
-            parts = trainer.workload, trainer.plan, trainer.hardware, trainer.limits
-            report = PlanReport.of_run(*parts, eval_every=settings.eval_every)
+        report = trainer.report(settings.eval_every)
         last = run.last()
         done = 0 if last is None else int(last["epoch"])
         if verbosity >= Verbosity.INFO:
@@ -154,17 +149,9 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
             return
         note_start(run, report, trainer.spill_dir, trainer.metric)
         if reporter.is_live:
-            view = TrainingView(
-                title=f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}",
-                first=done + 1,
-                records=_earlier_records(run, done),
-                last=settings.epochs,
-                metric=trainer.metric.value,
-                rising=trainer.metric.higher_is_better,
-                promise=None if report is None else report.promise,
-                tiers=trainer.tiers if isinstance(trainer, BatchTrainer) else (),
-            )
-            reporter.show(view)
+            title = f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}"
+            shown = done + 1, settings.epochs, settings.eval_every, _earlier_records(run, done)
+            reporter.show(trainer.view(title, *shown))
         trainer.fit(
             epochs=settings.epochs,
             eval_every=settings.eval_every,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ooc.conversion.budget import Options, Sizes, budget_bytes_of, check_folder, describe_demand
 from ooc.conversion.conversion import chosen_options
-from ooc.conversion.forecast import Forecast, Stage, forecast, measure, sizes_of_dataset
+from ooc.conversion.forecast import forecast, measure, sizes_of_dataset
 from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.output import check_target, resolved
 from ooc.progress.figures import format_duration
@@ -78,7 +78,13 @@ def print_forecast(
         counts = {name: getattr(sizes, name) for name in ("name", "num_nodes", "num_edges", "num_features")}
         print(json.dumps(counts | free | asdict(found) | {"seconds": found.seconds}, indent=2))
         return
-    _print_stages(found, console)
+    rows: list[tuple[str, ...]] = [
+        (stage.name, format_size(stage.read_bytes), format_size(stage.written_bytes), format_duration(stage.seconds))
+        for stage in found.stages
+    ]
+    moved = (sum(getattr(stage, name) for stage in found.stages) for name in ("read_bytes", "written_bytes"))
+    rows.append(("all", *map(format_size, moved), format_duration(found.seconds)))
+    print_table(("stage", "reads", "writes", "time"), rows, console)
     free_bytes = shutil.disk_usage(target.parent).free
     for line in (
         f"{sizes.name}: {sizes.num_nodes:,} nodes, {sizes.num_edges:,} edges, {sizes.num_features} features ({where})",
@@ -88,16 +94,6 @@ def print_forecast(
         "times are estimates from what this machine's disk and processor did in a few seconds just now",
     ):
         say(console, line)
-
-
-def _print_stages(found: Forecast, console: Console) -> None:
-    read = sum(stage.read_bytes for stage in found.stages)
-    written = sum(stage.written_bytes for stage in found.stages)
-    rows = [
-        (stage.name, format_size(stage.read_bytes), format_size(stage.written_bytes), format_duration(stage.seconds))
-        for stage in (*found.stages, Stage(name="all", read_bytes=read, written_bytes=written, seconds=found.seconds))
-    ]
-    print_table(("stage", "reads", "writes", "time"), rows, console)
 
 
 def print_list(console: Console) -> None:

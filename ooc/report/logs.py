@@ -103,6 +103,10 @@ class CsvLog(EpochLog):
                 yield row
 
 
+_GROUPS = {"acc": "score", "bytes": "bytes", "s": "seconds"}
+"""Of related scalars, by the ends of their names."""
+
+
 class TensorBoardLog(EpochLog):
     """Loss, scores, times and bytes of every epoch as scalars for TensorBoard, in ``folder``.
 
@@ -130,13 +134,7 @@ class TensorBoardLog(EpochLog):
         """Add its scalars."""
         for name, value in record.as_dict().items():
             if name not in ("epoch", "passes") and value is not None:
-                self._writer.add_scalar(_tag(name), value, record.epoch)
+                stem, _, kind = name.rpartition("_")
+                tag = f"{_GROUPS[kind]}/{stem}" if kind in _GROUPS else name
+                self._writer.add_scalar(tag, value, record.epoch)
         self._writer.flush()
-
-
-def _tag(name: str) -> str:
-    """Related scalars in one group."""
-    for suffix, group in (("_acc", "score"), ("_bytes", "bytes"), ("_s", "seconds")):
-        if name.endswith(suffix):
-            return f"{group}/{name.removesuffix(suffix)}"
-    return name

@@ -30,7 +30,7 @@ from ooc.model.lowering.network import dtype_of
 from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
 from ooc.prefetch.device import Device
-from ooc.progress.live import TrainingView
+from ooc.progress.live import Tier, TrainingView
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
@@ -300,22 +300,25 @@ class Trainer:
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
         """What shows the training up to epoch ``last`` to whoever has called from Python."""
 
-        def view() -> TrainingView:
-            return TrainingView(
-                title=f"{type(self.model).__name__} on {self.store.path.name}",
-                first=self.epoch + 1,
-                last=last,
-                metric=self.metric.value,
-                rising=self.metric.higher_is_better,
-                **self._promised(eval_every),
-            )
+        title = f"{type(self.model).__name__} on {self.store.path.name}"
+        return displayed(self._relay, lambda: self.view(title, self.epoch + 1, last, eval_every), last)
 
-        return displayed(self._relay, view, last)
+    def view(
+        self, title: str, first: int, last: int, eval_every: int, records: Sequence[EpochRecord] = ()
+    ) -> TrainingView:
+        """What shows the training of epochs from ``first`` to ``last``, with ``records`` of those before."""
+        report, metric = self.report(eval_every), self.metric
+        shown = title, first, last, metric.value, metric.higher_is_better, None if report is None else report.promise
+        return TrainingView(*shown, tiers=self.tiers, records=[*records])
 
-    def _promised(self, eval_every: int) -> dict[str, Any]:
-        """What a view says of an epoch before it is over."""
-        parts = self.workload, self.plan, self.hardware, self.limits
-        return {"promise": PlanReport.of_run(*parts, eval_every=eval_every).promise}
+    def report(self, eval_every: int) -> PlanReport | None:
+        """What is promised of an epoch where every so-manieth is scored; None: it was not planned."""
+        return PlanReport.of_run(self.workload, self.plan, self.hardware, self.limits, eval_every=eval_every)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The memory that is taken, of that which may be, where no plan says so."""
+        return ()
 
     def _last_epoch(self, epochs: int, *, resume: bool) -> int:
         """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""

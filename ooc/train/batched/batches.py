@@ -7,9 +7,9 @@ keeps. Where not all that a batch's layers save for the backward pass fits, it i
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from ooc.offloading.offload import Offload
 from ooc.plan.workload import Fate
 from ooc.progress.live import Tier
 from ooc.ranks import RunningStatistics, StepSum
+from ooc.sampling.graphs import GraphLoader
+from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import format_size
 from ooc.train.loss import Loss
 from ooc.train.resources import Resources
@@ -45,21 +47,6 @@ _AUTOCAST_SHARE = 1.5
 five layers it was 0.8 to 1.13."""
 
 
-class Loader(Protocol):
-    """What gives the batches of an epoch: those that are this process's."""
-
-    epoch: int
-
-    @property
-    def read_bytes(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Generator["Data"]: ...
-
-    def close(self) -> None: ...
-
-
 class BatchTrainer(Trainer):
     """Trains by the batches of a loader. The loss of an epoch is the mean over its training rows, each as its batch's
     step found it. Gradients of several batches of a step are those of one batch of all their rows.
@@ -69,7 +56,8 @@ class BatchTrainer(Trainer):
     and writes the run.
     """
 
-    _batches: Loader
+    _batches: NeighborLoader | GraphLoader
+    """What gives the batches of an epoch: those that are this process's."""
     _loss: Loss
     _batches_bytes: int
     """What the loader and the model take together."""
@@ -275,12 +263,11 @@ class BatchTrainer(Trainer):
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory that batches and the model take, of that which they may."""
         count = self.ranks.local_count
         return (Tier("memory", count * self.memory_bytes, count * self._batches_bytes, ("host_peak_bytes",)),)
 
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
         return nullcontext() if self.ranks.rank else super()._shown(last, eval_every)
 
-    def _promised(self, eval_every: int) -> dict[str, Any]:
-        return {"tiers": self.tiers}
+    def report(self, eval_every: int) -> None:
+        return None
