@@ -210,8 +210,8 @@ def _planning(
 
 
 def _compare(run: Path, store: str | None, as_json: bool) -> None:
-    from ooc.report.comparison import compare, print_comparison
     from ooc.report.console import output
+    from ooc.report.runs import compare, print_comparison
 
     if store is not None:
         from ooc.storage.store import open_store

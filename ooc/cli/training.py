@@ -17,7 +17,7 @@ from ooc import __version__
 from ooc.cli.arguments.configuration import as_toml
 from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
-from ooc.cli.processes import is_first
+from ooc.cli.train import is_first
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
 from ooc.events import Listener, Relay
@@ -35,10 +35,9 @@ from ooc.report.briefing import (
     print_briefing,
 )
 from ooc.report.console import output, print_hanging, say
-from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json
+from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
 from ooc.report.page.document import write_report
 from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
-from ooc.report.starts import note_start
 from ooc.report.tables import print_outcome, print_report, print_summary
 from ooc.sizes import format_size
 from ooc.storage.store import open_store

@@ -34,6 +34,12 @@ _MUCH_OF_MEMORY = 0.6
 """Of the machine's: with less that is free, others have too much of it."""
 _CACHE = cache_folder()
 """Where ``ooc profile`` keeps what it has measured; asking it takes torch, which takes seconds to load."""
+_REMEDIES = {
+    errno.EAGAIN: "sysctl -w fs.aio-max-nr=1048576 (as root)",
+    errno.EPERM: "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile",
+}
+"""Where requests cannot be handed to the kernel many at a time, by why; otherwise:"""
+_KERNEL = "run on a kernel built with CONFIG_AIO"
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -144,23 +150,21 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     filesystem, probe = filesystem_of(folder), probe_direct(folder)
     engine, reason = choose_engine(folder)  # as training does, for a GPU too
     engine.close()
-    io_submit = _io_submit()
+    failed = _failure_of_io_submit()
+    io_submit = os.strerror(failed) if failed else "available"
     found = kvikio.probe(folder)
     lacks = _gpudirect_lacks(found, with_driver=with_driver)
     free = shutil.disk_usage(folder).free
     if probe.works is None:
         report.blame(probe.reason, "give --spill-dir a folder that you may write to", Severity.STOPS)
     elif filesystem in ("tmpfs", "ramfs"):
-        report.blame(
-            f"{folder} is memory ({filesystem}), so spilling there saves none", "give --spill-dir a folder on a disk"
-        )
+        what = f"{folder} is memory ({filesystem}), so spilling there saves none"
+        report.blame(what, "give --spill-dir a folder on a disk")
     elif not probe.works:
-        report.blame(
-            f"{probe.reason}, so the page cache comes on top of the budgets",
-            "give --spill-dir a folder on a local disk",
-        )
-    if io_submit != "available" and probe.works:
-        report.blame(f"io_submit is not to be had: {io_submit}", _io_submit_remedy(io_submit))
+        what = f"{probe.reason}, so the page cache comes on top of the budgets"
+        report.blame(what, "give --spill-dir a folder on a local disk")
+    if failed and probe.works:
+        report.blame(f"io_submit is not to be had: {io_submit}", _REMEDIES.get(failed, _KERNEL))
     return {
         "folder": str(folder),
         "filesystem": filesystem,
@@ -175,20 +179,13 @@ def _disk(folder: Path, report: Report, *, with_driver: bool) -> dict[str, Any]:
     }
 
 
-def _io_submit() -> str:
+def _failure_of_io_submit() -> int:
+    """The system's number for it; 0: it works."""
     try:
         KernelQueue(1).close(is_idle=True)
     except OSError as error:
-        return os.strerror(error.errno or errno.ENOSYS)
-    return "available"
-
-
-def _io_submit_remedy(reason: str) -> str:
-    if reason == os.strerror(errno.EAGAIN):
-        return "sysctl -w fs.aio-max-nr=1048576 (as root)"
-    if reason == os.strerror(errno.EPERM):
-        return "allow io_setup, io_submit, io_getevents and io_destroy in the container's seccomp profile"
-    return "run on a kernel built with CONFIG_AIO"
+        return error.errno or errno.ENOSYS
+    return 0
 
 
 def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
@@ -226,16 +223,14 @@ def _memory(report: Report, disk_free_bytes: int) -> dict[str, Any]:
     huge = _first_line(_HUGE_PAGES)
     huge_pages = huge.partition("[")[2].partition("]")[0] if huge else "unknown"
     if huge_pages == "never":
-        report.blame(
-            "huge pages are off, so that arenas are slow to touch",
-            f"echo madvise > {_HUGE_PAGES} (as root)",
-        )
+        what = "huge pages are off, so that arenas are slow to touch"
+        report.blame(what, f"echo madvise > {_HUGE_PAGES} (as root)")
     if disk_free_bytes < device + host:
-        report.blame(
-            f"the disk has {format_size(disk_free_bytes)} free, less than the memory of {format_size(device + host)}: "
-            "little can be spilled",
-            "free some of it, or give --spill-dir a folder on a larger disk",
+        there = (
+            f"the disk has {format_size(disk_free_bytes)} free, less than the memory of {format_size(device + host)}"
         )
+        remedy = "free some of it, or give --spill-dir a folder on a larger disk"
+        report.blame(f"{there}: little can be spilled", remedy)
     return {
         "total_bytes": int(machine.total),
         "free_bytes": free,
@@ -252,9 +247,8 @@ def _processors(report: Report) -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS")
     if asked is not None and asked.isdecimal() and int(asked) > usable:
-        report.blame(
-            f"OMP_NUM_THREADS is {asked}, but only {usable} processors are usable", f"export OMP_NUM_THREADS={usable}"
-        )
+        what = f"OMP_NUM_THREADS is {asked}, but only {usable} processors are usable"
+        report.blame(what, f"export OMP_NUM_THREADS={usable}")
     return {
         "model": processor_name(),
         "usable": usable,
@@ -280,9 +274,8 @@ def _gpu(driver: str | None, report: Report) -> dict[str, Any]:
         report.blame("there is an NVIDIA driver, but torch was built without CUDA", "install the CUDA build of torch")
         return facts
     if not facts["usable"]:
-        report.blame(
-            "torch finds no usable CUDA device", "check nvidia-smi and the driver's version against torch's CUDA"
-        )
+        remedy = "check nvidia-smi and the driver's version against torch's CUDA"
+        report.blame("torch finds no usable CUDA device", remedy)
         return facts
     facts["devices"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     facts["free_bytes"], facts["total_bytes"] = map(int, torch.cuda.mem_get_info())

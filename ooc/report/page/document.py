@@ -15,10 +15,10 @@ from typing import Any
 from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import format_duration
 from ooc.report import gantt
-from ooc.report.comparison import as_texts
 from ooc.report.console import UNIT, write_text
 from ooc.report.page.charts import charts, charts_of_run, passes_chart, run_labels
 from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, figures, used_of_budgets
+from ooc.report.runs import as_texts
 from ooc.sizes import format_size
 
 _TIMES = 8

@@ -21,7 +21,7 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import best_record, format_duration
-from ooc.report.comparison import compare
+from ooc.report.runs import compare
 from ooc.sizes import format_size
 from ooc.train.runs.run import FORECAST, PLANNED, TIMELINE, RunFolder
 
