@@ -63,7 +63,7 @@ class ProgramRun:
                 self._filled[span.first].append(span.block)
 
     def warm_up(self) -> None:
-        """Have in their frames the blocks that the epoch before has left there; the first epoch reads them."""
+        """Have in their frames the blocks that the program before has left there; others are read."""
         self.workspace.begin(self.program, self.plan.staged.get(self.name))
 
     def enter(self, index: int) -> None:
@@ -76,9 +76,9 @@ class ProgramRun:
         self.workspace.entered()
 
     def finish(self) -> None:
-        """After the last pass: carried blocks lie where the next epoch looks for them."""
+        """After the last pass: carried blocks lie where the next program looks for them."""
         self._move(len(self.passes))
-        self.workspace.finish()
+        self.workspace.finish(self.program)
 
     def begin(self, step: int) -> None:
         """Send off the reads due before ``step``, then wait for those it needs and for the frames it fills. Nothing is

@@ -21,10 +21,9 @@ from ooc.plan.layout.passes import (
     sweeps_of,
 )
 from ooc.plan.program.capacity import capacity_of
-from ooc.plan.program.plan import block_table
 from ooc.plan.program.program import blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
-from ooc.plan.program.sequence import BlockTable, Span, Use, uses_of
+from ooc.plan.program.sequence import BlockTable, Span, Use, block_table, uses_of
 from ooc.plan.program.staging import room_between_uses
 from ooc.plan.workload import Workload
 

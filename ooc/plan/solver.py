@@ -22,8 +22,9 @@ from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import WHOLE, Candidate, Problem
+from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import blocks_in, frames_needed
-from ooc.plan.program.plan import Plan, build_plan
+from ooc.plan.program.plan import Plan
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is

@@ -65,6 +65,11 @@ class Direction(Enum):
         """Whether it is the graph's own edges."""
         return self in (Direction.IN, Direction.OUT)
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it is the same in every step."""
+        return self.of_edges or self is Direction.FEATURES
+
 
 @dataclass(frozen=True, slots=True)
 class RelationEdges:
@@ -84,6 +89,8 @@ class RelationEdges:
     def of_edges(self) -> bool:
         """As of a ``Direction``: these are edges."""
         return True
+
+    lasts = of_edges
 
 
 EdgesKey = Direction | RelationEdges

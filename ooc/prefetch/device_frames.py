@@ -68,7 +68,8 @@ class DeviceWorkspace(Workspace[Event]):
         self._launched.clear()
         self._vacant = self._device.record()
 
-    def finish(self) -> None:
+    def finish(self, program: Program) -> None:
+        super().finish(program)
         self._transfers.finish()
 
     # ---- steps ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Workspaces follow instructions and decide nothing. One thread uses them; ``matri
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -67,6 +67,13 @@ class FrameTable(ABC, Generic[T]):
         for block in [block for block in self._where if block in blocks]:
             self._forget(self._where[block])
 
+    def leave(self, kept: Iterable[tuple[int, int]]) -> None:
+        """A program is over: what frames hold beside the blocks ``kept`` is forgotten, as plans have it."""
+        frames = dict(kept)
+        for block, frame in list(self._where.items()):
+            if frames.get(block) != frame:
+                self._forget(frame)
+
     def _give(self, block: int, frame: int) -> None:
         """``frame`` is the frame of ``block``; what was in it is forgotten, though it may still be on its way out."""
         self._forget(frame)
@@ -94,7 +101,7 @@ class Workspace(FrameTable[T]):
 
     @abstractmethod
     def begin(self, program: Program, staging: Staging | None) -> None:
-        """Have in their frames the blocks that the run before has left there; the first run reads them."""
+        """Have in their frames the blocks that the program is to find there: read those that no other has left."""
 
     def move(self, block: int, target: int) -> None:
         """Copy ``block`` to the frame ``target``."""
@@ -114,8 +121,9 @@ class Workspace(FrameTable[T]):
     def entered(self) -> None:
         """Moves and regions of a pass are done: its steps begin."""
 
-    def finish(self) -> None:
-        """After the last step of the program, and the moves behind it."""
+    def finish(self, program: Program) -> None:
+        """After the last step of ``program``, and the moves behind it."""
+        self.leave(program.leaves)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Transfers(FrameTable[Ticket]):
     # ---- programs ------------------------------------------------------------------------------------------
 
     def begin(self, staging: Staging, upper: Program) -> None:
-        """Have in their host frames the blocks that the run before has left there; the first run reads them.
+        """Have in their host frames the blocks that the program is to find there: read those that no other has left.
         ``upper``: the device's program."""
         self._staging, self._next = staging, 0
         if self._gpudirect is not None:
@@ -119,13 +119,15 @@ class Transfers(FrameTable[Ticket]):
         for event, _ in list(self._unsaved.values()):
             event.wait()
         self._save_what_has_come()
+        self.leave((block, names[name]) for block, name in self._staging.program.leaves)
 
     def fetch(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
-        """Between programs: ``block`` from the SSD to the device's ``memory``."""
-        names = len(self._frame_of_name)
-        self._aside = (self._aside + 1) % min(2, names)
-        self._give(block, self._frame_of_name[names - 1 - self._aside])
-        self._read(block)
+        """Between programs: ``block`` from its host frame, or else the SSD, to the device's ``memory``."""
+        if block not in self._where:
+            names = len(self._frame_of_name)
+            self._aside = (self._aside + 1) % min(2, names)
+            self._give(block, self._frame_of_name[names - 1 - self._aside])
+            self._read(block)
         return self._copy(block, CopyTo.DEVICE, memory, after)
 
     def await_saved(self, block: int) -> None:

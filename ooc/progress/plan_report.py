@@ -81,13 +81,13 @@ class PlanReport:
     @property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
-        again = self.plan.filling_bytes(self.program, first=False) if self.evaluated else 0
-        return self.plan.bytes_read(self.program) + again
+        before = "evaluate" if self.evaluated else self.program
+        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, after=before)
 
     @property
     def first_epoch_read_bytes(self) -> int:
         """Bytes read from the SSD in the first epoch: these fill the memory."""
-        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, first=True)
+        return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, after=None)
 
     @property
     def ssd_write_bytes(self) -> int:

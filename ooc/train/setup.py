@@ -59,8 +59,8 @@ from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
+from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity
-from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData, EdgesKey, RelationEdges, Share

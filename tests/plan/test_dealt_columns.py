@@ -12,8 +12,8 @@ import pytest
 from ooc.plan import UNMEASURED, Limits, Plan, Workload, make_plan
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
 from ooc.plan.layout.passes import ColumnPass
+from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, ExchangeForm
-from ooc.plan.program.plan import build_plan
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Share, dealt_widths
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload

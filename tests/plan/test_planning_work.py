@@ -10,10 +10,9 @@ from ooc.plan import Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import plan_layout
-from ooc.plan.program import plan, replacement, staging
-from ooc.plan.program.plan import block_table
+from ooc.plan.program import program, replacement
 from ooc.plan.program.replacement import Uses
-from ooc.plan.program.sequence import uses_of
+from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
@@ -81,14 +80,12 @@ def test_no_layout_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program once, for the device and for the host."""
     work = workload()
-    counted = Counted(plan.Unrolling, lambda steps, *_: len(steps))
-    monkeypatch.setattr(plan, "Unrolling", counted)
-    monkeypatch.setattr(staging, "Unrolling", counted)
+    counted = Counted(program.Unrolling, lambda sequence, *_: len(sequence.steps))
+    monkeypatch.setattr(program, "Unrolling", counted)
     made = make_plan(work, Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     assert len(counted.sizes) == 2 * len(work.programs)
     assert sum(counted.sizes) == sum(
-        len(program.steps)
-        for program in (*made.unrolled.values(), *(staged.program for staged in made.staged.values()))
+        len(one.steps) for one in (*made.unrolled.values(), *(staged.program for staged in made.staged.values()))
     )
 
 
@@ -98,7 +95,7 @@ def test_what_several_ask_of_the_uses_is_found_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replacement, "next_spans", counted)
     made = make_plan(workload(), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     before = len(counted.sizes)
-    for program in made.unrolled.values():
-        assert program.bytes_used(made.blocks) or not program.steps
+    for unrolled in made.unrolled.values():
+        assert unrolled.bytes_used(made.blocks) or not unrolled.steps
     assert made.hit_rate >= 0
     assert len(counted.sizes) == before

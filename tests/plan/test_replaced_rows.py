@@ -58,7 +58,7 @@ def test_what_fits_is_not_read_again() -> None:
     """It is there from the epoch before; where little fits, all of it is read: the rows twice, forward and backward."""
     roomy, tight = planned(400_000_000), planned(9_000_000)
     assert (roomy.ssd_read_bytes, roomy.ssd_write_bytes) == (0, 2 * NBYTES)
-    assert roomy.filling_bytes("train", first=True) > 2 * NBYTES
+    assert roomy.filling_bytes("train", after=None) > 2 * NBYTES
     assert tight.ssd_read_bytes > 2.5 * NBYTES
 
 

@@ -6,6 +6,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooc.plan.program.program import found_in_memory
 from ooc.plan.program.replacement import Kept, Uses, belady, next_spans
 from ooc.plan.program.sequence import Span, Use
 from tests.examples import examples
@@ -62,6 +63,27 @@ def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], c
     assert mine == best
 
 
+@settings(max_examples=examples(300), deadline=None)
+@given(data=st.data(), blocks=sequences, there=st.lists(st.integers(0, 6), max_size=6, unique=True))
+def test_between_two_epochs_no_other_choice_has_more_hits(
+    data: st.DataObject, blocks: list[int], there: list[int]
+) -> None:
+    """A program that may find the blocks ``there``, used afterwards in that order: as one sequence with an epoch before
+    it that uses them, and the one behind it."""
+    count, before = len(blocks), len(there)
+    capacity = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    spans = [Span(i, i, block, Use.READ) for i, block in enumerate(blocks)]
+    afterwards = {block: count + i for i, block in enumerate(there)}
+    uses = Uses(spans, count, capacity, lambda block: True, cyclic=False, afterwards=afterwards)
+    kept = belady(uses)
+    assert kept.begins <= {*there} and kept.carried <= {*there}
+    whole = [Span(i, i, block, Use.READ) for i, block in enumerate(there)]  # then a step without a use
+    whole += [Span(before + 1 + i, before + 1 + i, block, Use.READ) for i, block in enumerate([*blocks, -1, *there])]
+    room = [9] * before + [capacity[0], *capacity] + [9] * (1 + before)
+    best = belady(Uses(whole, len(room), room, lambda block: False, cyclic=False))
+    assert sum(found_in_memory(uses, kept)) + len(kept.carried) == sum(best.after)
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data(), blocks=st.lists(st.integers(0, 12), min_size=1, max_size=60), cyclic=st.booleans())
 def test_the_policies_that_cannot_look_ahead_have_no_more_hits(
@@ -85,4 +107,4 @@ def test_a_sweep_repeated_in_one_direction_keeps_what_fits_where_lru_keeps_nothi
 
 def test_a_block_copied_past_the_frames_is_not_kept_after() -> None:
     spans = [Span(0, 0, 1, Use.COPY), Span(1, 1, 1, Use.READ)]
-    assert belady(Uses(spans, 2, [5, 5], lambda block: True, False)) == Kept([False, False], frozenset())
+    assert belady(Uses(spans, 2, [5, 5], lambda block: True, False)) == Kept([False, False], frozenset(), frozenset())

@@ -127,3 +127,22 @@ def test_dropout_leaves_nothing_to_share(tmp_path: Path) -> None:
     for case in (ModelCase(kind="gcn", dropout=0.1), ModelCase(kind="gcn", input_dropout=0.1)):
         with make_trainer(case, store, tmp_path) as trainer:
             assert "train_and_score" not in trainer.plan.programs
+
+
+def test_every_program_reads_what_is_planned_whichever_has_run_before_it(tmp_path: Path) -> None:
+    """Where a part of what is read is kept from one to the next, and where all of it is."""
+    store = store_of(random_data(GraphCase(nodes=1500, edges=6000)), tmp_path)
+    case = ModelCase(kind="sage", layers=2, hidden=16)
+    for memory, fits in ((1_200_000, False), (10_000_000, True)):
+        with make_trainer(case, store, tmp_path, gpu_budget=memory, host_budget="400K", tile_rows=64) as trainer:
+            plan, session = trainer.plan, trainer._session
+            trainer.fit(1, eval_every=0)
+            after = "train"
+            for name in ("evaluate", "train", "train", "train_and_score", "train", "evaluate", "evaluate"):
+                before = session.taken()
+                trainer.evaluate() if name == "evaluate" else trainer._loss_and_gradients(scored=name != "train")
+                read = session.taken().since(before).ssd_read_bytes
+                assert read == plan.bytes_read(name) + plan.filling_bytes(name, after=after), (name, after)
+                after = name
+            assert plan.filling_bytes("train", after="evaluate") < plan.filling_bytes("train", after=None)
+            assert (plan.bytes_read("train") == 0) is fits

@@ -8,30 +8,24 @@ memory: every block that comes to the device or leaves it goes through a frame o
 to wait goes on to the SSD. ``ooc.plan.program.staging`` says which, when.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from ooc.plan.layout.grid import Grid
-from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import (
     edges_name,
-    edges_swept,
-    passes_using,
     pulled_columns,
     shuffles_in,
     streamed_read_bytes,
     streamed_write_bytes,
 )
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
-from ooc.plan.program.capacity import Capacity, capacity_of
-from ooc.plan.program.program import Program, Unrolling, found_in_memory, with_residents
+from ooc.plan.program.program import Program, found_in_memory
 from ooc.plan.program.received import Forms, Received, forms_of, received_of
-from ooc.plan.program.replacement import Uses
-from ooc.plan.program.sequence import BlockTable, Use, edge_grid, uses_of
-from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD, Staging, stage_below
-from ooc.plan.workload import Direction, EdgesKey, Fate, Kind, Matrix, Share, Topology, Workload
+from ooc.plan.program.sequence import BlockTable, Use
+from ooc.plan.program.staging import Staging
+from ooc.plan.workload import EdgesKey, Fate, Kind, Matrix, Share, Topology
 from ooc.sizes import format_size
 
 
@@ -209,14 +203,16 @@ class Plan(Layout):
         """What the optimizer reads, and writes, after program ``name``."""
         return self.state_bytes if name.startswith("train") else 0
 
-    def filling_bytes(self, name: str, *, first: bool) -> int:
-        """Bytes that it reads besides when another program has run before it, or none, as at ``first``: what it finds
-        in memory else."""
-        programs = self.unrolled[name], self.lowest(name)
-        warm = {block for program in programs for block, _ in program.warm}
-        if not first:
-            warm = warm.difference(*(program.uses.resident for program in programs))
-        return sum(map(self.blocks.nbytes, warm))
+    def filling_bytes(self, name: str, *, after: str | None) -> int:
+        """Bytes that it reads besides of what it finds in memory else, where the program ``after`` has run before it
+        (None: none has)."""
+        upper, lower = self.unrolled, {name: staging.program for name, staging in self.staged.items()}
+        left = [frozenset(programs[after].leaves) if programs and after else frozenset() for programs in (upper, lower)]
+        below = {block for block, _ in left[1]}
+        missing = [block for block, frame in upper[name].warm if (block, frame) not in left[0] and block not in below]
+        if lower:
+            missing += [block for block, frame in lower[name].warm if (block, frame) not in left[1]]
+        return sum(map(self.blocks.nbytes, missing))
 
     def bytes_written(self, name: str) -> int:
         """Bytes that it writes there."""
@@ -328,123 +324,3 @@ class Plan(Layout):
                 row_bytes = pulled_columns(item, planned.grid) * planned.matrix.itemsize
                 pulled[name] = pulled.get(name, 0) + planned.matrix.rows * row_bytes
         return {name: max(0, nbytes - copied.get(name, 0)) for name, nbytes in pulled.items()}
-
-
-_PREPARATION = "prepare"
-_EPOCHS = "train", "train_and_score"
-"""Programs that are run again and again; all others but the preparation come between them."""
-
-
-def build_plan(layout: Layout, capacity: Capacity) -> Plan:
-    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
-    workload, blocks = capacity.workload, block_table(layout, capacity.workload)
-    device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
-    frames, host_frames = capacity.frames(layout), capacity.host_frames(layout)
-    read_only, others = _read_only(layout, workload, blocks)
-    roomy, ahead = others + capacity.working_frames(layout), IN_TRANSFER + MOST_AHEAD
-    on_host = IN_TRANSFER + others + ahead
-    resident = below = frozenset[int]()
-    if sum(map(len, read_only)) + roomy <= capacity.most_frames(layout):
-        resident = frozenset(chain(*read_only))
-    elif host_frames is not None and sum(map(len, read_only)) + on_host <= capacity.most_host_frames(layout):
-        below = frozenset(chain(*read_only))
-    unrolled: dict[str, Program] = {}
-    for name, passes in layout.programs.items():
-        steps, bounds, spans = uses_of(passes, layout, workload, blocks)
-        mine = resident if name != _PREPARATION else frozenset()
-        available = free_frames(layout.regions[name], len(passes), roomy if mine else frames)
-        room = capacity_of(passes, layout, workload, bounds, available, cyclic=name in _EPOCHS)
-        spare_writes = layout.spare_writes and host_frames is None
-        uses = Uses(spans, len(steps), room, blocks.lasts, name in _EPOCHS, spare_writes, mine)
-        unrolled[name] = Unrolling(steps, bounds, uses, available, blocks.nbytes, paced=host_frames is not None).run()
-    regions = {name: max((r.stop for r in layout.regions[name]), default=0) for name in unrolled}
-    unrolled = with_residents(unrolled, {name: max(stop, unrolled[name].frames) for name, stop in regions.items()})
-    staged: dict[str, Staging] = {}
-    if host_frames is not None:
-        for name, program in unrolled.items():
-            mine = below if name != _PREPARATION else frozenset()
-            frames = others + ahead if mine else host_frames
-            staged[name] = stage_below(program, frames, mine, spare_writes=layout.spare_writes, nbytes=blocks.nbytes)
-        lower = {name: staging.program for name, staging in staged.items()}
-        # What the device keeps comes by way of the last host frames, where nothing else may lie then.
-        lower = with_residents(lower, {name: program.frames for name, program in lower.items()}, spare=IN_TRANSFER)
-        staged = {name: replace(staging, program=lower[name]) for name, staging in staged.items()}
-    return Plan(
-        **vars(layout),
-        rows=workload.rows,
-        tile_rows=workload.tile_rows,
-        frames=max([*(program.frames for program in unrolled.values()), *regions.values()], default=0),
-        recomputed=workload.recomputed,
-        topologies=_swept(layout, workload),
-        blocks=blocks,
-        unrolled=unrolled,
-        fixed_device_bytes=workload.fixed_device_bytes,
-        fixed_host_bytes=workload.fixed_host_bytes,
-        device_limit_bytes=device_limit_bytes,
-        host_limit_bytes=host_limit_bytes,
-        state_bytes=workload.state_bytes,
-        share=workload.share,
-        host_frames=max([IN_TRANSFER, *(s.program.frames for s in staged.values())]) if staged else 0,
-        staged=staged,
-        retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(workload),
-    )
-
-
-def _retainable_bytes(workload: Workload) -> int:
-    """A bound on what opaque layers retain of a training epoch's runs, where they retain all."""
-    backward = [
-        (stage.rows, stage.pull.direction, stage.pull.per_edge)
-        for stage in workload.programs.get("train", ())
-        if stage.pull is not None and stage.pull.per_edge is not None and stage.pull.per_edge.own is not None
-    ]
-    return sum(
-        (workload.topologies[direction].edges + rows) * kind.bytes_per_edge
-        for rows, direction, kind in backward
-        if kind.opaque and direction.of_edges
-    )
-
-
-def _read_only(layout: Layout, workload: Workload, blocks: BlockTable) -> tuple[list[range], int]:
-    """The blocks that epochs and evaluations only read, matrix by matrix, and how many others they have. Links are none
-    of these: they may be others in every step."""
-    epochs = [passes for name, passes in layout.programs.items() if name != _PREPARATION]
-    swept = {name for passes in epochs for item in passes for name, _, _ in edges_swept(item, workload)}
-    drawn = {
-        edges_name(side, data)
-        for side, topology in workload.topologies.items()
-        if not side.of_edges and side is not Direction.FEATURES
-        for data in topology.arrays
-    }
-    read_only, others = [], 0
-    for name, base, grid in zip(blocks.names, blocks.bases, blocks.grids, strict=True):
-        planned, numbers = layout.matrices.get(name), range(base, base + grid.blocks * grid.slabs)
-        if planned is None and name not in drawn:
-            read_only += [numbers] if name in swept else []
-        elif planned is not None and planned.matrix.kind in (Kind.STORE, Kind.CONSTANT):
-            in_frames = planned.in_frames and any(passes_using(passes, name) for passes in epochs)
-            read_only += [numbers] if in_frames else []
-        elif planned is None or planned.in_frames:
-            others += len(numbers)
-    return read_only, others
-
-
-def block_table(layout: Layout, workload: Workload) -> BlockTable:
-    """Numbers for the blocks of all matrices, then of the topologies with what edges carry."""
-    found: dict[str, tuple[Grid, bool, range | None]] = {}
-    for name, planned in layout.matrices.items():
-        kind, shared = planned.matrix.kind, workload.share is not None and planned.matrix.kind is Kind.LEARNT
-        own = workload.own(planned.matrix.space, planned.grid.rows)
-        found[name] = planned.grid, kind.lasts, own if shared else None
-    found |= {
-        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), True, None)
-        for direction, topology in _swept(layout, workload).items()
-        for data, array in topology.arrays.items()
-    }
-    return BlockTable.of(found)
-
-
-def _swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
-    """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
-    passes = [item for program in layout.programs.values() for item in program]
-    names = {name for item in passes for name, _, _ in edges_swept(item, workload)}
-    return {side: topology for side, topology in workload.topologies.items() if edges_name(side) in names}

@@ -10,14 +10,14 @@ two steps may overlap; at a pass's end everything comes to rest.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
 from ooc.plan.program.replacement import Kept, Uses, belady
-from ooc.plan.program.sequence import BlockTable, Step, Use
+from ooc.plan.program.sequence import BlockTable, Span, Step, Use
 
 
 class Acquire(NamedTuple):
@@ -42,7 +42,8 @@ class Program:
 
     ``bounds``: (first, stop) step of each pass. ``moves``: by pass, before its first step. ``fill``: by step, blocks
     copied to a slab buffer before it, and whether each is in a frame. ``warm``: blocks that must be in their
-    frames when the program begins: the state in which it ends. ``kept`` says what the replacement decided.
+    frames when the program begins, and ``leaves``: those that are in the end. ``kept`` says what the replacement
+    decided.
     """
 
     steps: tuple[Step, ...]
@@ -50,6 +51,7 @@ class Program:
     uses: Uses
     kept: Kept
     warm: tuple[tuple[int, int], ...] = ()
+    leaves: tuple[tuple[int, int], ...] = ()
     moves: dict[int, tuple[Move, ...]] = field(default_factory=dict)
     acquire: tuple[tuple[Acquire, ...], ...] = ()
     store: tuple[tuple[int, ...], ...] = ()
@@ -75,8 +77,10 @@ def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
     count = len(uses.spans)
     found = [False] * count
     for is_kept, then in zip(kept.after, uses.following, strict=True):
-        if is_kept and then >= 0:
-            found[then % count] = True
+        if is_kept and 0 <= then < count:
+            found[then] = True
+    for block in kept.begins & uses.firsts.keys():
+        found[uses.firsts[block]] = True
     return found
 
 
@@ -127,15 +131,16 @@ class _Frames:
             p += 1
         return p - 1
 
-    def enter(self, p: int) -> set[int]:
-        """Open and close groups for pass ``p``; the groups closed."""
+    def enter(self, p: int, taken: Collection[int] = ()) -> set[int]:
+        """Open and close groups for pass ``p``, of which only ``taken`` frames are in use; the groups that are not
+        open."""
         now = {g for g, pattern in enumerate(self.patterns) if pattern[p]}
-        closed = self.open - now
+        closed = {*range(len(self.patterns))} - now
         for g in closed:
             self.clean[g].clear()
             self.cooling[g].clear()
         for g in now - self.open:
-            self.clean[g] = list(self.members[g])  # ascending: a heap already
+            self.clean[g] = [frame for frame in self.members[g] if frame not in taken]  # ascending: a heap already
         self.open = now
         return closed
 
@@ -178,30 +183,52 @@ class _Frames:
                 heappush(self.clean[g], queue.popleft()[1])
 
 
-def with_residents(programs: Mapping[str, Program], stops: Mapping[str, int], spare: int = 0) -> dict[str, Program]:
-    """``programs`` with frames for their resident blocks, the same in all: beyond the frames, up to ``stops``, that any
-    of those works in that have such blocks. ``spare``: frames beyond these that are left over."""
-    used = {
-        name: dict.fromkeys(span.block for span in program.uses.spans if span.block in program.uses.resident)
-        for name, program in programs.items()
+class BlockSequence(NamedTuple):
+    """The uses of blocks by a program, and the frames that it has: ``capacity`` as ``Uses`` have it, ``available[p]``
+    those of pass p that no region takes."""
+
+    steps: Sequence[Step]
+    bounds: Sequence[tuple[int, int]]
+    spans: Sequence[Span]
+    capacity: Sequence[int]
+    available: Sequence[Sequence[range]]
+
+
+PREPARATION, EPOCH = "prepare", "train"
+EPOCHS = EPOCH, "train_and_score"
+"""Programs that are run again and again; all others but the preparation come between them."""
+
+
+def unroll(
+    sequences: Mapping[str, BlockSequence], blocks: BlockTable, *, spare_writes: bool, paced: bool
+) -> dict[str, Program]:
+    """All programs in the frames of one arena. What one leaves there lies where the others look for it: an epoch what
+    the next one wants, and beside that what others use; a program between two epochs what the second one wants."""
+    firsts = {
+        name: {span.block: span.first for span in reversed(sequence.spans) if blocks.lasts(span.block)}
+        for name, sequence in sequences.items()
+        if name != PREPARATION
     }
-    above = max((stops[name] for name, blocks in used.items() if blocks), default=0)
-    frame_of = {block: frame for frame, block in enumerate(dict.fromkeys(chain(*used.values())), start=above)}
-    return {
-        name: replace(
-            program,
-            warm=(*program.warm, *((block, frame_of[block]) for block in used[name])),
-            frames=above + len(frame_of) + spare,
-        )
-        if used[name]
-        else program
-        for name, program in programs.items()
-    }
+    homes: dict[int, int] = {}
+    programs: dict[str, Program] = {}
+    for name in sorted(sequences, key=lambda name: name not in EPOCHS):
+        sequence, is_epoch, afterwards = sequences[name], name in EPOCHS, dict[int, int]()
+        count = len(sequence.steps)
+        if is_epoch and count:
+            others = chain(*(used.items() for used in firsts.values()))
+            afterwards = {block: 2 * count + first for block, first in others if block not in firsts[name]}
+        elif name != PREPARATION and count:
+            then = len(sequences[EPOCH].steps)
+            afterwards = {block: count + firsts[EPOCH].get(block, then) for block, _ in programs[EPOCH].leaves}
+        uses = Uses(sequence.spans, count, sequence.capacity, blocks.lasts, is_epoch, spare_writes, afterwards)
+        programs[name] = Unrolling(sequence, uses, blocks.nbytes, homes, paced=paced).run()
+        homes |= dict(programs[name].warm)
+    return {name: programs[name] for name in sequences}
 
 
 class Unrolling:
-    """Gives every block its frames, residents aside: where every live block is meanwhile, and what is to come.
-    ``available[p]``: the frames of pass p that no region takes.
+    """Gives every block its frames: where every live block is meanwhile, and what is to come. ``homes``: where blocks
+    lie between programs that others begin with.
 
     ``paced``: of blocks that are needed later than in the next step, no more are asked for at a step than the pass
     loads a step. For those who may have to wait before they send a load on, with a step to compute behind it.
@@ -209,20 +236,21 @@ class Unrolling:
 
     def __init__(
         self,
-        steps: Sequence[Step],
-        bounds: Sequence[tuple[int, int]],
+        sequence: BlockSequence,
         uses: Uses,
-        available: Sequence[Sequence[range]],
         nbytes: Callable[[int], int],
+        homes: Mapping[int, int],
         *,
         paced: bool = False,
     ) -> None:
-        self.steps, self.bounds, self.uses, self.nbytes = steps, bounds, uses, nbytes
+        self.steps, self.bounds, _, _, available = sequence
+        self.uses, self.nbytes = uses, nbytes
+        self.homes = dict(homes)
         self.kept, self.endings = belady(uses), uses.endings
         self.found = found_in_memory(uses, self.kept)
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
-        self.pass_of = [step.at for step in steps]
+        self.pass_of = [step.at for step in self.steps]
         self.pace = self._loads_a_step() if paced else None
         self.until = self._untils()
         self.where: dict[int, int] = {}
@@ -232,7 +260,7 @@ class Unrolling:
         self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.room_ahead = [
             sum(map(len, available[p])) - (uses.capacity[first] + self._unbroken(first) if stop > first else 0)
-            for p, (first, stop) in enumerate(bounds)
+            for p, (first, stop) in enumerate(self.bounds)
         ]
         self.stored_at: dict[int, int] = {}
         self.next = 0
@@ -240,26 +268,26 @@ class Unrolling:
         self.read_bytes = self.write_bytes = 0
 
     def run(self) -> Program:
-        warm: tuple[tuple[int, int], ...] = ()
-        if self.kept.carried:
-            self._place_carried()
-            warm = tuple(sorted(self.where.items()))
+        if self.kept.begins:
+            self._place()
+        warm = tuple(sorted(self.where.items()))
         for p, (first, stop) in enumerate(self.bounds):
-            if p or not warm:
-                self._enter(p)
+            self._enter(p)
             for t in range(first, stop):
                 self._begin(p, t, first)
             if stop > first:
                 self._release(stop - 2, first)
                 self._release(stop - 1, first)
-        if warm:
-            self._return_home(dict(warm))
+        leaves = {block: self.homes[block] for block in sorted(self.kept.carried)}
+        if leaves:
+            self._return_home(leaves)
         return Program(
             steps=tuple(self.steps),
             bounds=tuple(self.bounds),
             uses=self.uses,
             kept=self.kept,
             warm=warm,
+            leaves=tuple(leaves.items()),
             moves=self.moves,
             acquire=tuple(self.acquire),
             store=tuple(self.store),
@@ -273,29 +301,23 @@ class Unrolling:
         """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
         spans, kept, following = self.uses.spans, self.kept.after, self.uses.following
         ended = self.uses.ending(first - 1) if first else ()
-        return sum(
-            1
-            for i in ended
-            if kept[i]
-            and following[i] < len(spans)
-            and spans[following[i]].first == first
-            and spans[i].block not in self.uses.resident
-        )
+        return sum(kept[i] and following[i] < len(spans) and spans[following[i]].first == first for i in ended)
 
     # ---- before the first step and after the last -------------------------------------------------------
 
-    def _place_carried(self) -> None:
-        """Frames for what the epoch before has left, longest wanted first."""
-        self.frames.enter(0)
-        first_use: dict[int, int] = {}
-        for i, span in enumerate(self.uses.spans):
-            if span.block in self.kept.carried:
-                first_use.setdefault(span.block, i)
-        for block, i in sorted(first_use.items(), key=lambda item: item[1]):
-            self.where[block] = self._must_take(0, self.until[i])
+    def _place(self) -> None:
+        """Frames for what is there at the beginning: those that it has between programs, or else new ones, in order of
+        first use."""
+        begins, firsts, last = self.kept.begins, self.uses.firsts, len(self.uses.spans)
+        self.where = {block: self.homes[block] for block in begins if block in self.homes}
+        self.frames.enter(0, {*self.where.values()})
+        self.frames.highest = max((frame + 1 for frame in self.where.values()), default=0)
+        for block in sorted(begins - self.where.keys(), key=lambda block: (firsts.get(block, last), block)):
+            until = self.until[firsts[block]] if block in firsts else _FOR_EVER
+            self.homes[block] = self.where[block] = self._must_take(0, until)
 
     def _return_home(self, home: dict[int, int]) -> None:
-        """Moves that put carried blocks where the next epoch expects them; a block in the way goes first."""
+        """Moves that put carried blocks where the next program expects them; a block in the way goes first."""
         taken = {self.where[block]: block for block in home if self.where[block] != home[block]}
         wanted = {home[block]: block for block in taken.values()}
         moves: list[Move] = []
@@ -336,7 +358,8 @@ class Unrolling:
                 target = self._must_take(p, p)
                 moves.append(Move(block, frame, target))
                 self.where[block] = target
-        self.moves[p] = tuple(moves)
+        if moves:
+            self.moves[p] = tuple(moves)
 
     def _begin(self, p: int, t: int, first: int) -> None:
         self._release(t - 2, first)
@@ -426,13 +449,13 @@ class Unrolling:
     def _untils(self) -> list[int]:
         """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
         spans, following, after = self.uses.spans, self.uses.following, self.kept.after
-        count, passes, resident = len(spans), len(self.bounds), self.uses.resident
+        count, passes = len(spans), len(self.bounds)
 
         def untils(epoch: int, beyond: Sequence[int]) -> list[int]:
             """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
             until = [self.pass_of[span.last] + epoch * passes for span in spans]
             for i in range(count - 1, -1, -1):
-                if after[i] and spans[i].block not in resident:
+                if after[i]:
                     then = following[i]
                     until[i] = until[then] if then < count else beyond[then - count]
             return until

@@ -6,17 +6,21 @@ Between two steps that follow one another a block is in use all along and takes 
 With the sequence of uses known, the fewest blocks are read again if the one given up is always the one used
 furthest in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), and a block just used is itself among the
 candidates (bypass). That is optimal for blocks of one size, which frames make ours. The sequence is a cycle: an
-epoch begins with what the one before has left.
+epoch begins with what the one before has left. A program that comes between two epochs is one sequence with the epoch
+that follows it: what it begins with may stay for that.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import attrgetter
 
 from ooc.plan.program.sequence import Span, Use
+
+_BLOCK = attrgetter("block")
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,11 @@ class Uses:
     """The spans of one program, by first step, and the frames for blocks between uses.
 
     ``capacity[t]`` frames may be held over the end of step t. ``lasting(block)``: the block is there in every
-    epoch (store and constants), so that its last use is followed by the first of the next. ``spare_writes``: give up
-    what is on the SSD anyway before what would have to be written there. ``resident``: blocks, all of them lasting,
-    that have frames of their own, which no capacity counts.
+    epoch (store and constants), so that where the program is ``cyclic``, its last use is followed by the first of the
+    next. ``spare_writes``: give up what is on the SSD anyway before what would have to be written there.
+    ``afterwards``: lasting blocks that may be in memory when the program begins, as others use them too, and the steps,
+    counted on from the program's own, in which they do: of those that it does not use itself, or, unless it is cyclic,
+    of all that it may leave.
     """
 
     spans: Sequence[Span]
@@ -35,7 +41,7 @@ class Uses:
     lasting: Callable[[int], bool] = field(compare=False)
     cyclic: bool
     spare_writes: bool = False
-    resident: frozenset[int] = frozenset()
+    afterwards: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def following(self) -> Sequence[int]:
@@ -46,6 +52,11 @@ class Uses:
         """The numbers of the spans whose last step is ``step``, ascending."""
         by_end, begins = self.endings
         return by_end[begins[step] : begins[step + 1]]
+
+    @cached_property
+    def firsts(self) -> dict[int, int]:
+        """By block that is used: the number of its first span."""
+        return dict(zip(map(_BLOCK, reversed(self.spans)), range(len(self.spans) - 1, -1, -1), strict=True))
 
     @cached_property
     def endings(self) -> tuple[Sequence[int], Sequence[int]]:
@@ -60,9 +71,11 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``carried``: blocks over the end."""
+    """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``begins``: blocks that are there
+    when the program begins; ``carried``: over its end."""
 
     after: list[bool]
+    begins: frozenset[int]
     carried: frozenset[int]
 
 
@@ -70,34 +83,33 @@ def next_spans(uses: Uses) -> list[int]:
     """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none."""
     count = len(uses.spans)
     following = [-1] * count
-    first_of: dict[int, int] = {}
     last_of: dict[int, int] = {}
     for i, span in enumerate(uses.spans):
-        block = span.block
-        if block in last_of:
-            following[last_of[block]] = i
-        else:
-            first_of[block] = i
-        last_of[block] = i
+        if span.block in last_of:
+            following[last_of[span.block]] = i
+        last_of[span.block] = i
     for block, i in last_of.items():
-        if block in uses.resident or (uses.cyclic and uses.lasting(block)):
-            following[i] = count + first_of[block]
+        if block in uses.afterwards or (uses.cyclic and uses.lasting(block)):
+            following[i] = count + uses.firsts[block]
     return following
 
 
 def belady(uses: Uses) -> Kept:
-    """The fewest blocks read again, in the steady state from one epoch to the next.
+    """The fewest blocks read again, in the steady state from one epoch to the next; or in a program between epochs and
+    at the beginning of the epoch that follows it.
 
     With ``uses.spare_writes`` fewer are written, if more have to be read for it: a block given up once has cost its
     write, and goes as easily as one of the store from then on.
     """
-    kept = _belady_epoch(uses, frozenset(), may_carry=None)
-    while kept.carried:
-        again = _belady_epoch(uses, kept.carried, may_carry=kept.carried)
-        if again.carried == kept.carried:  # what is carried can only become less, so this ends
-            return again
-        kept = again
-    return _belady_epoch(uses, frozenset(), may_carry=frozenset())
+    begins = others = frozenset(uses.afterwards)
+    may_carry = None if uses.cyclic else others
+    while True:
+        kept = _belady_epoch(uses, begins, may_carry)
+        stays = kept.carried if uses.cyclic else kept.begins
+        if stays == begins:
+            return kept
+        begins = stays  # from the second time on this can only become less, so it ends
+        may_carry = begins if uses.cyclic else others
 
 
 def lru_hits(uses: Uses) -> int:
@@ -112,7 +124,7 @@ def lru_hits(uses: Uses) -> int:
         for step in range(uses.steps):
             passed_by = set()
             while position < count and (span := spans[position]).first == step:
-                found = span.block in held or position in unbroken or span.block in uses.resident
+                found = span.block in held or position in unbroken
                 held.pop(span.block, None)
                 hits += found and span.use is not Use.WRITE
                 if span.use is Use.COPY and not found:
@@ -120,7 +132,7 @@ def lru_hits(uses: Uses) -> int:
                 position += 1
             for i in uses.ending(step):
                 block, then = spans[i].block, following[i]
-                if then < 0 or block in passed_by or block in uses.resident:
+                if then < 0 or block in passed_by:
                     continue
                 if then < count and spans[then].first == step + 1:
                     unbroken.add(then)
@@ -131,22 +143,18 @@ def lru_hits(uses: Uses) -> int:
     return hits
 
 
-def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[int] | None) -> Kept:
-    """One epoch that begins with ``carried`` in memory. Over its end only ``may_carry`` are kept (None: any)."""
+def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] | None) -> Kept:
+    """One epoch with ``begins`` in memory, as far as they have room. Over its end only ``may_carry`` are kept (None:
+    any)."""
     spans, steps, count = uses.spans, uses.steps, len(uses.spans)
-    following, capacity, copy, resident = uses.following, uses.capacity, Use.COPY, uses.resident
-    by_end, begins = uses.endings
+    following, capacity, copy, firsts = uses.following, uses.capacity, Use.COPY, uses.firsts
+    by_end, starts = uses.endings
     after = [False] * count
-    held: dict[int, int] = {}  # block → the span after which it is kept (-1: carried in)
+    held: dict[int, int] = dict.fromkeys(begins, -1)  # block → the span after which it is kept (-1: there before)
     heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
-    first_use: dict[int, int] = {}
-    if carried:
-        for i, span in enumerate(spans):
-            if span.block in carried and span.block not in first_use:
-                first_use[span.block] = i
-        for block in carried:
-            held[block] = -1
-            heappush(heap, (False, -spans[first_use[block]].first, -1, block))
+    for block in begins:
+        at = spans[firsts[block]].first if block in firsts else uses.afterwards[block]
+        heappush(heap, (False, -at, -1, block))
     dropped: set[int] = set()
     to_write: set[int] = set()
     unbroken: set[int] = set()
@@ -164,6 +172,8 @@ def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[i
                 else:
                     after[since] = False
 
+    if steps:
+        give_up(capacity[-1 if uses.cyclic else 0])
     for step in range(steps):
         if passed_by:
             passed_by.clear()
@@ -172,19 +182,19 @@ def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[i
             if span.use is copy and not present:
                 passed_by.add(span.block)
             position += 1
-        for i in by_end[begins[step] : begins[step + 1]]:
+        for i in by_end[starts[step] : starts[step + 1]]:
             then = following[i]
             if then < 0:
                 continue
             block = spans[i].block
-            if block in resident:
-                after[i] = True
-                continue
             if then >= count and may_carry is not None and block not in may_carry:
                 continue
             if block in passed_by:
                 continue  # never was in a frame
-            at = spans[then].first if then < count else steps + spans[then - count].first
+            if then < count:
+                at = spans[then].first
+            else:
+                at = uses.afterwards[block] if block in uses.afterwards else steps + spans[then - count].first
             after[i] = True
             if at == step + 1 and then < count:
                 unbroken.add(then)
@@ -194,4 +204,4 @@ def _belady_epoch(uses: Uses, carried: frozenset[int], *, may_carry: frozenset[i
             heappush(heap, (costs_write, -at, i, block))
         if len(held) > capacity[step]:
             give_up(capacity[step])
-    return Kept(after, frozenset(held) - dropped)
+    return Kept(after, begins - dropped, frozenset(held) - dropped)

@@ -24,10 +24,11 @@ from ooc.plan.layout.passes import (
     blocks_of,
     column_step_rows,
     direct_slabs,
+    edges_name,
     edges_swept,
     slabs_beside,
 )
-from ooc.plan.workload import EdgeArray, Topology, Workload
+from ooc.plan.workload import EdgeArray, EdgesKey, Kind, Topology, Workload
 
 
 class Use(IntEnum):
@@ -136,6 +137,29 @@ def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
     height = frame_bytes // array.edge_bytes
     height -= height % paged_rows if height > paged_rows else 0
     return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
+
+
+def block_table(layout: Layout, workload: Workload) -> BlockTable:
+    """Numbers for the blocks of all matrices, then of the topologies with what edges carry. Links do not last: they may
+    be others in every step."""
+    found: dict[str, tuple[Grid, bool, range | None]] = {}
+    for name, planned in layout.matrices.items():
+        kind, shared = planned.matrix.kind, workload.share is not None and planned.matrix.kind is Kind.LEARNT
+        own = workload.own(planned.matrix.space, planned.grid.rows)
+        found[name] = planned.grid, kind.lasts, own if shared else None
+    found |= {
+        edges_name(direction, data): (edge_grid(array, topology.edges, layout.frame_bytes), direction.lasts, None)
+        for direction, topology in swept(layout, workload).items()
+        for data, array in topology.arrays.items()
+    }
+    return BlockTable.of(found)
+
+
+def swept(layout: Layout, workload: Workload) -> dict[EdgesKey, Topology]:
+    """The directions over whose edges some pass goes: without shuffles, none may need those out of rows."""
+    passes = [item for program in layout.programs.values() for item in program]
+    names = {name for item in passes for name, _, _ in edges_swept(item, workload)}
+    return {side: topology for side, topology in workload.topologies.items() if edges_name(side) in names}
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,12 @@ stores is what the SSD reads and writes.
 A block that the device keeps is not used below, and leaves its host frame to one that comes back sooner.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from ooc.plan.program.program import Program, Unrolling
-from ooc.plan.program.replacement import Uses
+from ooc.plan.program.program import BlockSequence, Program
 from ooc.plan.program.sequence import Span, Step, Use
 
 IN_TRANSFER = 2
@@ -51,12 +50,13 @@ class Staging:
     ``program.acquire[i]``: host frames to give before transfer i, and which blocks to start reading into them from the
     SSD; many are for later transfers. A transfer to the device waits for that read; after a transfer to the host, the
     blocks of ``program.store[i]`` are written to the SSD. A host frame comes back two transfers after its last use, and
-    whoever takes it waits for what is still leaving it. ``program.warm``: what the epoch before has left in host
+    whoever takes it waits for what is still leaving it. ``program.warm``: what the program before has left in host
     frames.
 
     Host frames are alike, so ``program.moves``, there only after the last transfer, copies nothing: the two frames of a
-    move swap their names, which brings what is carried to the next epoch to where that looks for it. In the first epoch
-    ``warm`` blocks come from the SSD, those of the device's program first, by way of host frames.
+    move swap their names, which brings what is left to the next program to where that looks for it. What is not there
+    when a program begins comes from the SSD, the device's ``warm`` blocks first, by way of the last host frames, where
+    nothing lies then, unless they are on the host.
     """
 
     transfers: tuple[Transfer, ...]
@@ -146,20 +146,13 @@ class _Holder:
     passes: bool = False
 
 
-def stage_below(
-    program: Program,
-    frames: int,
-    resident: frozenset[int] = frozenset(),
-    *,
-    spare_writes: bool,
-    nbytes: Callable[[int], int],
-) -> Staging:
-    """The lower program under ``program``, in ``frames`` host frames at most, beside those of ``resident`` blocks."""
-    transfers = tuple(transfer for transfer, _ in _in_order(program))
-    count, above = len(transfers), program.uses
-    capacity = [room_between_uses(frames)] * count
-    uses_of = {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
-    spans = [Span(i, i, block, uses_of[direction]) for i, (_, block, direction) in enumerate(transfers)]
-    uses = Uses(spans, count, capacity, above.lasting, above.cyclic, spare_writes, resident)
-    unrolling = Unrolling([_STEP] * count, [(0, count)], uses, [[range(frames)]], nbytes)
-    return Staging(transfers, unrolling.run())
+def transfers_of(program: Program) -> tuple[Transfer, ...]:
+    """All that the upper program moves over PCIe."""
+    return tuple(transfer for transfer, _ in _in_order(program))
+
+
+def sequence_of(transfers: Sequence[Transfer], frames: int) -> BlockSequence:
+    """Their uses of blocks, in ``frames`` host frames at most."""
+    count, uses = len(transfers), {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
+    spans = [Span(i, i, block, uses[direction]) for i, (_, block, direction) in enumerate(transfers)]
+    return BlockSequence([_STEP] * count, [(0, count)], spans, [room_between_uses(frames)] * count, [[range(frames)]])

@@ -52,8 +52,8 @@ def verify_plan(plan: Plan) -> None:
     for name, staging in plan.staged.items():
         _verify_transfers(plan, name, staging)
         _Replay(plan, f"{name}, host", staging.program, plan.host_frames, ()).run()
-    _verify_residents(plan.unrolled)
-    _verify_residents({name: staging.program for name, staging in plan.staged.items()})
+    _verify_homes(plan.unrolled)
+    _verify_homes({name: staging.program for name, staging in plan.staged.items()})
 
 
 def _claim(true: bool, otherwise: str) -> None:
@@ -264,20 +264,12 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                         _claim(there, f"{program}: step {number} lacks some of its rows of {name}")
 
 
-def _verify_residents(programs: Mapping[str, Program]) -> None:
-    """A resident block lies in the same frame whichever program runs, and none of those that have some takes it."""
+def _verify_homes(programs: Mapping[str, Program]) -> None:
+    """What one program leaves in memory lies where all others look for it."""
     frame_of: dict[int, int] = {}
     for name, program in programs.items():
-        for block, frame in program.warm:
-            if block in program.uses.resident:
-                _claim(frame_of.setdefault(block, frame) == frame, f"{name}: a resident block lies elsewhere")
-    taken = set(frame_of.values())
-    _claim(len(taken) == len(frame_of), "two resident blocks lie in one frame")
-    for name, program in programs.items():
-        if program.uses.resident:
-            used = {acquired.frame for acquires in program.acquire for acquired in acquires}
-            used |= {move.target for moves in program.moves.values() for move in moves}
-            _claim(taken.isdisjoint(used), f"{name}: the frame of a resident block is given to another")
+        for block, frame in (*program.warm, *program.leaves):
+            _claim(frame_of.setdefault(block, frame) == frame, f"{name}: what stays between programs lies elsewhere")
 
 
 def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
@@ -362,9 +354,9 @@ class _Replay:
         for block in {span.block for span in self.program.uses.spans if span.use is Use.UPDATE} - self.stored:
             raise self._wrong(block, "is replaced, and not on the SSD in the end")
         self._move(len(self.program.bounds))
-        for block, frame in self.program.warm:
+        for block, frame in self.program.leaves:
             if self.content.get(frame) != block:
-                raise self._wrong(block, "is not where the next epoch looks for it")
+                raise self._wrong(block, "is not where the next program looks for it")
         stated = self.program.read_bytes, self.program.write_bytes
         _claim((read, written) == stated, f"{self.name}: its bytes are not as stated")
 

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a layout to the plan: the blocks are numbered, the programs unrolled in the frames that the budgets leave."""
+
+from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.program.capacity import Capacity, capacity_of
+from ooc.plan.program.plan import Plan
+from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
+from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
+from ooc.plan.program.staging import IN_TRANSFER, Staging, sequence_of, transfers_of
+from ooc.plan.workload import Workload
+
+
+def build_plan(layout: Layout, capacity: Capacity) -> Plan:
+    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
+    workload, blocks = capacity.workload, block_table(layout, capacity.workload)
+    device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
+    unrolled = _unrolled(layout, capacity, blocks)
+    staged = _staged(unrolled, layout, capacity, blocks)
+    stops = [region.stop for regions in layout.regions.values() for region in regions]
+    return Plan(
+        **vars(layout),
+        rows=workload.rows,
+        tile_rows=workload.tile_rows,
+        frames=max([*(program.frames for program in unrolled.values()), *stops], default=0),
+        recomputed=workload.recomputed,
+        topologies=swept(layout, workload),
+        blocks=blocks,
+        unrolled=unrolled,
+        fixed_device_bytes=workload.fixed_device_bytes,
+        fixed_host_bytes=workload.fixed_host_bytes,
+        device_limit_bytes=device_limit_bytes,
+        host_limit_bytes=host_limit_bytes,
+        state_bytes=workload.state_bytes,
+        share=workload.share,
+        host_frames=max((_host_frames(staging.program) for staging in staged.values()), default=0),
+        staged=staged,
+        retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(workload),
+    )
+
+
+def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Program]:
+    """The programs in the arena that is computed in."""
+    workload, frames, has_tiers = capacity.workload, capacity.frames(layout), capacity.has_tiers
+    sequences: dict[str, BlockSequence] = {}
+    for name, passes in layout.programs.items():
+        steps, bounds, spans = uses_of(passes, layout, workload, blocks)
+        available = free_frames(layout.regions[name], len(passes), frames)
+        room = capacity_of(passes, layout, workload, bounds, available, cyclic=name in EPOCHS)
+        sequences[name] = BlockSequence(steps, bounds, spans, room, available)
+    return unroll(sequences, blocks, spare_writes=layout.spare_writes and not has_tiers, paced=has_tiers)
+
+
+def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Staging]:
+    """The programs of the host's arena below them, where it has one."""
+    frames = capacity.host_frames(layout)
+    if frames is None:
+        return {}
+    transfers = {name: transfers_of(program) for name, program in unrolled.items()}
+    sequences = {name: sequence_of(moved, frames) for name, moved in transfers.items()}
+    below = unroll(sequences, blocks, spare_writes=layout.spare_writes, paced=False)
+    return {name: Staging(transfers[name], program) for name, program in below.items()}
+
+
+def _host_frames(program: Program) -> int:
+    """Those that it works in; what the device keeps comes by way of the last ones, where nothing else may lie then."""
+    return max(program.frames, max((frame + 1 for _, frame in program.warm), default=0) + IN_TRANSFER)
+
+
+def _retainable_bytes(workload: Workload) -> int:
+    """A bound on what opaque layers retain of a training epoch's runs, where they retain all."""
+    backward = [
+        (stage.rows, stage.pull.direction, stage.pull.per_edge)
+        for stage in workload.programs.get("train", ())
+        if stage.pull is not None and stage.pull.per_edge is not None and stage.pull.per_edge.own is not None
+    ]
+    return sum(
+        (workload.topologies[direction].edges + rows) * kind.bytes_per_edge
+        for rows, direction, kind in backward
+        if kind.opaque and direction.of_edges
+    )
