@@ -226,7 +226,8 @@ class Exchange:
     @torch.no_grad()
     def _shift(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         for by, received, sent in shifts:
-            self._beside.shift(received.reshape(-1).view(torch.uint8), sent.reshape(-1).view(torch.uint8), by)
+            packed = sent.contiguous().view(-1).view(torch.uint8)
+            self._beside.shift(received.view(-1).view(torch.uint8), packed, by)
             self.received_bytes += received.nbytes
 
     def _on_thread(self, send: Callable[..., None], *what: Any) -> "Future[None]":

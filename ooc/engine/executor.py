@@ -14,6 +14,7 @@ from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import (
     BucketedPull,
+    DealtPull,
     DealtSlabs,
     EdgeSweep,
     FeatureSweep,
@@ -157,7 +158,8 @@ class RowPassRun(TilePassRun):
         first_row = 0
         for reader in run.passes[item.index + 1 :]:
             if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
-                direct, first_row = run.slab_buffers(reader), run.buffered_rows(reader).start
+                buffers = DealtSlabs(run, reader) if reader.processes > 1 else SlabBuffers(run, reader)
+                direct, first_row = buffers.buffers, buffers.first_row
         return Output(
             self.runtime.matrices[name],
             self.workspace,
@@ -295,7 +297,7 @@ class DealtPassRun(TilePassRun):
     turn's slabs between these. With its own rows, the last, what the others have pulled of their slabs is put where it
     belongs."""
 
-    pull: PullRun
+    pull: DealtPull
 
     def __init__(self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs) -> None:
         super().__init__(run, item)
@@ -304,26 +306,18 @@ class DealtPassRun(TilePassRun):
         self.target = self.runtime.matrices[item.output]
         self.in_turn = self.exchange.share.in_turn(item.space, item.rows)
         self.others = len(self.in_turn) - 1
-        self.sweeps = self._sweeps()
         self.at = self.slab = -1
         self.turn_begins = False
         self.sending: list[Future[None]] = []
         self.out: dict[tuple[int, int], Tensor] = {}
 
-    def _sweeps(self) -> dict[int, int]:
-        """By the first step of each sweep: whose rows it pulls, as they are in turn."""
-        steps, found, number = self.program.program.steps, dict[int, int](), self._first
-        while number < self._stop:
-            for at, rows in enumerate(self.in_turn):
-                if rows or at == self.others:
-                    found[number] = at
-                    while steps[number].stop < rows.stop:
-                        number += 1
-                    number += 1
-        return found
+    def _at(self, step: Step) -> int:
+        """Whose rows it pulls, as they are in turn."""
+        return next((at for at, rows in enumerate(self.in_turn) if step.start in rows), self.others)
 
     def begins_sweep(self, number: int) -> bool:
-        return number in self.sweeps
+        before, step = self.program.program.steps[number - 1 : number + 1]
+        return self._at(before) != self._at(step) or super().begins_sweep(number)
 
     def begin_sweep(self, step: Step) -> None:
         if step.slab != self.slab:  # the buffers of the turn before are free once all is sent
@@ -331,15 +325,15 @@ class DealtPassRun(TilePassRun):
             self.sending.clear()
             self.slab, self.turn_begins = step.slab, True
         self.out.clear()
-        source = self.buffers.arrived(self.slab)
-        self.pull = PullRun(self.program, self.item.pull, self.program.kernels[self.item.pull], source)
+        kernel = self.program.kernels[self.item.pull]
+        self.pull = DealtPull(self.program, self.item, self.buffers, self.slab, kernel)
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
         if self.turn_begins:
             self.buffers.fill(number)
             self.turn_begins = False
-        self.at = self.sweeps.get(number, self.at)
+        self.at = self._at(step)
         rows = self.in_turn[self.at]
         self._send(rows.start)
         self._await(step.stop - rows.start)

@@ -19,13 +19,8 @@ from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.passes import (
-    ColumnPass,
-    DealtMemory,
     Pass,
     RowPass,
-    dealt_memory,
-    dealt_rows,
-    slabs_nbytes,
 )
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
@@ -158,34 +153,6 @@ class ProgramRun:
         there is no number: of neighbours among them nothing is pulled.
         """
         return max(item.rows for item in self.passes[:index] if name in item.stores)
-
-    def slab_buffers(self, item: ColumnPass) -> list[Tensor]:
-        """The slab buffers of a column pass, each of the width of its first slab."""
-        planned = self.plan.matrices[item.pull.source]
-        grid, stride, rows = planned.grid, planned.slab_stride(), self.buffered_rows(item)
-        dtype = self.runtime.matrices[item.pull.source].region_dtype
-        memory = self.slabs_memory(item)
-        if item.processes > 1:
-            dealt = self.dealt_memory(item)
-            memory, stride = memory[dealt.own_at :], dealt.own
-        return [as_matrix(memory[k * stride :], dtype, len(rows), grid.width(k)) for k in range(item.slab_buffers)]
-
-    def slabs_memory(self, item: ColumnPass) -> Tensor:
-        """The region of a column pass."""
-        nbytes = slabs_nbytes(item, self.passes, self.plan.matrices[item.pull.source], self.plan.share)
-        return self.workspace.region(self.region(item.pull.source, item.index).frame, nbytes)
-
-    def dealt_memory(self, item: ColumnPass) -> DealtMemory:
-        """What it holds, where slabs are dealt out."""
-        assert self.plan.share is not None, "columns are dealt out among several processes"
-        return dealt_memory(item, self.passes, self.plan.matrices[item.pull.source], self.plan.share)
-
-    def buffered_rows(self, item: ColumnPass) -> range:
-        """The rows of its source that the slab buffers have."""
-        planned, share = self.plan.matrices[item.pull.source], self.plan.share
-        if item.processes == 1 or share is None:
-            return range(planned.grid.rows)
-        return dealt_rows(item, self.passes, planned, share, share.rank)
 
     def _move(self, index: int) -> None:
         for block, _, target in self.program.moves.get(index, ()):

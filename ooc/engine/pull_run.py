@@ -22,14 +22,27 @@ from ooc.engine.shuffle import RowsReader
 from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
+from ooc.kernels.tensors import typed
 from ooc.model.graph import AnyScaling, damaged
 from ooc.model.stages import Kernel, Tile
-from ooc.plan.layout.passes import ColumnPass, RowPass, direct_slabs, edges_name
+from ooc.plan.layout.passes import (
+    ColumnPass,
+    DealtMemory,
+    RowPass,
+    columns_beside,
+    dealt_memory,
+    dealt_rows,
+    direct_slabs,
+    edges_name,
+    slabs_nbytes,
+)
 from ooc.plan.program.received import returned_parts
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Direction, EdgeData, Pull
 
 CPU = torch.device("cpu")
+_BROUGHT = -1
+"""In the place of a slab: what rows bring to its pull."""
 _NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64}
 
 
@@ -130,6 +143,9 @@ class PullRun:
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
+        kind = self._pull.per_edge
+        if kind is not None and self._apart is None and self._source is not None:
+            self._apart = ColumnCopy.of(self._source, len(self._groups), kind.copied_columns)
         self._edges.open(step.start, step.stop)
 
     def source(self, tile: Tile) -> Tensor | BucketRows:
@@ -137,12 +153,12 @@ class PullRun:
         assert self._source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
         return self._source
 
-    def own(self, tile: Tile) -> Tensor | None:
-        """A tile's rows of the pull's own matrices; None where the source stands for them."""
-        return self._by_group([tile.inputs[name] for name in self._pull.own])
+    def own(self, tile: Tile) -> Sequence[Tensor]:
+        """A tile's rows of the pull's own matrices."""
+        return [tile.inputs[name] for name in self._pull.own]
 
     def _by_group(self, parts: Sequence[Tensor]) -> Tensor | None:
-        """Own rows side by side in every group."""
+        """Own rows side by side in every group; None where the source stands for them."""
         if len(parts) < 2:
             return parts[0] if parts else None
         rows, groups = len(parts[0]), len(self._groups)
@@ -156,7 +172,7 @@ class PullRun:
         if isinstance(self._kernel, AnyScaling):
             assert isinstance(source, Tensor)
             return self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
-        own = self.own(tile)
+        own = self._by_group(self.own(tile))
         source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
         own = source[tile.start : tile.start + edges.rows] if own is None else own
         return tile.take(self._kernel(replace(edges, apart=self._apart), source, own, self._groups))
@@ -170,8 +186,6 @@ class WholePull(PullRun):
         assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
         source = source[: run.written_rows(pull.source, item.index)]
         super().__init__(run, pull, kernel, source, range(kind.groups if kind else 0))
-        if kind is not None:
-            self._apart = ColumnCopy.of(source, kind.groups, kind.copied_columns)
 
 
 class BucketedPull(PullRun):
@@ -194,20 +208,26 @@ class SlabBuffers:
     """The buffers of a column pass, and of the row pass behind it that pulls the last slab."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
-        self._run = run
+        self._run, self._item = run, item
         self._workspace = run.workspace
-        self._source = run.runtime.matrices[item.pull.source]
-        self._buffers = run.slab_buffers(item)
+        self._source, self._planned = run.runtime.matrices[item.pull.source], run.plan.matrices[item.pull.source]
+        nbytes = slabs_nbytes(item, run.passes, run.plan.matrices, run.plan.share)
+        self._memory = run.streaming_memory(item.pull.source, item.index, nbytes)
+        stride, grid = self._planned.slab_stride(), self._source.grid
+        held = range(item.slab_buffers if item.processes == 1 else 0)
+        self.first_row, self.buffers = 0, [self._matrix(k * stride, grid.rows, grid.width(k)) for k in held]
         self._filling: dict[int, list[tuple[Any, partial[None], Tensor, Tensor | None]]] = {}
         self._exchange, self._direction = run.runtime.exchange, item.pull.direction
-        self._space = run.plan.matrices[item.pull.source].matrix.space
+        self._space = self._planned.matrix.space
         self._rows = run.written_rows(item.pull.source, item.index)
-        self._first_row = run.buffered_rows(item).start
         self._sent: dict[int, Future[None]] = {}
+
+    def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
+        return as_matrix(self._memory[at:], self._source.region_dtype, rows, columns)
 
     def slab(self, slab: int) -> Tensor:
         """The memory of ``slab`` [N, columns]; the last slab may be narrower."""
-        buffer, width = self._buffers[slab % len(self._buffers)], self._source.grid.width(slab)
+        buffer, width = self.buffers[slab % len(self.buffers)], self._source.grid.width(slab)
         return buffer if buffer.shape[1] == width else buffer.reshape(-1)[: len(buffer) * width].view(-1, width)
 
     def written(self, slab: int) -> Tensor:
@@ -229,24 +249,29 @@ class SlabBuffers:
 
     def _read(self, number: int) -> None:
         """Start filling the buffers that are free before step ``number``."""
-        workspace, grid, program = self._workspace, self._source.grid, self._run.program
-        for block, in_frame in program.fill.get(number, ()):
-            _, slab, row_block = self._run.plan.blocks.where(block)
-            nbytes = grid.block_nbytes(slab, row_block)
-            start = row_block * grid.block_rows - self._first_row
-            rows = self.slab(slab)[start : start + grid.height(row_block)]
+        workspace = self._workspace
+        for block, in_frame in self._run.program.fill.get(number, ()):
+            name, slab, row_block = self._run.plan.blocks.where(block)
+            matrix, grid = self._run.runtime.matrices[name], self._run.plan.matrices[name].grid
+            nbytes, start = grid.block_nbytes(slab, row_block), row_block * grid.block_rows
+            rows = self._place(name, slab, range(start, start + grid.height(row_block)))
             if in_frame:
                 workspace.await_read(block)
-                rows.copy_(self._source.rows(workspace, slab, row_block))
+                rows.copy_(matrix.rows(workspace, slab, row_block))
             else:
                 memory = rows.reshape(-1).view(torch.uint8)[-nbytes:]  # narrower values: into the upper half
-                narrow = memory.view(self._source.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
+                narrow = memory.view(matrix.dtype).view(rows.shape) if len(memory) < rows.nbytes else None
                 check = partial(workspace.filled, block, memory)
-                self._filling.setdefault(slab, []).append((workspace.fill(block, memory), check, rows, narrow))
+                key = slab if name == self._item.pull.source else _BROUGHT
+                self._filling.setdefault(key, []).append((workspace.fill(block, memory), check, rows, narrow))
+
+    def _place(self, name: str, slab: int, rows: range) -> Tensor:
+        """Where some rows are read to."""
+        return self.slab(slab)[rows.start : rows.stop]
 
     def send_ahead(self, slab: int) -> None:
         """While the slab before ``slab`` is pulled: begin to send its rows, once they are in a buffer."""
-        if self._exchange is None or len(self._buffers) == 1 or slab in self._sent or slab >= self._source.grid.slabs:
+        if self._exchange is None or len(self.buffers) == 1 or slab in self._sent or slab >= self._source.grid.slabs:
             return
         if all(transfer.happened for transfer, *_ in self._filling.get(slab, [])):
             self._take(slab)
@@ -271,51 +296,96 @@ class SlabBuffers:
         self._filling.clear()
 
 
+class DealtRows:
+    """Of a matrix that goes into the pull of slabs that are dealt out: own rows of some slabs, and of all rows the
+    columns that go with this process's slab of each turn at once. ``rows``: of all processes."""
+
+    def __init__(self, run: ProgramRun, item: ColumnPass, name: str, memory: Tensor, sizes: DealtMemory) -> None:
+        planned, share, place = run.plan.matrices[name], run.plan.share, sizes.places[name]
+        assert share is not None, "columns are dealt out among several processes"
+        self._item, self._grid, self._source = item, planned.grid, run.plan.matrices[item.pull.source].grid
+        self._memory, self._dtype, self._place = memory, run.runtime.matrices[name].region_dtype, place
+        self._whole, is_source = run.whole(name, item.index), name == item.pull.source
+        self._count = run.written_rows(name, item.index) if is_source else item.rows
+        self.rows = [share.of(rank, planned.matrix.space, self._count) for rank in range(share.count)]
+        own = dealt_rows(item, run.passes, planned, share, share.rank)
+        self.first_row, widths = own.start, (self._grid.width(k) for k in range(place.slabs))
+        self.slabs = [self._matrix(place.own_at + k * place.own, len(own), width) for k, width in enumerate(widths)]
+
+    def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
+        return as_matrix(self._memory[at:], self._dtype, rows, columns)
+
+    def own(self, rows: range, slab: int) -> Tensor:
+        """Own rows of a slab of this matrix, whose memory may have been another one's."""
+        memory, width = self.slabs[slab % len(self.slabs)], self._grid.width(slab)
+        return memory.view(-1)[: len(memory) * width].view(-1, width)[
+            rows.start - self.first_row : rows.stop - self.first_row
+        ]
+
+    def beside(self, rows: range, slab: int) -> Tensor:
+        """Of own rows the columns that go with a slab of the source."""
+        columns, found, width = columns_beside(self._grid, self._source, slab), list[Tensor](), self._grid.slab_columns
+        if self._whole is not None:
+            return self._whole[rows.start : rows.stop, columns.start : columns.stop]
+        for number in range(columns.start // width, -(-columns.stop // width)):
+            first = number * width
+            found.append(self.own(rows, number)[:, max(0, columns.start - first) : columns.stop - first])
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+    def arrived(self, slab: int) -> Tensor:
+        """Of all rows there are, for a slab of this process."""
+        at = self._place.begin + slab // self._item.processes % self._item.turns_at_once * self._place.rows
+        return self._matrix(at, self._count, len(columns_beside(self._grid, self._source, slab)))
+
+
 class DealtSlabs(SlabBuffers):
     """The buffers of a column pass whose slabs are dealt out among processes: turn after turn, as many as there are.
-    ``slab`` has this process's own rows of one; they are sent to those that pull it, and then there is what these have
-    pulled for them. Where there are buffers for two turns, they come for the next one while one is pulled."""
+    Each has its own rows of all slabs of a turn; they are sent to those that pull them, and then there is what these
+    have pulled for them. Where there are buffers for two turns, they come for the next one while one is pulled."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
         super().__init__(run, item)
-        assert run.runtime.exchange is not None
-        self._link, self._item = run.runtime.exchange, item
-        self._share = share = self._link.share
-        self._memory, self._sizes = run.slabs_memory(item), run.dealt_memory(item)
-        self._own, self._targets = share.own(self._space, self._rows), share.own(item.space, item.rows)
+        share, matrices = run.plan.share, run.plan.matrices
+        assert run.runtime.exchange is not None and share is not None, "columns are dealt out among several processes"
+        self._link, self._share, self._target = run.runtime.exchange, share, matrices[item.output].grid
+        self._sizes = sizes = dealt_memory(item, run.passes, matrices, share)
+        self._rows_of = {name: DealtRows(run, item, name, self._memory, sizes) for name in sizes.places}
+        source = self._rows_of[item.pull.source]
+        self.first_row, self.buffers, self._targets = source.first_row, source.slabs, share.own(item.space, item.rows)
         self.direct = range(share.rank, direct_slabs(run.passes, item), item.processes)
         """Slabs of this process that are computed right into these buffers."""
         self._dealing: list[Future[None]] = []
-        self.parts = returned_parts(item, run.plan.matrices[item.pull.source], share)
+        self.parts = returned_parts(item, self._planned, share)
 
-    def _matrix(self, at: int, rows: int, slab: int) -> Tensor:
-        return as_matrix(self._memory[at:], self._source.region_dtype, rows, self._source.grid.width(slab))
-
-    def arrived(self, slab: int) -> Tensor:
-        """Those rows of a slab of this process that the program has written, of all."""
-        at = slab // self._item.processes % self._sizes.turns
-        return self._matrix(at * self._sizes.slab, self._rows, slab)
+    def arrived(self, slab: int) -> list[Tensor]:
+        """Those rows of a slab of this process that the program has written, of all; and what all rows bring to its
+        pull."""
+        return [rows.arrived(slab) for rows in self._rows_of.values()]
 
     def pulled(self, slab: int, rows: range) -> Tensor:
         """Memory for what is pulled of it for another process."""
-        return self._matrix(self._sizes.pulled_at, len(rows), slab)
+        return self._matrix(self._sizes.pulled_at, len(rows), self._target.width(slab))
 
     def returned(self, slab: int, rows: range) -> Tensor:
         """What another process has pulled of its slab of the turn for ``rows`` of this one."""
-        at = self._sizes.own_at + slab % self._sizes.slabs * self._sizes.own
-        first = self._targets.start
-        return self._matrix(at, len(self._targets), slab)[rows.start - first : rows.stop - first]
+        place, first = self._sizes.places[self._item.pull.source], self._targets.start
+        at = place.own_at + slab % place.slabs * place.own
+        return self._matrix(at, len(self._targets), self._target.width(slab))[rows.start - first : rows.stop - first]
 
-    def deal(self, slab: int, part: range) -> Future[None]:
-        """Begin to have ``part`` of all rows of ``slab``, and to send the others theirs of the same turn."""
-        turn, arrived, rank = self._item.turn(slab), self.arrived(slab), self._share.rank
-        own = part_of(self._own, part)
-        sent = [self.slab(each)[own.start - self._first_row : own.stop - self._first_row] for each in turn]
-        arrived[own.start : own.stop].copy_(sent[rank])
-        shifts = []
-        for by in range(1, len(turn)):
-            rows = part_of(self._share.of(rank - by, self._space, self._rows), part)
-            shifts.append((by, arrived[rows.start : rows.stop], sent[(rank + by) % len(turn)]))
+    def _place(self, name: str, slab: int, rows: range) -> Tensor:
+        return self._rows_of[name].own(rows, slab)
+
+    def deal(self, slab: int, part: range, names: Sequence[str] = ()) -> Future[None]:
+        """Begin to have ``part`` of all rows of ``slab``, and to send the others theirs of the same turn; of the
+        source, or of ``names``."""
+        turn, rank, shifts = self._item.turn(slab), self._share.rank, list[tuple[int, Tensor, Tensor]]()
+        for one in (self._rows_of[name] for name in names or [self._item.pull.source]):
+            rows, arrived = [part_of(some, part) for some in one.rows], one.arrived(slab)
+            sent = [one.beside(rows[rank], each) for each in turn]
+            arrived[rows[rank].start : rows[rank].stop].copy_(sent[rank])
+            for by in range(1, len(turn)):
+                come = rows[(rank - by) % len(turn)]
+                shifts.append((by, arrived[come.start : come.stop], sent[(rank + by) % len(turn)]))
         return self._link.begin_shifts(shifts)
 
     def give_back(self, slab: int, by: int, part: range) -> Future[None]:
@@ -339,15 +409,16 @@ class DealtSlabs(SlabBuffers):
 
     def deal_next(self, slab: int, part: range) -> None:
         """While ``slab`` is pulled: the same as ``deal`` of the next turn, where there are buffers for it."""
-        if self._sizes.turns > 1 and slab + self._item.processes < self._item.slabs:
+        if self._item.turns_at_once > 1 and slab + self._item.processes < self._item.slabs:
             self._deal_read(slab + self._item.processes, part)
 
     def _deal_read(self, slab: int, part: range) -> None:
         """Deal out what is read into the buffers."""
-        if slab not in self.direct:
-            for each in self._item.turn(slab):
-                self._take(each)
-            self._dealing.append(self.deal(slab, part))
+        read = [name for name in self._rows_of if slab not in self.direct or name != self._item.pull.source]
+        for each in (*self._item.turn(slab), _BROUGHT) if read else ():
+            self._take(each)
+        if read:
+            self._dealing.append(self.deal(slab, part, read))
 
 
 class SlabPull(PullRun):
@@ -356,15 +427,9 @@ class SlabPull(PullRun):
     def __init__(
         self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers, slab: int, kernel: Kernel | AnyScaling
     ) -> None:
-        kind, grid = item.pull.per_edge, run.runtime.matrices[item.pull.source].grid
-        groups = range(0)
-        if kind is not None:
-            unit = grid.columns // kind.groups
-            first = slab * grid.slab_columns // unit
-            groups = range(first, first + grid.width(slab) // unit)
+        kind, groups = item.pull.per_edge, _groups(run, item, slab)
         super().__init__(run, item.pull, kernel, buffers.written(slab), groups)
         self._buffers = buffers
-        self._arrived = False
         self._own: list[Input] = []
         if kind is None:
             return
@@ -382,13 +447,32 @@ class SlabPull(PullRun):
 
     def open(self, number: int, step: Step) -> None:
         self._buffers.fill(number)
-        kind = self._pull.per_edge
-        if not self._arrived and kind is not None and self._source is not None:
-            self._apart = ColumnCopy.of(self._source, len(self._groups), kind.copied_columns)
-        self._arrived = True
         super().open(number, step)
         for part in self._own:
             part.open(step.start, step.stop)
 
-    def own(self, tile: Tile) -> Tensor | None:
-        return self._by_group([part.tile(tile.start, tile.stop) for part in self._own])
+    def own(self, tile: Tile) -> Sequence[Tensor]:
+        return [part.tile(tile.start, tile.stop) for part in self._own]
+
+
+class DealtPull(PullRun):
+    """From all rows of a slab that is this process's, with what rows bring to it."""
+
+    def __init__(
+        self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs, slab: int, kernel: Kernel | AnyScaling
+    ) -> None:
+        source, *self._own = buffers.arrived(slab)
+        super().__init__(run, item.pull, kernel, source, _groups(run, item, slab))
+
+    def own(self, tile: Tile) -> Sequence[Tensor]:
+        return [typed(rows[tile.start : tile.stop], self._runtime.dtype) for rows in self._own]
+
+
+def _groups(run: ProgramRun, item: ColumnPass, slab: int) -> range:
+    """Those in a slab of its source; none of a plain sum."""
+    kind, grid = item.pull.per_edge, run.runtime.matrices[item.pull.source].grid
+    if kind is None:
+        return range(0)
+    unit = grid.columns // kind.groups
+    first = slab * grid.slab_columns // unit
+    return range(first, first + grid.width(slab) // unit)

@@ -417,11 +417,27 @@ class Workload:
     @cached_property
     def dealable(self) -> frozenset[str]:
         """The matrices whose slabs may be dealt out among the processes, each of which pulls its own for all rows:
-        those of which every pull is a plain sum over edges, and that a program writes before it pulls them."""
-        count, others = processes_of(self.share), {pull.source for pull in self.pulls if not pull.direction.of_edges}
-        found = (self.matrices[name] for name in self.summed_sources - others)
-        scratch = (one for one in found if one.kind is Kind.SCRATCH)
-        return frozenset(one.name for one in scratch if count > 1 and dealt_widths(one.columns, count))
+        those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does
+        what rows bring to the pull."""
+        found = {pull.source for pull in self.pulls}
+        for stage in (stage for stages in self.programs.values() for stage in stages):
+            if (pull := stage.pull) is not None:
+                brought = [self.matrices[name] for name in pull.own]
+                scratch = all(one.kind is Kind.SCRATCH for one in (self.matrices[pull.source], *brought))
+                if (
+                    not scratch
+                    or not pull.direction.of_edges
+                    or pull.is_opaque
+                    or any(o.rows < stage.rows for o in brought)
+                ):
+                    found.discard(pull.source)
+        return frozenset(name for name in found if processes_of(self.share) > 1 and self.dealt_widths(name))
+
+    def dealt_widths(self, name: str) -> tuple[int, ...]:
+        """Columns of a slab of matrix ``name``, the most first, so that all processes have as many slabs."""
+        columns, kind = self.matrices[name].columns, self.groupings.get(name)
+        groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
+        return tuple(columns // groups * some for some in dealt_widths(groups, processes_of(self.share), slices))
 
     @cached_property
     def groupings(self) -> dict[str, PerEdge]:
@@ -435,7 +451,9 @@ def processes_of(share: Share | None) -> int:
 
 
 @lru_cache(maxsize=64)
-def dealt_widths(columns: int, count: int) -> tuple[int, ...]:
-    """Columns of a slab, the most first, so that ``count`` processes have as many slabs each."""
-    widths = (-(-columns // (count * turns)) for turns in range(1, -(-columns // count) + 1))
-    return tuple(dict.fromkeys(width for width in widths if -(-columns // width) % count == 0))
+def dealt_widths(groups: int, count: int, slices: int = 1) -> tuple[int, ...]:
+    """Groups of columns of a slab, the most first, so that ``count`` processes have as many slabs each: whole heads, of
+    which each is so many ``slices``, or as many of one."""
+    fitting = (width for width in range(-(-groups // count), 0, -1) if width % slices == 0 or slices % width == 0)
+    narrowest = {-(-groups // width): width for width in fitting}
+    return tuple(width for slabs, width in narrowest.items() if slabs % count == 0)

@@ -39,12 +39,12 @@ _EPOCHS = 2
 _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "GAT": lambda f, c: GAT(f, 8, 2, c, heads=2, dropout=0.3, jk="cat"),
     "moments": test_global_attention.Attending,
-    "maxima": models.MODELS["sums and maxima"],
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],
 }
 _DEALT: dict[str, Callable[[int, int], nn.Module]] = {
-    "columns dealt out": lambda f, c: GraphSAGE(f, 13, 3, c, dropout=0.3, norm="batch_norm"),
+    "heads": lambda f, c: GAT(f, 9, 3, c, heads=3, v2=True, dropout=0.3, norm="batch_norm"),
+    "sums and maxima": models.MODELS["sums and maxima"],
 }
 
 
@@ -87,8 +87,8 @@ def _assert_same(found: dict[str, Any] | None, alone: dict[str, Any], about: Any
 
 def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums, attention, maxima, opaque layers whose gradients are scattered; with what each stores. Edges lead to
-    rows nearby: processes send each other some rows alone, a few at a time; or some columns of all, in several
-    parts."""
+    rows nearby: processes send each other some rows alone, a few at a time; or some columns or heads of all, with what
+    rows bring to them, in several parts."""
     monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 1000)
     monkeypatch.setattr(received, "_PART_BYTES", 1000)
     data = random_data(_CASE)

@@ -91,6 +91,11 @@ def test_what_others_do_not_expect_is_no_proof() -> None:
         verify_plan(replace(plan, share=others))
 
 
+def test_heads_of_several_slices_are_dealt_out_whole_or_slice_by_slice() -> None:
+    assert dealt_widths(12, 2, 4) == (2, 1)  # three heads: a half each, or a quarter
+    assert dealt_widths(16, 2, 4) == (8, 4, 2, 1)
+
+
 @pytest.mark.parametrize(("columns", "count"), [(256, 4), (13, 3), (47, 8), (16, 3), (9, 4), (5, 5), (1, 2)])
 def test_all_have_as_many_slabs(columns: int, count: int) -> None:
     for width in dealt_widths(columns, count):

@@ -24,7 +24,7 @@ from ooc.plan.layout.passes import (
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
 from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
-from ooc.plan.workload import Kind, Matrix, PerEdge, Pull, Share, Stage, Workload, dealt_widths, processes_of
+from ooc.plan.workload import Kind, Matrix, Pull, Share, Stage, Workload, processes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,7 @@ def _taller_pulls(
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
     """Columns of a slab of every matrix."""
-    groupings, count = workload.groupings, processes_of(workload.share)
-    return {name: _width(matrix, choice, groupings.get(name), count) for name, matrix in workload.matrices.items()}
+    return {name: _width(matrix, choice, workload) for name, matrix in workload.matrices.items()}
 
 
 def _in_slabs(cut: SlabChoice) -> bool:
@@ -200,13 +199,13 @@ def _buffers(cut: SlabChoice, slabs: int, processes: int) -> int:
     return processes * (2 if cut.buffers > 1 and slabs > processes else 1)
 
 
-def _width(matrix: Matrix, choice: Choice, grouping: PerEdge | None, processes: int) -> int:
+def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
     """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
     one, of which every slab has as many, or whole heads; where they are dealt out, as all can have as many slabs."""
-    cut = choice.cuts.get(matrix.name)
+    cut, grouping = choice.cuts.get(matrix.name), workload.groupings.get(matrix.name)
     columns = (cut.columns if cut else 0) or matrix.columns
     if cut is not None and cut.dealt:
-        widths = dealt_widths(matrix.columns, processes)
+        widths = workload.dealt_widths(matrix.name)
         return next((width for width in widths if width <= columns), widths[-1])
     if grouping is None:
         return min(matrix.columns, columns)
@@ -327,7 +326,7 @@ def _wanted(
         if isinstance(item, ColumnPass):
             name = item.pull.source
             first = passes_using(passes, name)[0] if direct_slabs(passes, item) else item.index
-            nbytes = slabs_nbytes(item, passes, matrices[name], share)
+            nbytes = slabs_nbytes(item, passes, matrices, share)
             last = item.index + (item.slabs < matrices[name].grid.slabs)
             wanted.append((name, nbytes, first, last))
     return wanted

@@ -280,54 +280,70 @@ def pulled_columns(item: Pass, source: Grid) -> int:
     return sum(map(source.width, range(first, stop, item.processes if isinstance(item, ColumnPass) else 1)))
 
 
-class DealtMemory(NamedTuple):
-    """Bytes of the region of a column pass whose slabs are dealt out: for each of so many turns at once all rows of a
-    slab, own rows of so many slabs of all processes, and what is pulled for one other process."""
+class DealtPlace(NamedTuple):
+    """Where what goes into the pull of slabs that are dealt out lies, of one matrix; bytes. From ``begin`` on all rows
+    of a slab of each turn at once, ``rows`` each; from ``own_at`` on own rows of so many ``slabs``, ``own`` each."""
 
-    slab: int
-    turns: int
+    begin: int
+    rows: int
+    own_at: int
     own: int
     slabs: int
-    pulled: int
-
-    @property
-    def own_at(self) -> int:
-        """Where own rows begin."""
-        return self.turns * self.slab
-
-    @property
-    def pulled_at(self) -> int:
-        """Where what is pulled for others begins."""
-        return self.own_at + self.slabs * self.own
-
-    @property
-    def nbytes(self) -> int:
-        return self.pulled_at + self.pulled
 
 
-def dealt_memory(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share) -> DealtMemory:
-    """That of ``item``, whose source is ``planned``; the same for all processes."""
-    row_bytes = planned.grid.width(0) * planned.region_itemsize
-    own = max(len(dealt_rows(item, passes, planned, share, rank)) for rank in range(share.count))
-    pulled = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
-    most = align_up(max(own, pulled) * row_bytes)
-    sizes = planned.slab_stride(), item.turns_at_once, most, item.slab_buffers
-    return DealtMemory(*sizes, align_up(pulled * row_bytes))
+class DealtMemory(NamedTuple):
+    """The region of a column pass whose slabs are dealt out, of ``nbytes``: the source and, all columns, what rows
+    bring of their own, which may have to be put together for the others; behind these, from ``pulled_at`` on, what is
+    pulled for another process."""
+
+    places: dict[str, DealtPlace]
+    pulled_at: int
+    nbytes: int
 
 
-def slabs_nbytes(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share | None) -> int:
-    """Bytes of the region of a column pass, whose source is ``planned``."""
+def columns_beside(own: Grid, source: Grid, slab: int) -> range:
+    """The columns of ``own`` that go with a slab of ``source``."""
+    first = slab * source.slab_columns
+    at = (first, first + source.width(slab))
+    return range(*(column * own.columns // source.columns for column in at))
+
+
+def dealt_memory(
+    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
+) -> DealtMemory:
+    """That of ``item``; the same for all processes."""
+    places, end, source = dict[str, DealtPlace](), 0, matrices[item.pull.source]
+    targets = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
+    columns = item.pull.output_columns(source.grid.width(0), source.grid.columns)
+    pulled = align_up(targets * columns * source.region_itemsize)
+    for name in (item.pull.source, *item.pull.own):
+        one, is_source = matrices[name], name == item.pull.source
+        most = max(len(dealt_rows(item, passes, one, share, rank)) for rank in range(share.count))
+        width = len(columns_beside(one.grid, source.grid, 0))
+        rows = align_up((one.grid.rows if is_source else item.rows) * width * one.region_itemsize)
+        own = align_up(most * one.grid.width(0) * one.region_itemsize)
+        slabs, begin = item.slab_buffers if is_source else one.grid.slabs * (not one.whole), end
+        own_at, own = begin + item.turns_at_once * rows, max(own, pulled) if is_source else own
+        places[name] = DealtPlace(begin, rows, own_at, own, slabs)
+        end = own_at + slabs * own * (1 if is_source else 2)
+    return DealtMemory(places, end, end + pulled)
+
+
+def slabs_nbytes(
+    item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share | None
+) -> int:
+    """Bytes of the region of a column pass."""
     if item.processes > 1 and share is not None:
-        return dealt_memory(item, passes, planned, share).nbytes
-    return item.slab_buffers * planned.slab_stride()
+        return dealt_memory(item, passes, matrices, share).nbytes
+    return item.slab_buffers * matrices[item.pull.source].slab_stride()
 
 
 def dealt_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
-    """The rows of its source that process ``rank`` has in the buffers of slabs that are dealt out: its own, and where
-    blocks are read into them all that these blocks have."""
+    """The rows of its source, or of what rows bring, that process ``rank`` has in the buffers of slabs that are dealt
+    out: its own, and where blocks are read into them all that these blocks have."""
     grid = planned.grid
     own = share.of(rank, planned.matrix.space, grid.rows)
-    if direct_slabs(passes, item) == item.slabs:
+    if planned.whole or (planned.matrix.name == item.pull.source and direct_slabs(passes, item) == item.slabs):
         return own
     blocks = grid.blocks_with(own)
     return range(blocks.start * grid.block_rows, min(grid.rows, blocks.stop * grid.block_rows)) if own else own

@@ -102,14 +102,24 @@ def forms_of(
         planned, rows = matrices[item.pull.source], written_rows(item.pull, passes[: item.index])
         columns, nbytes = planned.matrix.columns, planned.region_itemsize
         halo = _received_rows(topologies, share, planned, rows, [item.pull.direction])
-        dealt = None
-        if item.pull.per_edge is None and (widths := dealt_widths(columns, share.count)):
-            width = min(widths[0], columns - share.rank * widths[0])
+        dealt, kind = None, item.pull.per_edge
+        groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
+        if not item.pull.is_opaque and (widths := dealt_widths(groups, share.count, slices)):
+            width = columns // groups * max(0, min(widths[0], groups - share.rank * widths[0]))
             others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
-            dealt = (others * width + own * (columns - width)) * nbytes
+            pulled = item.pull.output_columns(columns - width, columns)
+            dealt = (others * width + own * pulled) * nbytes + _brought(item, width, columns, matrices, share)
         is_dealt = isinstance(item, ColumnPass) and item.processes > 1
         found.append(Forms(item.pull.source, halo * columns * nbytes, dealt, is_dealt))
     return found
+
+
+def _brought(item: Pass, width: int, columns: int, matrices: Mapping[str, MatrixPlan], share: Share) -> int:
+    """Bytes that a process receives of what other rows bring to its ``width`` of a source's ``columns``."""
+    assert item.pull is not None
+    own = (matrices[name] for name in item.pull.own)
+    row_bytes = sum(one.matrix.columns * width // columns * one.region_itemsize for one in own)
+    return (item.rows - len(share.own(item.space, item.rows))) * row_bytes
 
 
 def _received_rows(
@@ -156,7 +166,8 @@ def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, 
 def returned_parts(item: ColumnPass, planned: MatrixPlan, share: Share) -> int:
     """In how many parts what is pulled of a slab that is dealt out is sent to each of the others."""
     most = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
-    return sent_parts(most * planned.grid.width(0) * planned.region_itemsize)
+    pulled = item.pull.output_columns(planned.grid.width(0), planned.grid.columns)
+    return sent_parts(most * pulled * planned.region_itemsize)
 
 
 def _dealt(
@@ -172,12 +183,16 @@ def _dealt(
     others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
     returned, found, returns = 0, [], returned_parts(item, planned, share)
     for slab in range(share.rank, item.slabs, item.processes):
-        at, parts = item.index, returns if item.turns_at_once > 1 and slab >= item.processes else 1
+        ahead = returns if item.turns_at_once > 1 and slab >= item.processes else 1
+        at, parts = item.index, ahead
         if slab < direct:
             writer = next(one for one in passes if item.pull.source in one.stores)
             assert isinstance(writer, RowPass), "what is dealt out is computed by a stage"
             at, parts = writer.index, sent_parts_of(writer, passes, matrices)
         found.append((at, Received(others * grid.width(slab) * planned.region_itemsize, parts)))
+        brought = _brought(item, grid.width(slab), grid.columns, matrices, share)
+        found.append((item.index, Received(brought, ahead)))
         returned += sum(grid.width(each) for each in item.turn(slab) if each != slab)
-    back = Received(own * returned * planned.region_itemsize, (item.processes - 1) * returns)
+    pulled = item.pull.output_columns(returned, grid.columns)
+    back = Received(own * pulled * planned.region_itemsize, (item.processes - 1) * returns)
     return [*found, (item.index, back)]

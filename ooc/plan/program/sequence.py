@@ -7,7 +7,7 @@ throughout a plan: slab by slab within a matrix, matrix by matrix, the arrays of
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -19,6 +19,7 @@ from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
 from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import (
     ColumnPass,
+    MatrixPlan,
     Pass,
     RowPass,
     blocks_of,
@@ -28,7 +29,7 @@ from ooc.plan.layout.passes import (
     edges_swept,
     slabs_beside,
 )
-from ooc.plan.workload import EdgeArray, EdgesKey, Kind, Topology, Workload
+from ooc.plan.workload import EdgeArray, EdgesKey, Kind, Share, Topology, Workload
 
 
 class Use(IntEnum):
@@ -302,7 +303,18 @@ def _dealt_uses(
         for each in stored if slab >= direct else ():
             copied = blocks.base(item.pull.source) + each * source.blocks
             spans += [Span(begun[0], begun[0], copied + block, Use.COPY) for block in copies]
+    for name, block in brought_blocks(item, layout.matrices, workload.share):
+        spans.append(Span(first, first, blocks.base(name) + block, Use.COPY))
     return steps, spans
+
+
+def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: Share) -> Iterator[tuple[str, int]]:
+    """What is read at the beginning of a pass whose slabs are dealt out: of the matrices of which rows bring their own
+    the blocks with this process's, counted from the first of each matrix."""
+    for name in item.pull.own:
+        planned = matrices[name]
+        for block in () if planned.whole else planned.grid.blocks_with(share.own(planned.matrix.space, item.rows)):
+            yield from ((name, slab * planned.grid.blocks + block) for slab in range(planned.grid.slabs))
 
 
 def _written_blocks(item: ColumnPass, passes: Sequence[Pass], layout: Layout, workload: Workload) -> range:

@@ -28,7 +28,7 @@ from ooc.plan.layout.passes import (
 )
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import Program
-from ooc.plan.program.sequence import Use
+from ooc.plan.program.sequence import Use, brought_blocks
 from ooc.plan.program.staging import CopyTo, Staging
 from ooc.plan.workload import Kind
 
@@ -157,8 +157,7 @@ def _verify_regions(plan: Plan, program: str) -> None:
         needed |= streaming_memory(item, plan.matrices)
         sweeps = sweeps_of(item)
         if sweeps is not None:
-            planned = plan.matrices[sweeps.pull.source]
-            needed[sweeps.pull.source] = slabs_nbytes(sweeps, plan.programs[program], planned, plan.share)
+            needed[sweeps.pull.source] = slabs_nbytes(sweeps, plan.programs[program], plan.matrices, plan.share)
         for name, nbytes in needed.items():
             held = [r for r in regions if r.matrix == name and r.first <= item.index <= r.last]
             enough = any(r.count * plan.frame_bytes >= nbytes for r in held)
@@ -206,6 +205,9 @@ def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     first, stop = unrolled.bounds[item.index]
     writes = (span for span in unrolled.uses.spans if span.use is Use.WRITE and first <= span.first < stop)
     written = {(span.block, at) for span in writes for at in range(span.first, span.last + 1)}
+    brought = {plan.blocks.base(one) + block for one, block in brought_blocks(item, plan.matrices, plan.share)}
+    at_first = {block for block, _ in unrolled.fill.get(first, ())}
+    _claim(at_first >= brought, f"{program}: rows lack what they bring to the pull of {name}")
     number, direct, begun = first, direct_slabs(passes, item), [first] * item.turns_at_once
     for slab in range(rank, item.slabs, item.processes):
         begun.append(number)
@@ -245,10 +247,12 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
         for number in range(*unrolled.bounds[item.index]):
             _, slab, start, stop = unrolled.steps[number]
             slabs: dict[str, Iterable[int]]
+            if isinstance(item, ColumnPass) and item.processes > 1:
+                continue
             if isinstance(item, ColumnPass):
                 source = plan.matrices[item.pull.source].grid
                 slabs = {name: slabs_beside(source, low[name].grid, slab) for name in item.pull.own if name in low}
-                slabs[item.output] = [slab] if item.processes == 1 else []
+                slabs[item.output] = [slab]
             else:
                 slabs = {name: loaded_slabs(name, item, low[name].grid) for name in item.loads if name in low}
                 slabs |= {
