@@ -227,7 +227,7 @@ def _brief(
         lines += [
             ("memory", describe_memory(report, trainer.spill_dir)),
             ("in memory", describe_waiting(report)),
-            ("forecast", describe_forecast(report.promise, epochs)),
+            ("forecast", describe_forecast(report, epochs)),
         ]
     elif isinstance(trainer, GraphTrainer):
         lines += describe_graph_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)

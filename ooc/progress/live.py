@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ooc.engine.record import EpochRecord
+    from ooc.progress.plan_report import PlanReport
 
 _LATEST = 10
 """Epochs whose median an epoch is said to take."""
@@ -48,21 +49,6 @@ class Tier:
         return sum(getattr(record, name) for name in self.fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """What the plan says of an epoch: seconds, bytes, and the memory that it takes. ``score_s``: of scoring it, where
-    that is a forward pass of its own."""
-
-    epoch_s: float
-    compute_s: float
-    ssd_busy_s: float
-    wait_s: float
-    score_s: float | None
-    ssd_read_bytes: int
-    ssd_write_bytes: int
-    tiers: tuple[Tier, ...]
-
-
 @dataclass(slots=True)
 class TrainingView:
     """A renderable for ``rich``: the training ``title`` of epochs up to ``last``, of which ``first`` is the first here.
@@ -77,7 +63,7 @@ class TrainingView:
     last: int
     metric: str
     rising: bool
-    promise: Promise | None = None
+    promise: "PlanReport | None" = None
     tiers: tuple[Tier, ...] = ()
     clock: Callable[[], float] = time.monotonic
     records: list["EpochRecord"] = field(default_factory=list)
@@ -200,8 +186,8 @@ class TrainingView:
             busy = last.io_busy_s if last.passes or self.promise is not None else None  # batches do not measure it
             taken = (last.time_s, max(0.0, last.time_s - waited), busy, waited, last.eval_s or None)
         if self.promise is not None:
-            one = self.promise
-            promised = (one.epoch_s, one.compute_s, one.ssd_busy_s, one.wait_s, one.score_s)
+            one, epoch = self.promise, self.promise.timeline
+            promised = (one.epoch_s, one.compute_s, epoch.ssd_busy_s, epoch.wait_s, one.score_s)
         longest = max((seconds for seconds in taken if seconds is not None), default=0.0) or 1.0
         for what, seconds, forecast in zip(_TIMES, taken, promised, strict=True):
             if seconds is not None or forecast is not None:

@@ -15,7 +15,7 @@ from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.plan.workload import Direction, EdgeData
-from ooc.progress.live import Promise, Tier
+from ooc.progress.live import Tier
 from ooc.sizes import format_size
 
 _MOST_SPANS = 200_000
@@ -45,24 +45,18 @@ class PlanReport:
         """One epoch, instruction by instruction."""
         return simulate(self.plan, self.workload, self.hardware, self.program)
 
-    @cached_property
-    def promise(self) -> Promise:
-        """What is promised of most epochs, in the figures that are shown while they are trained."""
-        timeline, scored = self.timeline, None
-        if self.evaluated and "evaluate" in self.plan.programs:
-            scored = simulate(self.plan, self.workload, self.hardware, "evaluate")
-        return Promise(
-            epoch_s=timeline.epoch_s,
-            compute_s=timeline.busy_s.get(Resource.COMPUTE, 0.0),
-            ssd_busy_s=timeline.ssd_busy_s,
-            wait_s=timeline.wait_s,
-            score_s=None if scored is None else scored.epoch_s,
-            ssd_read_bytes=self.ssd_read_bytes,
-            ssd_write_bytes=self.ssd_write_bytes,
-            tiers=self.tiers,
-        )
-
     @property
+    def compute_s(self) -> float:
+        return self.timeline.busy_s.get(Resource.COMPUTE, 0.0)
+
+    @cached_property
+    def score_s(self) -> float | None:
+        """Of scoring an epoch, where that is a forward pass of its own."""
+        if not self.evaluated or "evaluate" not in self.plan.programs:
+            return None
+        return simulate(self.plan, self.workload, self.hardware, "evaluate").epoch_s
+
+    @cached_property
     def tiers(self) -> tuple[Tier, ...]:
         """The memory that an epoch takes; one where the CPU computes."""
         plan, limits = self.plan, self.limits
@@ -78,7 +72,7 @@ class PlanReport:
     def epoch_s(self) -> float:
         return self.timeline.epoch_s
 
-    @property
+    @cached_property
     def ssd_read_bytes(self) -> int:
         """Bytes read from the SSD in an epoch but the first: what evaluations have put out of memory is read again."""
         before = "evaluate" if self.evaluated else self.program
@@ -89,7 +83,7 @@ class PlanReport:
         """Bytes read from the SSD in the first epoch: these fill the memory."""
         return self.plan.bytes_read(self.program) + self.plan.filling_bytes(self.program, after=None)
 
-    @property
+    @cached_property
     def ssd_write_bytes(self) -> int:
         """Bytes written to the SSD in one run of the program."""
         return self.plan.bytes_written(self.program)

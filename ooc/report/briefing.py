@@ -12,7 +12,6 @@ from ooc.plan import Kind
 from ooc.plan.program.plan import Shares
 from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import format_count, format_duration
-from ooc.progress.live import Promise
 from ooc.progress.plan_report import PlanReport, lifetimes
 from ooc.report.console import print_hanging
 from ooc.sampling.graphs import GraphLoader
@@ -74,18 +73,18 @@ def describe_waiting(report: PlanReport) -> str:
     return f"{_listed(held)}{gpu}; the rest waits on the SSD{anew}"
 
 
-def describe_forecast(promise: Promise, epochs: int) -> str:
+def describe_forecast(report: PlanReport, epochs: int) -> str:
     """Seconds and bytes of an epoch, and when so many are done."""
     moved = [
         f"{verb} {format_size(nbytes)}"
-        for verb, nbytes in (("reads", promise.ssd_read_bytes), ("writes", promise.ssd_write_bytes))
+        for verb, nbytes in (("reads", report.ssd_read_bytes), ("writes", report.ssd_write_bytes))
         if nbytes
     ]
     traffic = f" (it {' and '.join(moved)})" if moved else ""
-    scored = "" if promise.score_s is None else f" and {format_duration(promise.score_s)} to score it"
-    total_s = epochs * (promise.epoch_s + (promise.score_s or 0.0))
+    scored = "" if report.score_s is None else f" and {format_duration(report.score_s)} to score it"
+    total_s = epochs * (report.epoch_s + (report.score_s or 0.0))
     total = f"; {epochs} epochs take about {format_duration(total_s)}" if epochs > 1 else ""
-    return f"{format_duration(promise.epoch_s)} an epoch{traffic}{scored}{total}"
+    return f"{format_duration(report.epoch_s)} an epoch{traffic}{scored}{total}"
 
 
 # ---- what waits where ---------------------------------------------------------------------------------------------

@@ -25,35 +25,6 @@ _PICKING_OPERATORS = 11
 _COUNTING_OPERATORS = 3
 
 
-class SplitRows:
-    """Which rows of a tile of ``tile_rows`` rows belong to a split.
-
-    On a device the host would have to wait for every tile to learn how many they are. So for a device they are counted
-    beforehand, four bytes a tile and split.
-    """
-
-    def __init__(self, tile_rows: int) -> None:
-        self._tile_rows = tile_rows
-        self._counts: dict[str, npt.NDArray[np.int32]] = {}
-
-    def count(self, store: Store) -> None:
-        """Read the splits of ``store``, a few tiles at a time: for a device, before its first program."""
-        height = self._tile_rows * -(-_CHUNK_ROWS // self._tile_rows)
-        for split in SPLITS:
-            counts = []
-            for _, member_R in store.array(f"split/{split}").blocks(height):
-                tiles = range(0, len(member_R), self._tile_rows)
-                counts.append(np.add.reduceat(member_R, tiles, dtype=np.int32))
-            self._counts[split] = np.concatenate(counts)
-
-    def of(self, split: str, start: int, member_R: Tensor) -> Tensor:
-        """Rows [r] of the tile that begins with row ``start``."""
-        if member_R.device.type == "cpu":
-            return member_R.nonzero().squeeze(1)
-        count = int(self._counts[split][start // self._tile_rows])
-        return torch.nonzero_static(member_R, size=count).squeeze(1)
-
-
 class Objective:
     """The loss and the scores of one trainer, and what they have come to so far.
 
@@ -79,7 +50,7 @@ class Objective:
         self._scorer, self._space = scorer, space
         self._loss_sum: Tensor | float = 0.0
         self._tile_rows = tile_rows
-        self._split_rows = SplitRows(tile_rows)
+        self._counts: dict[str, npt.NDArray[np.int32]] = {}
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose
@@ -90,8 +61,22 @@ class Objective:
         return self._scorer.host_bytes + counts, self._scorer.device_bytes
 
     def count_split_rows(self, store: Store) -> None:
-        """Read how many rows of each split of ``store`` every tile has."""
-        self._split_rows.count(store)
+        """Read how many rows of each split of ``store`` every tile has, a few tiles at a time, for four bytes a tile
+        and split: on a device the host would have to wait for every tile to learn that."""
+        height = self._tile_rows * -(-_CHUNK_ROWS // self._tile_rows)
+        for split in SPLITS:
+            counts = []
+            for _, member_R in store.array(f"split/{split}").blocks(height):
+                tiles = range(0, len(member_R), self._tile_rows)
+                counts.append(np.add.reduceat(member_R, tiles, dtype=np.int32))
+            self._counts[split] = np.concatenate(counts)
+
+    def rows_of(self, split: str, start: int, member_R: Tensor) -> Tensor:
+        """Rows [r] of the tile that begins with row ``start`` which belong to a split."""
+        if member_R.device.type == "cpu":
+            return member_R.nonzero().squeeze(1)
+        count = int(self._counts[split][start // self._tile_rows])
+        return torch.nonzero_static(member_R, size=count).squeeze(1)
 
     def begin(self) -> None:
         """Forget the last program's loss and scores."""
@@ -101,7 +86,7 @@ class Objective:
 
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
         """The gradient [R, C] of the mean loss with respect to a tile's outputs."""
-        rows = self._split_rows.of("train", tile.start, tile.inputs["split/train"][:, 0])
+        rows = self.rows_of("train", tile.start, tile.inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():
             labels = self._targets.of("train", tile.inputs["y"], rows, outputs=outputs_RC)
@@ -113,7 +98,7 @@ class Objective:
     def score(self, tile: Tile, outputs_RC: Tensor) -> None:
         """Count or collect what a tile's outputs say about its labels."""
         for split in SPLITS:
-            rows = self._split_rows.of(split, tile.start, tile.inputs[f"split/{split}"][:, 0])
+            rows = self.rows_of(split, tile.start, tile.inputs[f"split/{split}"][:, 0])
             if rows.numel():
                 labels = self._targets.of(split, tile.inputs["y"], rows, outputs=outputs_RC)
                 tally = self._scorer.of_rows(tile.start + rows, outputs_RC[rows], labels)

@@ -307,8 +307,7 @@ class Trainer:
         self, title: str, first: int, last: int, eval_every: int, records: Sequence[EpochRecord] = ()
     ) -> TrainingView:
         """What shows the training of epochs from ``first`` to ``last``, with ``records`` of those before."""
-        report, metric = self.report(eval_every), self.metric
-        shown = title, first, last, metric.value, metric.higher_is_better, None if report is None else report.promise
+        shown = title, first, last, self.metric.value, self.metric.higher_is_better, self.report(eval_every)
         return TrainingView(*shown, tiers=self.tiers, records=[*records])
 
     def report(self, eval_every: int) -> PlanReport | None:

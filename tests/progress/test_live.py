@@ -10,13 +10,15 @@ import pytest
 from rich.console import Console
 
 from ooc.events import EpochFinished, Note, Relay, TaskAdvanced, TaskStarted
-from ooc.progress.live import Promise, Tier, TrainingView, bar
+from ooc.progress.live import Tier, TrainingView, bar
 from ooc.progress.reporter import Reporter, Verbosity, displayed, in_notebook
 from tests.cli.test_run import record
 from tests.progress.test_reporter import Clock, Terminal
 
 TIERS = (Tier("memory", 100, 90, ("device_peak_bytes", "host_peak_bytes")),)
-PROMISE = Promise(1.0, 0.9, 0.3, 0.02, 0.4, 569_000_000, 234_000_000, TIERS)
+EPOCH = SimpleNamespace(ssd_busy_s=0.3, wait_s=0.02)
+BYTES = {"ssd_read_bytes": 569_000_000, "ssd_write_bytes": 234_000_000}
+PROMISE = SimpleNamespace(timeline=EPOCH, epoch_s=1.0, compute_s=0.9, score_s=0.4, tiers=TIERS, **BYTES)
 
 
 def view_of(clock: Clock, **changes: Any) -> TrainingView:

@@ -11,8 +11,9 @@ import torch
 from ooc.errors import StoreError
 from ooc.storage.array import Array
 from ooc.storage.store import Store, Task
-from ooc.train.metrics import Metric
-from ooc.train.objective import SplitRows
+from ooc.train.loss import Loss
+from ooc.train.metrics import Metric, Scorer
+from ooc.train.objective import Objective
 from ooc.train.trainer import Trainer
 from tests.damage import seal
 from tests.engine.fake_device import FakeDevice
@@ -93,14 +94,15 @@ def test_members_are_counted_tile_by_tile(tile_rows: int, tmp_path: Path, monkey
     """However many tiles are read at a time."""
     store = store_of(DATA, tmp_path)
     monkeypatch.setattr("ooc.train.objective._CHUNK_ROWS", 50)
-    members = SplitRows(tile_rows)
-    members.count(store)
+    scorer = Scorer(Metric.ACCURACY, store.num_classes)
+    objective = Objective(store.task, Loss(lambda *_: pytest.fail(), 1.0), scorer, tile_rows=tile_rows)
+    objective.count_split_rows(store)
     with FakeDevice(1) as fake:
         for split in ("train", "valid", "test"):
             whole = torch.from_numpy(store.array(f"split/{split}").read())
             for start in range(0, store.num_nodes, tile_rows):
                 member_R = whole[start : start + tile_rows]
-                there = members.of(split, start, member_R.to(fake.place))
+                there = objective.rows_of(split, start, member_R.to(fake.place))
                 assert there.cpu().tolist() == member_R.nonzero().squeeze(1).tolist()
                 assert "nonzero" not in " ".join(fake.asked)
 

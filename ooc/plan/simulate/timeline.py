@@ -84,7 +84,7 @@ class Timeline:
                 moved[event.resource] = moved.get(event.resource, 0) + event.nbytes
         return {resource: moved[resource] for resource in Resource if resource in moved}
 
-    @property
+    @cached_property
     def ssd_busy_s(self) -> float:
         """Seconds in which the SSD has something to do."""
         moving = [e for e in self.events if e.resource in (Resource.SSD_READ, Resource.SSD_WRITE)]
