@@ -27,8 +27,7 @@ def command(
 
     They are the state_dict of the PyG model that the run's options describe, under PyG's own names.
     """
-    from ooc.cli.arguments.optimization import build_embedding
-    from ooc.cli.arguments.recipe import rebuild_model
+    from ooc.cli.arguments.recipe import build_embedding, rebuild_model
     from ooc.cli.arguments.settings import TrainSettings
     from ooc.storage.types import Types
     from ooc.train.runs.run import RunFolder

@@ -12,13 +12,15 @@ import psutil
 import torch
 
 from ooc.cli import in_options, print_json
-from ooc.cli.arguments.optimization import build_embedding, build_optimizer, optimizer_options
 from ooc.cli.arguments.recipe import (
     admit_parameters,
     build_average,
+    build_embedding,
     build_loss,
     build_model,
+    build_optimizer,
     links_of,
+    optimizer_options,
     planned_model,
     with_decoder,
 )
@@ -34,12 +36,13 @@ from ooc.plan.simulate.together import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
-from ooc.report.briefing import describe_store, describe_waiting
 from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
 from ooc.report.tables import (
     describe_budgets,
     describe_ranks,
+    describe_store,
+    describe_waiting,
     print_assumptions,
     print_changes,
     print_fits,
@@ -63,7 +66,6 @@ from ooc.report.what_if import (
 )
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
-from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
@@ -74,6 +76,7 @@ from ooc.train.resources import (
     free_device_bytes,
     hardware_for,
 )
+from ooc.train.schedule import Averaging
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
 if TYPE_CHECKING:

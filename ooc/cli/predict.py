@@ -89,8 +89,7 @@ def command(
     these depend on are computed, as far as the store's order lets them be told apart. OUT is written whole or not at
     all.
     """
-    from ooc.cli.arguments.optimization import build_embedding
-    from ooc.cli.arguments.recipe import graph_bounds, rebuild_model
+    from ooc.cli.arguments.recipe import build_embedding, graph_bounds, rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.batched.graphs import GraphPrediction
     from ooc.train.links.objective import PairScores

@@ -25,7 +25,11 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
-from ooc.report.briefing import (
+from ooc.report.console import output, print_hanging, say
+from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
+from ooc.report.page.document import write_report
+from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
+from ooc.report.tables import (
     describe_batches,
     describe_forecast,
     describe_graph_batches,
@@ -33,12 +37,10 @@ from ooc.report.briefing import (
     describe_store,
     describe_waiting,
     print_briefing,
+    print_outcome,
+    print_report,
+    print_summary,
 )
-from ooc.report.console import output, print_hanging, say
-from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
-from ooc.report.page.document import write_report
-from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
-from ooc.report.tables import print_outcome, print_report, print_summary
 from ooc.sizes import format_size
 from ooc.storage.store import open_store
 from ooc.train.batched.graphs import GraphTrainer

@@ -67,13 +67,13 @@ from ooc.plan.workload import Direction, EdgeData, EdgesKey, RelationEdges, Shar
 from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
-from ooc.train.averaging import Averaging
 from ooc.train.embedding import LearntRows
 from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective
 from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
 from ooc.train.resources import Resources, spill_dtype
+from ooc.train.schedule import Averaging
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""

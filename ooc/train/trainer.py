@@ -35,7 +35,6 @@ from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
-from ooc.train.averaging import Averaging
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, resolve_metric
@@ -45,7 +44,7 @@ from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
-from ooc.train.schedule import Scheduler, Schedules
+from ooc.train.schedule import Averaging, Scheduler, Schedules
 from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
 
 if TYPE_CHECKING:

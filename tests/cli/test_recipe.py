@@ -13,8 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import ooc
-from ooc.cli.arguments.optimization import build_optimizer, build_schedule
-from ooc.cli.arguments.recipe import build_loss, build_model
+from ooc.cli.arguments.recipe import build_loss, build_model, build_optimizer, build_schedule
 from ooc.cli.arguments.settings import NO_OPTIMIZERS, NO_SCHEDULES, OPTIMIZERS, SCHEDULES, TrainSettings
 from ooc.cli.train import command
 from ooc.errors import OptionError

@@ -19,8 +19,7 @@ import pytest
 import torch
 
 import ooc
-from ooc.cli.arguments.optimization import build_optimizer
-from ooc.cli.arguments.recipe import build_model
+from ooc.cli.arguments.recipe import build_model, build_optimizer
 from ooc.cli.arguments.settings import TrainSettings
 from ooc.engine import session
 from ooc.engine.record import EpochRecord

@@ -17,12 +17,11 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import OptionError, RunError, TrainingError
 from ooc.storage.array import replace_file
 from ooc.storage.store import Store
-from ooc.train.averaging import Averaging
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.metrics import Metric
 from ooc.train.optimizer_state import PIECE, StateOnDisk
 from ooc.train.runs.run import RunFolder
-from ooc.train.schedule import Schedules
+from ooc.train.schedule import Averaging, Schedules
 
 
 @dataclass(eq=False)
