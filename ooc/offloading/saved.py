@@ -227,7 +227,9 @@ class Saving:
                     made = compute(item, called, *leaves)
             finally:
                 self._within = False
-            self.sizes[item].repeatable = state == _state_of(layer, leaves) and not _tracks(layer)
+            # Running statistics, which a second run would change again.
+            tracks = any(getattr(part, "track_running_stats", False) and part.training for part in layer.modules())
+            self.sizes[item].repeatable = state == _state_of(layer, leaves) and not tracks
             self._move(item + 1)
             return made
 
@@ -341,8 +343,3 @@ def _state_of(layer: nn.Module, given: Iterable[Any]) -> list[tuple[int, int]]:
     """What is changed where the layer changes its buffers, or what it is given."""
     tensors = [*layer.buffers(), *(leaf for leaf in given if isinstance(leaf, Tensor))]
     return [(id(tensor), tensor._version) for tensor in tensors]
-
-
-def _tracks(layer: nn.Module) -> bool:
-    """Whether it keeps running statistics, which a second run would change again."""
-    return any(getattr(part, "track_running_stats", False) and part.training for part in layer.modules())

@@ -96,7 +96,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     the least value to the greatest. What is no finite number is a gap."""
     if len(values) > width:
         cuts = [len(values) * k // width for k in range(width + 1)]
-        values = [_mean(values[a:b]) for a, b in pairwise(cuts)]
+        parts = [[value for value in values[a:b] if math.isfinite(value)] for a, b in pairwise(cuts)]
+        values = [sum(part) / len(part) if part else math.nan for part in parts]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -108,8 +109,3 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return _BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1)) if span else len(_BLOCKS) // 2]
 
     return "".join(map(block, values))
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan

@@ -130,7 +130,9 @@ class Reporter:
                     if self._view is not None:
                         self._view.epoch_finished(record)
                     if self._view is None or debugging:
-                        self._print(format_epoch(record, self.epochs, width=self._width()), self._results)
+                        there = shutil.get_terminal_size().columns if self._results.isatty() else LINE_WIDTH
+                        line = format_epoch(record, self.epochs, width=max(LINE_WIDTH, there))
+                        self._print(line, self._results)
 
     def close(self) -> None:
         """Remove the view and the bars."""
@@ -177,9 +179,6 @@ class Reporter:
             task.bar = self._progress.add_task(task.name, total=total, completed=task.done, rate=rate, left=left)
         else:
             self._progress.update(task.bar, completed=task.done, rate=rate, left=left)
-
-    def _width(self) -> int:
-        return max(LINE_WIDTH, shutil.get_terminal_size().columns) if self._results.isatty() else LINE_WIDTH
 
     def _stop(self) -> None:
         for shown in (self._progress, self._live):

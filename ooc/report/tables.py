@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines and tables for people. What is said of a training before it begins, for those who know graph neural networks
-and not how ooc plans: graph, model, memory, what waits in it, and how long an epoch will take. Then a plan with all that
-is expected of an epoch, what would change it, what several processes would do that train one graph together, and the
-outcome of a run."""
+and not how ooc plans: graph, model, memory, what waits in it, and how long an epoch will take. Then a plan with all
+that is expected of an epoch, what would change it, what several processes would do that train one graph together, and
+the outcome of a run."""
 
 import statistics
 from collections.abc import Iterator, Sequence

@@ -131,7 +131,9 @@ def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: L
     with reported(listener, "planning", len(points) * len(axes["ssd"]), "points") as advance:
         for ssd, point in product(axes["ssd"], points):
             if point not in known or known[point]["ssd_read_bytes"] or known[point]["ssd_write_bytes"]:
-                tried = _asked(dict(zip(memories, point, strict=True)), limits)
+                amounts = [value.amount for value in point]
+                device, host = amounts if len(amounts) == 2 else divide_memory(*amounts)
+                tried = replace(limits, device_bytes=device, host_bytes=host, one_memory=len(amounts) == 1)
                 times = ssd.amount / hardware.disk.read_bytes_per_s.at(REQUEST_BYTES)
                 on = replace(hardware, disk=faster(hardware.disk, times))
                 known[point] = found = outcome(partial(plan, tried, on))
@@ -144,13 +146,6 @@ def grid(axes: Axes, limits: Limits, hardware: Hardware, plan: Plan, listener: L
     for cell in cells:
         cell["pareto"] = cell["feasible"] and not any(_beats(other, cell) for other in cells)
     return cells
-
-
-def _asked(point: Mapping[str, Value], limits: Limits) -> Limits:
-    if "memory" in point:
-        device, host = divide_memory(point["memory"].amount)
-        return replace(limits, device_bytes=device, host_bytes=host, one_memory=True)
-    return replace(limits, device_bytes=point["gpu"].amount, host_bytes=point["host"].amount, one_memory=False)
 
 
 def _lacking(reason: str, limits: Limits) -> dict[str, int]:
