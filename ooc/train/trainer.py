@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -482,25 +481,22 @@ class Trainer:
             given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
             self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
         stepped = self.optimizer  # for who must not hold the trainer
-        make = partial(
-            prepare,
-            model,
-            graph,
-            metric=self.metric,
-            loss=loss,
-            averaging=self._averaging,
-            input_dropout=input_dropout,
-            ignore_edge_data=ignore_edge_data,
-            compute_dtype=compute_dtype,
-            seed=seed,
-            savings=_tuning.savings,
-            optimizer=lambda: stepped,
-            optimizer_options=self.optimizer.param_groups,
-            optimizer_state=optimizer_state,
-            state_folder=None if out is None else out.path / OPTIMIZER,
-            learnt=self._learnt,
-        )
-        self._ready(make, resources, [model] if average is None else [model, average])
+        self._asked: dict[str, Any] = {
+            "metric": self.metric,
+            "loss": loss,
+            "averaging": self._averaging,
+            "input_dropout": input_dropout,
+            "ignore_edge_data": ignore_edge_data,
+            "compute_dtype": compute_dtype,
+            "seed": seed,
+            "savings": _tuning.savings,
+            "optimizer": lambda: stepped,
+            "optimizer_options": self.optimizer.param_groups,
+            "optimizer_state": optimizer_state,
+            "state_folder": None if out is None else out.path / OPTIMIZER,
+            "learnt": self._learnt,
+        }
+        self._ready(resources, [model] if average is None else [model, average])
         self._run = out
         if out is not None:  # what lists of runs show (ooc runs)
             out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
@@ -512,9 +508,9 @@ class Trainer:
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
         dropped.atexit = False  # the process gives everything back by itself
 
-    def _ready(self, make: partial[Job], resources: Resources, models: list[nn.Module]) -> None:
+    def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
-        job = self._job(make, resources)
+        job = self._job(resources)
         self._planned, self._objective = job, job.objective
         self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
         self._prepared = job.ready()
@@ -529,9 +525,9 @@ class Trainer:
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)
 
-    def _job(self, make: partial[Job], resources: Resources) -> Job:
+    def _job(self, resources: Resources) -> Job:
         """What is planned. Who takes memory for more than it has it made of less."""
-        return make(resources.shared_with(self.ranks))
+        return prepare(self.model, self.store, resources.shared_with(self.ranks), **self._asked)
 
     @interruptible_by_ctrl_c()
     def close(self) -> None:

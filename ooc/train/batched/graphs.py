@@ -241,9 +241,9 @@ class GraphTrainer(BatchTrainer):
         self._bounds = GraphBounds(batch_size, batch_nodes, batch_edges, batch_paths, paths, hops)
         super().__init__(model, graph, accumulate=accumulate, **options)
 
-    def _ready(self, make: partial[Any], resources: Resources, models: list[nn.Module]) -> None:
+    def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
-        model, store, asked = self.model, self.store, make.keywords
+        model, store, asked = self.model, self.store, self._asked
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
         self._resources, self.spill_dir = resources, resources.spill_dir

@@ -33,7 +33,7 @@ from ooc.storage.store import Store, Task
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.resources import Resources
-from ooc.train.setup import Job, Saving, edge_data_used, lower_model
+from ooc.train.setup import Job, Saving, edge_data_used, lower_model, prepare
 from ooc.train.trainer import Scores, Trainer
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class SampledTrainer(BatchTrainer):
         self.sampling = sampling
         super().__init__(model, graph, accumulate=sampling.accumulate, **options)
 
-    def _job(self, make: partial[Job], resources: Resources) -> Job:
+    def _job(self, resources: Resources) -> Job:
         """Batches first; scoring is planned within what they leave when they are over."""
         model, store, sampling = self.model, self.store, self.sampling
-        left_out, loss = make.keywords["ignore_edge_data"], make.keywords["loss"]
-        self._input_dropout = make.keywords["input_dropout"]
+        left_out, loss = self._asked["ignore_edge_data"], self._asked["loss"]
+        self._input_dropout = self._asked["input_dropout"]
         self._carried = edge_data_used(store, left_out)
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results}
@@ -80,7 +80,7 @@ class SampledTrainer(BatchTrainer):
         columns = network.result_columns or (network.training.columns,)
         self._loss = resolve_loss(loss, store, columns=columns, dtype=network.dtype)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
-        loading = self._loading(model, resources, make.keywords["seed"])
+        loading = self._loading(model, resources, self._asked["seed"])
         self._trims = False
         if (trimmed := Trimmed.of(model, network)) is not None:
             self.batch_model = trimmed
@@ -95,7 +95,7 @@ class SampledTrainer(BatchTrainer):
         device_bytes, host_bytes = divide_memory(self.memory_bytes - self.loader.retained_bytes - self._rows_bytes)
         limits = replace(resources.limits, device_bytes=device_bytes, host_bytes=host_bytes)
         own = {"savings": (Saving.ACTIVE_ROWS,), "scoring_only": True, "compute_dtype": "float32"}
-        return make(replace(resources, limits=limits), **own)
+        return prepare(model, store, replace(resources, limits=limits), **self._asked | own)
 
     @property
     def _both_fit(self) -> bool:

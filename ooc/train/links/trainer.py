@@ -10,7 +10,6 @@ Shapes: E links, K negatives of each.
 """
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,29 +66,27 @@ class LinkTrainer(Trainer):
         if negatives < 1 or steps < 1:
             raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
-        self._asked = LinkMetric.of("mrr" if metric is None else metric)
-        super().__init__(model, graph, **options)
+        LinkMetric.of(metric or "mrr")  # which refuses another one before anything is read
+        super().__init__(model, graph, metric=metric, **options)
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Any:
-        return self._asked
+        return LinkMetric.of(name or "mrr")
 
-    def _job(self, make: partial[Job], resources: Resources) -> Job:
-        given = dict(make.keywords)
-        _, store, *_ = make.args
+    def _job(self, resources: Resources) -> Job:
         objective = LinkObjective.of(
             self._links,
-            store,
+            self.store,
             resources.spill_dir,
             metric=self.metric,
             negatives=self._drawn,
-            seed=given["seed"],
+            seed=self._asked["seed"],
             dtype=dtype_of(self.model),
             resources=resources,
         )
         assert objective.training is not None
         self._training, self._scorer = objective.training, objective.scorer
-        del given["metric"], given["loss"]
-        return objective.prepared(self.model, store, resources.shared_with(self.ranks), **given)
+        asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss")}
+        return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
 
     # ---- the algorithm -----------------------------------------------------------------------------------------
 
