@@ -139,6 +139,13 @@ class Predictions(ABC):
         self._run(put)
         return torch.from_numpy(table)
 
+    def result(self, out: str | Path | None, *, force: bool) -> Tensor | None:
+        """The predictions in memory, or in the file ``out``."""
+        if out is None:
+            return self.read()
+        self.write(out, force=force)
+        return None
+
     def write(self, path: str | Path, *, force: bool = False) -> None:
         """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
         with RowsFile(
@@ -196,9 +203,21 @@ class Prediction(Predictions):
             check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
         of_encoder = of_links and layer is None and store.types is not None
-        self._type = _node_type(
-            store, self._what, layer, node_type, learnt, some=nodes is not None, of_encoder=of_encoder
-        )
+        self._type = node_type or ""
+        """That whose embedding is wanted; "" where the graph has but one, or what is wanted is of the labelled one."""
+        if store.types is None or self._what is not What.EMBEDDINGS:
+            if node_type is not None:
+                raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
+        elif of_encoder:
+            if node_type not in store.types.nodes or nodes is not None:
+                kinds = ", ".join(store.types.nodes)
+                raise OptionError(f"{store.path}: embeddings are of all nodes of a type, which is to be said: {kinds}")
+        else:
+            known = () if learnt is None else learnt.spaces
+            if layer != 0 or node_type not in known or nodes is not None:
+                of = f": {', '.join(known)}" if known else ", of which it has none"
+                which = f"those that were trained (layer 0), of all nodes of a type{of}"
+                raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
         self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
         if isinstance(model, LinkPredictor):
@@ -354,38 +373,6 @@ def _reaching(store: Store, wanted: Wanted | None, depth: int, listener: Listene
 
 
 # ---- what and from which layer ---------------------------------------------------------------------------------
-
-
-def _node_type(
-    store: Store,
-    what: What,
-    layer: int | None,
-    node_type: str | None,
-    learnt: LearntRows | None,
-    *,
-    some: bool,
-    of_encoder: bool,
-) -> str:
-    """The type of nodes whose embedding is wanted; "" where the graph has but one, or what is wanted is of the type
-    that is labelled. OptionError for what is not to be had. ``some``: not all nodes of it are wanted; ``of_encoder``:
-    what an encoder of links gives for nodes of any type."""
-    if store.types is None or what is not What.EMBEDDINGS:
-        if node_type is not None:
-            raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
-        return ""
-    if of_encoder:
-        if node_type is None or node_type not in store.types.nodes or some:
-            kinds = ", ".join(store.types.nodes)
-            raise OptionError(f"{store.path}: embeddings are of all nodes of a type, which is to be said: {kinds}")
-        return node_type
-    known = () if learnt is None else learnt.spaces
-    if layer != 0 or node_type not in known or some:
-        of = f": {', '.join(known)}" if known else ", of which it has none"
-        raise OptionError(
-            f"{store.path} has several types of nodes or edges: embeddings are those that were trained (layer 0), of "
-            f"all nodes of a type{of}"
-        )
-    return node_type
 
 
 def _layer(what: What, layer: int | None, network: Network, *, least: int) -> int:

@@ -249,10 +249,7 @@ class Trainer:
             self._averaging.in_place(),
             closing(Prediction(self.model, self.store, self._resources, what, **options)) as found,
         ):
-            if out is None:
-                return found.read()
-            found.write(out, force=force)
-            return None
+            return found.result(out, force=force)
 
     # ---- what the loop needs -------------------------------------------------------------------------------
 

@@ -331,10 +331,7 @@ class GraphTrainer(BatchTrainer):
         self.loader.close()
         made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what)
         with self._averaging.in_place(), closing(made(graphs=graphs, ignore_edge_data=self._ignored)) as found:
-            if out is None:
-                return found.read()
-            found.write(out, force=force)
-            return None
+            return found.result(out, force=force)
 
     def close(self) -> None:
         self.loader.close()
