@@ -48,19 +48,6 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
         context.exit()
 
 
-def _obtained(source: str, root: Path, yes: bool, listener: Reporter) -> tuple[str | Path, str | None]:
-    """Where ``source`` lies and its name, if it is a dataset's; downloaded if it must be and may be."""
-    from ooc.sources.names import named, obtain
-
-    def confirm(question: str) -> bool:
-        return yes or (sys.stdin.isatty() and click.confirm(f"{question}?", err=True))
-
-    dataset = named(source)
-    if dataset is None:
-        return source, None
-    return obtain(dataset, root, confirm=confirm, listener=listener), dataset.name
-
-
 @click.command(short_help="Convert a dataset to a store.", params=[config_option()])
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
@@ -163,6 +150,7 @@ def command(
     synthetic:graphs=…,nodes=…,edges=…,features=…[,classes=0][,seed=0], with nodes and edges of one on average.
     """
     from ooc.conversion.conversion import convert
+    from ooc.sources.names import named, obtain
 
     if dry_run:
         from rich.console import Console
@@ -171,10 +159,16 @@ def command(
 
         print_forecast(source, out, root=root, console=Console(), as_json=as_json, **options)
         return
+
+    def confirm(question: str) -> bool:
+        return yes or (sys.stdin.isatty() and click.confirm(f"{question}?", err=True))
+
     with Reporter(verbosity=verbosity) as reporter:
-        place, name = _obtained(source, root, yes, reporter)
-        target = out if out is not None or name is None else Path(f"{name}.ooc")
-        store = convert(place, target, on_cancel=on_cancel, listener=reporter, **options)
+        place: str | Path = source
+        if (dataset := named(source)) is not None:  # downloaded if it must be and may be
+            place = obtain(dataset, root, confirm=confirm, listener=reporter)
+            out = out or Path(f"{dataset.name}.ooc")
+        store = convert(place, out, on_cancel=on_cancel, listener=reporter, **options)
     if as_json:
         from ooc.cli.info import describe
 
