@@ -51,17 +51,27 @@ class _SizeError(click.BadParameter):
         return self.message
 
 
+_NONE: Mapping[str, str] = {}
 _NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 class ChoiceType(_TextChoice):
     """One of several names, in whatever case it is written, types of numbers in short, too; of a name that is none of
-    them, the one that is most like it is proposed."""
+    them, the one that is most like it is proposed. ``also`` gives what else a text may stand for, None where that is
+    nothing; ``refused`` are names that cannot be chosen, each for a reason."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(
+        self, *names: str, also: Callable[[str], str | None] = lambda text: None, refused: Mapping[str, str] = _NONE
+    ) -> None:
         super().__init__(names, case_sensitive=False)
+        self._also = also
+        self._refused = {name.casefold(): f"{name} {reason}" for name, reason in refused.items()}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if str(value).casefold() in self._refused:
+            self.fail(self._refused[str(value).casefold()], param, ctx)
+        if isinstance(value, str) and (found := self._also(value)) is not None:
+            return found
         try:
             return str(super().convert(_NUMBERS.get(str(value).lower(), value), param, ctx))
         except click.BadParameter as error:
@@ -69,38 +79,17 @@ class ChoiceType(_TextChoice):
             raise click.BadParameter(message, ctx, param) from error
 
 
-class MetricType(ChoiceType):
-    """One of several names, or ``hits@K`` of a whole number."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        kind, _, number = value.lower().partition("@") if isinstance(value, str) else ("", "", "")
-        if kind == "hits" and number.isdecimal() and int(number):
-            return f"hits@{int(number)}"
-        return super().convert(value, param, ctx)
+def hits(text: str) -> str | None:
+    """``hits@K`` of a whole number."""
+    kind, _, number = text.lower().partition("@")
+    return f"hits@{int(number)}" if kind == "hits" and number.isdecimal() and int(number) else None
 
 
-class ReasonedChoiceType(ChoiceType):
-    """Such a choice that has names in it which cannot be chosen, each for a reason."""
-
-    def __init__(self, *names: str, refused: Mapping[str, str]) -> None:
-        super().__init__(*names)
-        self._refused = {name.casefold(): f"{name} {reason}" for name, reason in refused.items()}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if isinstance(value, str) and value.casefold() in self._refused:
-            self.fail(self._refused[value.casefold()], param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class ClassWeightsType(ChoiceType):
-    """One of several names, or a weight a class, ``1,2.5``, kept as text."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if "," not in value:
-            return super().convert(value, param, ctx)
-        for part in value.split(","):
-            NON_NEGATIVE.convert(part, param, ctx)
-        return str(value)
+def class_weights(text: str) -> str | None:
+    """A weight a class, ``1,2.5``, kept as text."""
+    for part in text.split(",") if "," in text else ():
+        NON_NEGATIVE.convert(part, None, None)
+    return text if "," in text else None
 
 
 class EdgeTypeType(_TextType):

@@ -27,15 +27,14 @@ from ooc.cli.arguments.options import (
     WIDTH,
     AssignmentType,
     ChoiceType,
-    ClassWeightsType,
     ColumnsType,
     EdgeTypeType,
     FanoutsType,
-    MetricType,
     Option,
     PathsType,
-    ReasonedChoiceType,
     WholeType,
+    class_weights,
+    hits,
 )
 from ooc.errors import OptionError, RunError
 
@@ -122,18 +121,15 @@ def model_name(model: str) -> str:
     return MODEL_NAMES[model] if own is None else own[1]
 
 
-class _ModelName(ChoiceType):
-    """A model's name, GraphSAGE's also in full; or one of the user's own, of which the file's path is made whole."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        own = own_model(value) if isinstance(value, str) else None
-        if own is not None:
-            return f"{own[0].resolve()}:{own[1]}"
-        in_full = isinstance(value, str) and value.lower() == "graphsage"
-        return super().convert("sage" if in_full else value, param, ctx)
+def _whole_name(model: str) -> str | None:
+    """Of a model of the user's own, with the whole path of its file; GraphSAGE may be called in full."""
+    own = own_model(model)
+    if own is not None:
+        return f"{own[0].resolve()}:{own[1]}"
+    return "sage" if model.lower() == "graphsage" else None
 
 
-MODEL = _ModelName(*MODEL_NAMES)
+MODEL = ChoiceType(*MODEL_NAMES, also=_whole_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,14 +223,14 @@ class TrainSettings:
     label_smoothing: float = _STEPS(0.0, FRACTION, "Of cross-entropy.")
     class_weights: str = _STEPS(
         "none",
-        ClassWeightsType("none", "balanced"),
+        ChoiceType("none", "balanced", also=class_weights),
         "Of cross-entropy: balanced, by which every class counts alike however many training nodes it has, or one "
         "number a class.",
         metavar="W0,W1,…",
     )
     optimizer: str = _STEPS(
         "adam",
-        ReasonedChoiceType(*OPTIMIZERS, refused=NO_OPTIMIZERS),
+        ChoiceType(*OPTIMIZERS, refused=NO_OPTIMIZERS),
         "adam, adamw, sgd (with momentum 0.9), or another of torch.optim's, as NAdam or RMSprop.",
         metavar="NAME",
     )
@@ -288,7 +284,7 @@ class TrainSettings:
     link_steps: int = _LINKS(1, COUNT, "Steps of an epoch, each with a part of the links and the whole graph.")
     schedule: str = _RATE(
         "none",
-        ReasonedChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
+        ChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
         "How the learning rate changes from epoch to epoch: none, cosine, step, plateau (by the validation score), or "
         "one of torch's, as ExponentialLR.",
         metavar="NAME",
@@ -314,7 +310,7 @@ class TrainSettings:
     average_decay: float = _AVERAGE(0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.")
     metric: str | None = _EVALUATION(
         None,
-        MetricType(*METRICS, "mrr"),
+        ChoiceType(*METRICS, "mrr", also=hits),
         "What evaluation measures: accuracy, micro-f1, macro-f1, mae, rmse, r2; roc-auc and average-precision for two "
         "classes or several labels a node; of links mrr, hits@K or roc-auc. [default: accuracy, for several labels "
         "roc-auc, for values mae, for links mrr]",
