@@ -3,6 +3,6 @@
 
 Reading order: ``source`` (what a format hands over), ``reading`` (what a format is to the rest), ``registry`` (which
 format a path has), ``formats`` (one a module), ``labels`` (labels and splits of any kind), ``columns``,
-``node_ids`` and ``node_data`` (ids, features and labels that come as tables or files), ``names`` (published data
-sets), ``files`` (bytes, lines, tables).
+``numbered`` (ids of any kind become nodes) and ``node_data`` (features and labels that come as tables or files),
+``names`` (published data sets), ``files`` (bytes, lines, tables).
 """

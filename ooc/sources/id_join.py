@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.events import Listener, reported
-from ooc.sources.source import Ids
-from ooc.storage.array import flush
+from ooc.sources.source import Ids, Mask
+from ooc.storage.array import AnyArray, flush
 
 Keys = npt.NDArray[np.uint64]
 """[n, 2]; beside a place, a node's number or an end's, [n, 3]."""
@@ -40,17 +40,16 @@ _RECORD_BYTES = 24
 _END_BYTES = 256  # Of memory for each end of a block that is spread or searched for.
 _FOUND = np.dtype([("place", "<u8"), ("node", "<u4")])
 _ABSENT = np.iinfo(np.uint32).max
+_SPAN = 8
+"""Of numbers, how many times as many there may be in their range as nodes, that they are looked up by place."""
 
 
-def keys_of_texts(ids: list[bytes]) -> Keys:
-    """The keys [n, 2] of ``ids``, none of which holds a zero byte."""
-    short = [text if len(text) <= KEY_BYTES else _digest(text) for text in ids]
+def keys_of(ids: AnyArray) -> Keys:
+    """The keys [n, 2] of ``ids``, whole numbers or texts, none of which holds a zero byte."""
+    if ids.dtype != np.object_:
+        return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
+    short = [text if len(text) <= KEY_BYTES else _digest(text) for text in ids.tolist()]
     return np.array(short, dtype=f"S{KEY_BYTES}").view(np.uint64).reshape(-1, 2)
-
-
-def keys_of_numbers(ids: Ids) -> Keys:
-    """The keys [n, 2] of whole numbers."""
-    return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
 
 
 def _digest(text: bytes) -> bytes:
@@ -77,30 +76,39 @@ def join(
     ``nodes``: the keys of ``count`` nodes in order; ``ends``: of all ends of edges. Takes about ``limit_bytes`` of
     memory; what it needs of the disk lies beside ``out``.
     """
-    partial = out.with_name(out.name + ".partial")
-    if count * NODE_BYTES <= limit_bytes:
-        found = _held(nodes, ends, partial)
-    else:
+    if count * NODE_BYTES > limit_bytes:
+        partial = _partial(out)
         found = _OnDisk(partial, limit_bytes, listener).join(nodes, ends)
-    if found.twice is None and found.absent is None:
-        flush(partial)
-        partial.rename(out)
-    return found
-
-
-def _held(nodes: Iterable[Keys], ends: Iterable[Keys], out: Path) -> Joined:
+        return found if found.twice is not None or found.absent is not None else _whole(out, found)
     table = _Table(np.concatenate([*_placed(nodes), np.empty((0, 3), dtype=np.uint64)]))
-    if table.twice is not None:
-        return Joined(0, twice=table.twice)
+    return Joined(0, twice=table.twice) if table.twice is not None else _written(map(table.numbers, ends), out)
+
+
+def take_rows(ends: Iterable[Ids], count: int, out: Path) -> Joined:
+    """The same where nodes are called by their numbers, 0 … ``count`` - 1."""
+    return _written(((ids, (ids >= 0) & (ids < count)) for ids in ends), out)
+
+
+def _written(found: Iterable[tuple[AnyArray, Mask]], out: Path) -> Joined:
+    """Write nodes, of which is said whether they are some."""
     done = 0
-    with out.open("wb") as file:
-        for keys in ends:
-            numbers, there = table.numbers(keys)
+    with _partial(out).open("wb") as file:
+        for numbers, there in found:
             if not there.all():
                 return Joined(0, absent=done + int(there.argmin()))
             file.write(numbers.astype("<u4").data)
-            done += len(keys)
-    return Joined(done)
+            done += len(numbers)
+    return _whole(out, Joined(done))
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _whole(out: Path, found: Joined) -> Joined:
+    flush(_partial(out))
+    _partial(out).rename(out)
+    return found
 
 
 def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
@@ -121,33 +129,57 @@ def _hashes(keys: Keys) -> npt.NDArray[np.uint64]:
     return found
 
 
+def _first_words(keys: Keys) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(keys[:, 0])
+
+
 class _Table:
-    """The nodes of ``records`` [n, 3], found by their keys. ``twice``: two of one key."""
+    """The nodes of ``records`` [n, 3], found by their keys. ``twice``: two of one key.
+
+    Whole numbers that are not far apart are looked up by where they are in their range, all others by search.
+    """
 
     def __init__(self, records: Keys) -> None:
-        hashes = _hashes(records)
+        # Whole numbers need no hash to be told apart, and neighbours among them are often asked for together.
+        self._hash = _hashes if records[:, 1].any() else _first_words
+        hashes = self._hash(records)
         order = np.argsort(hashes, kind="stable")
         if (hashes[order[1:]] == hashes[order[:-1]]).any():  # Of one key, or, which is rare, of several.
             order = np.lexsort((records[:, 1], records[:, 0], hashes))
-        self._hashes, self._records = hashes[order], records[order]
-        keys = self._records[:, :2]
-        same = np.flatnonzero((keys[1:] == keys[:-1]).all(axis=1))
-        rows = self._records[same[0] : same[0] + 2, 2].tolist() if len(same) else []
+        self._hashes, (self._first, self._second, self._nodes) = hashes[order], records[order].T.copy()
+        same = np.flatnonzero((self._first[1:] == self._first[:-1]) & (self._second[1:] == self._second[:-1]))
+        rows = self._nodes[same[0] : same[0] + 2].tolist() if len(same) else []
         self.twice = (min(rows), max(rows)) if rows else None
+        self._least = self._first[:1]
+        span = int(self._first[-1]) - int(self._first[0]) + 1 if self._hash is _first_words and len(records) else 0
+        self._direct = np.full(span if span <= _SPAN * len(records) else 0, _ABSENT, dtype=np.uint32)
+        if len(self._direct):
+            self._direct[self._first - self._least] = self._nodes
 
-    def numbers(self, keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    def numbers(self, keys: Keys) -> tuple[AnyArray, Mask]:
         """The node of each of the ``keys`` [n, 2], and whether there is one."""
-        hashes, last = _hashes(keys), len(self._hashes) - 1
+        last = len(self._hashes) - 1
         if last < 0:
             return np.zeros(len(keys), dtype=np.uint64), np.zeros(len(keys), dtype=np.bool_)
+        if len(self._direct):
+            places = keys[:, 0] - self._least
+            inside = (places < len(self._direct)) & (keys[:, 1] == 0)
+            found = self._direct[np.where(inside, places, 0)]
+            return found, inside & (found != _ABSENT)
+        hashes = self._hash(keys)
         order = np.argsort(hashes)  # Neighbouring searches share their steps in the cache.
         at = np.empty(len(keys), dtype=np.int64)
         at[order] = np.minimum(np.searchsorted(self._hashes, hashes[order]), last)
-        there = (self._records[at, :2] == keys).all(axis=1)
+        there = self._at(at, keys)
         while (more := ~there & (self._hashes[at] == hashes) & (at < last)).any():  # Another key of the same hash.
             at[more] += 1
-            there |= (self._records[at, :2] == keys).all(axis=1)
-        return self._records[at, 2], there
+            there |= self._at(at, keys)
+        return self._nodes[at], there
+
+    def _at(self, places: Ids, keys: Keys) -> Mask:
+        """Whether the keys are at these places of the table."""
+        found: Mask = (self._first[places] == keys[:, 0]) & (self._second[places] == keys[:, 1])
+        return found
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ooc.errors import OptionError, SourceError
 from ooc.sources.columns import NodeTables
-from ooc.sources.files.cells import Block, Cells
+from ooc.sources.files.cells import Cells
 from ooc.sources.files.held_array import HeldArray
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table, side_by_side, width
@@ -45,7 +45,7 @@ _MOST_DIGITS = 40  # int() refuses thousands of them.
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFeatures:
-    """``blocks(nodes, size)``: features [n, ``columns``]; SourceError where there are not those of ``nodes``.
+    """``blocks(nodes, size)``: features [n, ``columns``] of that many nodes, or those that there are.
 
     ``rows``: of how many nodes there are; None where only reading tells, or any number will do. ``entries``: how many
     there are, where features come without their zeros.
@@ -74,7 +74,6 @@ def _array_features(array: NpyArray | HeldArray) -> NodeFeatures:
     rows, columns = array.matrix("[nodes, features]")
 
     def blocks(nodes: int, size: int) -> Iterator[AnyArray | Entries]:
-        _check_rows(array.name, rows, nodes)
         return array.row_blocks(size)
 
     entries = array.entries if isinstance(array, HeldArray) else None
@@ -91,7 +90,7 @@ def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
         raise SourceError(f"{table.path} has no features, or more than {_MOST_COLUMNS}")
 
     def blocks(nodes: int, size: int) -> Iterator[AnyArray]:
-        for block in _table_blocks(table, wanted, nodes, size):
+        for block in table.blocks(wanted, size):
             part = side_by_side(block, names)
             if part.shape[1] != columns:
                 raise SourceError(f"{table.path} has rows of {columns} features and rows of {part.shape[1]}")
@@ -115,7 +114,7 @@ def _made_up_features(text: str) -> NodeFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLabels:
-    """``blocks(nodes, size, names)``, as a source's; SourceError where there are not those of ``nodes``.
+    """``blocks(nodes, size, names)``, as a source's, of that many nodes, or those that there are.
 
     ``num_classes`` None: one more than the largest. ``split``: how a random one was made. ``class_names()``: where
     labels are texts, the classes' names, for which all of them are read; ``blocks`` wants them.
@@ -156,8 +155,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
         raise SourceError(f"{array.name} has the shape {array.shape}, not one label or row of labels for each node")
 
     def found(nodes: int, size: int, names: ClassNames = ()) -> FoundLabels:
-        _check_rows(array.name, array.shape[0], nodes)
-        for start, stop in ranges(nodes, size):
+        for start, stop in ranges(array.shape[0], size):
             yield array.rows(start, stop), None
 
     def scan() -> bool:
@@ -179,7 +177,7 @@ def _table_labels(name: str, table: Table, tables: NodeTables, request: Request)
 
     def found(nodes: int, size: int, names: ClassNames) -> FoundLabels:
         row = 0
-        for block in _table_blocks(table, wanted, nodes, size):
+        for block in table.blocks(wanted, size):
             y = classes_of_names(block[columns[0]], names) if named else side_by_side(block, columns)
             yield y, splits.masks(block, row, name) if splits is not None else None
             row += len(y)
@@ -253,20 +251,3 @@ def _npy_of_nodes(path: Path) -> NpyArray:
     if not array.shape or 0 in array.shape:
         raise SourceError(f"{path} is of the shape {list(array.shape)}, not numbers for each node")
     return array
-
-
-def _check_rows(name: str, have: int, nodes: int) -> None:
-    """SourceError where what is called ``name`` has not one row for each node."""
-    if have != nodes:
-        raise SourceError(f"{name} has {'more' if have > nodes else have} rows for {nodes} nodes")
-
-
-def _table_blocks(table: Table, wanted: dict[str, Cells], nodes: int, size: int) -> Iterator[Block]:
-    """The ``wanted`` columns, block by block; SourceError where there is not one row for each node."""
-    done = 0
-    for block in table.blocks(wanted, size):
-        done += len(next(iter(block.values())))
-        if done > nodes:
-            break
-        yield block
-    _check_rows(str(table.path), done, nodes)

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from ooc.events import ignore
 from ooc.sources import id_join
-from ooc.sources.id_join import join, keys_of_numbers, keys_of_texts
+from ooc.sources.id_join import join, keys_of, take_rows
 from tests.examples import examples
 
 _TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40), min_size=1, max_size=80)
+
+
+def _objects(texts: list[bytes]) -> np.ndarray:
+    return np.array(texts, dtype=object)
 
 
 def _blocks(keys: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -36,7 +40,7 @@ def test_any_memory_finds_the_same_nodes(
     folder = tmp_path_factory.mktemp("join")
     ids = [text.encode() for text in dict.fromkeys(texts)]
     asked = np.random.default_rng(seed).integers(0, len(ids), 60)
-    nodes, ends = keys_of_texts(ids), keys_of_texts([ids[at] for at in asked])
+    nodes, ends = keys_of(_objects(ids)), keys_of(_objects([ids[at] for at in asked]))
     with pytest.MonkeyPatch.context() as patch:
         if hashes == "bad":
             good = id_join._hashes
@@ -54,19 +58,27 @@ def test_any_memory_finds_the_same_nodes(
 def test_ids_of_two_nodes_and_of_none_are_found(tmp_path: Path, limit: int) -> None:
     """The first end that is no node's, in the order of the edges, whatever part it is found in."""
     ids = np.random.default_rng(0).permutation(10_000)[:600].astype(np.int64) - 5000
-    nodes, ends = keys_of_numbers(ids), np.repeat(ids, 3)
+    nodes, ends = keys_of(ids), np.repeat(ids, 3)
     ends[[1200, 700, 1600]] = [2**60, -(2**60), 2**61]
-    assert _joined(tmp_path, nodes, keys_of_numbers(ends), limit).absent == 700
+    assert _joined(tmp_path, nodes, keys_of(ends), limit).absent == 700
     ids[[33, 555]] = ids[77]
-    found = _joined(tmp_path, keys_of_numbers(ids), keys_of_numbers(ids), limit)
+    found = _joined(tmp_path, keys_of(ids), keys_of(ids), limit)
     assert found.twice is not None and set(found.twice) < {33, 77, 555}
     assert list(tmp_path.glob("o.parts")) == []
+
+
+def test_row_numbers_are_their_nodes(tmp_path: Path) -> None:
+    blocks = [np.array([3, 0]), np.array([4])]
+    assert take_rows(iter(blocks), 5, tmp_path / "o") == id_join.Joined(3)
+    assert np.fromfile(tmp_path / "o", dtype="<u4").tolist() == [3, 0, 4]
+    assert take_rows(iter(blocks), 4, tmp_path / "p").absent == 2 and not (tmp_path / "p").exists()
+    assert take_rows(iter([np.array([-1])]), 4, tmp_path / "p").absent == 0
 
 
 def test_a_key_tells_texts_apart() -> None:
     """Those up to 16 bytes are their own key, longer ones cannot be mistaken for such."""
     texts = ["", "a", "a" * 15, "a" * 16, "a" * 17, "a" * 18, "b" + "a" * 17, "ÿ" * 8, "ÿ" * 9, "1", "01"]
-    keys = keys_of_texts([text.encode() for text in texts])
+    keys = keys_of(_objects([text.encode() for text in texts]))
     assert len({key.tobytes() for key in keys}) == len(texts)
     assert keys[3].tobytes() == b"a" * 16 and keys[4].tobytes()[-1] == 0xFF
 

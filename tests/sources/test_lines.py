@@ -2,16 +2,18 @@
 """Text in blocks of any size gives the rows that reading line by line gives, and the line that is wrong."""
 
 import gzip
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import SourceError
-from ooc.sources.files.lines import Kind, leading_comments, line_blocks, plain_suffix, rows_of_numbers
+from ooc.sources.files.cells import Cells
+from ooc.sources.files.lines import leading_comments, line_blocks, plain_suffix
+from ooc.sources.files.text_table import TextTable
 from tests.examples import examples
 from tests.sources.fixtures.edge_lists import compressed
 
@@ -19,9 +21,15 @@ _ROWS = st.lists(st.tuples(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1
 _FILLING = st.sampled_from(["", "\n", "# comment 1 2 3\n", "  \n", "% 7\n"])
 
 
-def _read(path: Path, block_bytes: int = 1 << 16, columns: tuple[int, ...] = (2,), kind: Kind = Kind.WHOLE) -> list:
-    blocks = list(rows_of_numbers(line_blocks(path, block_bytes), str(path), columns=columns, kind=kind))
-    return np.concatenate(blocks).tolist() if blocks else []
+def _read(
+    path: Path, block_bytes: int = 1 << 16, cells: tuple[Cells, ...] = (Cells.WHOLE, Cells.WHOLE)
+) -> list[list[float]]:
+    table = TextTable(path, partial(line_blocks, path, block_bytes), delimiter=None, columns=len(cells))
+    blocks = [
+        list(zip(*(block[name].tolist() for name in table.columns), strict=True))
+        for block in table.blocks(dict(zip(table.columns, cells, strict=True)), 50)
+    ]
+    return [list(row) for block in blocks for row in block]
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -52,15 +60,17 @@ def test_blocks_of_any_size_give_the_same_rows(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 2\n3\n", "line 2: '3' where 2 whole numbers are wanted"),
-        ("1 2\n\n# c\n3 4 5\n", "line 4: '3 4 5' where 2"),
-        ("1 2\n3 -4\n", "line 2: '3 -4'"),
-        ("1 2\n3 4.5\n", "line 2"),
-        ("1 2\n3 four\n", "line 2: '3 four'"),
-        ("1 2 3\n4\n", "line 1: '1 2 3'"),
-        ("1\n2 3 4\n", "line 1: '1'"),
-        ("1 2\n3 9999999999999999999\n", "line 2: 9999999999999999999 is too large: ids have at most 18 digits"),
-        ("1 2\n\x00\n", "line 2"),
+        ("1 2\n3\n", "line 2: 1 cells for 2 columns"),
+        ("1 2\n\n# c\n3 4 5\n", "line 4: 3 cells for 2"),
+        ("1 2\n3 4.5\n", "line 2: the column 1 holds '4.5', not whole numbers"),
+        ("1 2\n+3 4\n", "line 2: the column 0 holds '[+]3'"),
+        ("1 2\n3 04\n", "line 2: the column 1 holds '04'"),
+        ("1 2\n3 4e1\n", "line 2: the column 1 holds '4e1'"),
+        ("1 2\n3 four\n", "line 2: the column 1 holds 'four'"),
+        ("1 2 3\n4\n", "line 1: 3 cells"),
+        ("1\n2 3 4\n", "line 1: 1 cells"),
+        ("1 2\n3 9999999999999999999\n", "line 2: the column 1 holds '9999999999999999999', not whole numbers"),
+        ("1 2\n\x00\n", "holds the control character 0x00"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -69,17 +79,14 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, message: str) -> None:
         _read(tmp_path / "a.txt")
 
 
-def test_real_numbers_and_columns_that_may_vary_between_files(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("1 2 0.5\n3 4 -1e-3\n")
-    assert _read(path, columns=(2, 3), kind=Kind.REAL) == [[1, 2, 0.5], [3, 4, -1e-3]]
-    path.write_text("1\n")
-    with pytest.raises(SourceError, match="line 1: '1' where 2 to 3 numbers, the first two whole, are wanted"):
-        _read(path, columns=(2, 3), kind=Kind.REAL)
-    for text in ("1 2 0.5\n3 4\n", "1 2 e\n", "1 2 1e\n", "1 2 1.2.3\n"):
+def test_real_numbers_beside_whole_ones(tmp_path: Path) -> None:
+    path, cells = tmp_path / "a.txt", (Cells.WHOLE, Cells.WHOLE, Cells.REAL)
+    path.write_text("1 2 0.5\n3 -4 -1e-3\n")
+    assert _read(path, cells=cells) == [[1, 2, 0.5], [3, -4, -1e-3]]
+    for text in ("1 2 0.5\n3 4\n", "1 2 e\n", "1 2 1e\n", "1 2 1.2.3\n", "1. 2 3\n"):
         path.write_text(text)
         with pytest.raises(SourceError, match=r"line [12]"):
-            _read(path, columns=(2, 3), kind=Kind.REAL)
+            _read(path, cells=cells)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import SourceError
-from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
+from ooc.sources.files.cells import Cells
+from ooc.sources.files.lines import stream_lines
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.files.streams import Blob, gunzipped, read_exactly
+from ooc.sources.files.text_table import TextTable
 from ooc.sources.files.zip_members import Archive
 from ooc.storage.array import AnyArray
 from tests.examples import examples
@@ -166,21 +168,22 @@ def test_npy_headers_that_are_none_are_refused(data: bytes, message: str) -> Non
 def test_text_is_parsed_as_python_parses_it(rows: list[list[float]], ending: str, last: bool) -> None:
     text = ending.join(",".join(repr(value) for value in row) for row in rows) + (ending if last else "")
     blob = _blob(text.encode(), "a.csv")
-    np.testing.assert_array_equal(np.vstack(_csv_rows(blob, Kind.CSV_REAL, 3)), np.array(rows))
+    np.testing.assert_array_equal(np.vstack(_csv_rows(blob, Cells.REAL, 3)), np.array(rows))
 
 
-def _csv_rows(blob: Blob, kind: Kind, columns: int) -> list[AnyArray]:
-    return list(rows_of_numbers(stream_lines(blob.open(), blob.name), blob.name, columns=(columns,), kind=kind))
+def _csv_rows(blob: Blob, cells: Cells, columns: int) -> list[AnyArray]:
+    table = TextTable(Path(blob.name), lambda: stream_lines(blob.open(), blob.name), columns=columns)
+    return list(table.rows_of(cells, 1 << 18))
 
 
 def test_text_of_many_blocks_names_the_right_line() -> None:
     lines = [b"%d,%d" % (number, number + 1) for number in range(400_000)]
-    blocks = _csv_rows(_blob(b"\n".join(lines), "a.csv"), Kind.CSV_WHOLE, 2)
+    blocks = _csv_rows(_blob(b"\n".join(lines), "a.csv"), Cells.WHOLE, 2)
     assert len(blocks) > 3
     np.testing.assert_array_equal(np.vstack(blocks)[:, 0], np.arange(len(lines)))
     lines[345_678] = b"1,,2"
-    with pytest.raises(SourceError, match=r"a\.csv, line 345679: '1,,2' where 2 whole numbers are wanted"):
-        _csv_rows(_blob(b"\n".join(lines), "a.csv"), Kind.CSV_WHOLE, 2)
+    with pytest.raises(SourceError, match=r"a\.csv, line 345679: 3 cells for 2 columns"):
+        _csv_rows(_blob(b"\n".join(lines), "a.csv"), Cells.WHOLE, 2)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "uint8", "bool", "float32", "float64", "float16"])

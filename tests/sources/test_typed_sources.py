@@ -106,14 +106,14 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
         "edges/author__writes__paper.csv",
         "author 003",
         "author 999",
-        "(author 999) is no node: nodes of type",
+        "→ 143) has an end that is no node: nodes of type author are those in the column",
     ),
-    "an id twice": ("nodes/author.csv", "author 003", "author 004", "has one id twice, in the rows 4 and 5"),
+    "an id twice": ("nodes/author.csv", "author 003", "author 004", "has the id author 004 twice; if the column"),
     "a row that is not there": (
         "edges/paper__has_topic__field_of_study.csv",
         ",19\n",
         ",20\n",
-        "the row numbers 0 to 19",
+        "edge 0 (3 → 20) has an end that is no node: nodes of type field_of_study are the row numbers of",
     ),
 }
 
@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a line of two": (_three_cells, "no SOURCE,RELATION,TARGET"),
     "an end that is not there": (_nowhere, "there are no nodes 'venue'"),
     "two types with labels": (_two_labelled, "says that 2 types of nodes have labels, not one"),
-    "fewer edges": (_few, "has 200 rows, 201 were expected"),
+    "fewer edges": (_few, "has 200 edges paper cites paper, not the 201 it says"),
 }
 
 

@@ -1,28 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text files, plain or compressed, as blocks of whole lines, and rows of numbers in them.
-
-numpy's parser reads the numbers; cutting the text into blocks is ours. pyarrow's streaming CSV reader takes about half
-the time on two columns of ids, but is an optional package, and takes what is no plain number (``+1``, blanks).
+"""Text files, plain or compressed, as blocks of whole lines.
 
 A compressed file's checksum is checked by reading it to its end; one that stops early is an error. Memory is
 a few times ``block_bytes`` whatever the file holds.
 """
 
-import io
-import re
-from collections.abc import Iterable, Iterator
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import IO, Any
 
 from ooc.errors import SourceError
 from ooc.sources.files.streams import Blob, damaged, gunzipped, told
-from ooc.storage.array import AnyArray
 
 COMMENTS = (b"#", b"%")
 _MOST_BLOCK_BYTES = 1 << 20
@@ -32,26 +22,6 @@ _PARSING_BYTES = 24  # A byte of text takes that many while it is parsed.
 # A zstd block is at least 4 bytes and becomes at most 128 KiB: what so many bytes in give is at most 32 MiB.
 _ZSTD_BYTES = 1 << 10
 _ZSTD_WINDOW_BYTES = 128 << 20
-_MOST_DIGITS = 18
-_MOST_REAL_ID = 2**53  # From there on float64 holds no more every whole number.
-_IDS = 2
-_SIGNED_ID = re.compile(rb"^[ \t]*(?:\d+[ \t]+)?\+", re.MULTILINE)
-
-
-class Kind(Enum):
-    """What the numbers of a file may be, by the characters they are written in.
-
-    Between blanks: all of them ids, or two ids a line and then values. Between commas, with no empty or comment line:
-    whole numbers, or values, not-a-number and infinity included.
-    """
-
-    WHOLE = b"0123456789"
-    REAL = b"0123456789+-.eE"
-    CSV_WHOLE = b"0123456789+-,"
-    CSV_REAL = b"0123456789+-.eEnaNiIfFtTyY,"
-
-
-_CSV_TYPES = {Kind.CSV_WHOLE: np.int64, Kind.CSV_REAL: np.float64}
 
 
 def optional(module: str, path: Path) -> Any:
@@ -95,17 +65,18 @@ def stream_lines(stream: IO[bytes], name: str, block_bytes: int = _MOST_BLOCK_BY
 
 
 class LineTable:
-    """A table in the text file ``path``, a row a line; how many ``rows`` it has only reading it all tells."""
+    """A table in the text file ``path``, a row a line; how many ``rows`` it has only reading it all tells. ``lines``
+    gives it in blocks of such, afresh each time."""
 
     rows: int | None = None
 
-    def __init__(self, path: Path, block_bytes: int) -> None:
-        self.path, self._block_bytes = path, block_bytes
+    def __init__(self, path: Path, lines: Callable[[], Iterator[bytes]]) -> None:
+        self.path, self.lines = path, lines
 
     @cached_property
     def rows_about(self) -> int:
         """An estimate of how many rows there are, for disk and time; a third more than what the first ones tell."""
-        first = next(line_blocks(self.path, self._block_bytes), b"\n")
+        first = next(self.lines(), b"\n")
         packed = _PACKED if self.path.suffix in (".gz", ".zst") else 1
         return max(1, 4 * packed * self.path.stat().st_size * first.count(b"\n") // (3 * len(first)))
 
@@ -119,101 +90,6 @@ def leading_comments(path: Path) -> tuple[list[str], str]:
             return found, text
         found.append(text[1:].strip())
     return found, ""
-
-
-def rows_of_numbers(
-    blocks: Iterator[bytes], name: str, *, columns: tuple[int, ...], kind: Kind, skip: int = 0
-) -> Iterator[AnyArray]:
-    """The rows of numbers in ``blocks`` of lines, int64 or float64 [n, c], without empty and comment lines.
-
-    c is one of ``columns``, the same for the whole text. ``skip``: lines at the start that are something else.
-    SourceError, saying ``name`` and the line, for anything that is no such row.
-    """
-    line = 1
-    for block in blocks:
-        text = block
-        if skip:
-            lines = text.split(b"\n")
-            skipped = min(skip, len(lines) - 1)
-            text = b"\n" * skipped + b"\n".join(lines[skipped:])
-            skip -= skipped
-        if any(mark in text for mark in COMMENTS):
-            text = b"\n".join(b"" if part.startswith(COMMENTS) else part for part in text.split(b"\n"))
-        rows = _rows(text, columns, kind)
-        if rows is None:
-            raise _wrong(name, line, text, columns, kind)
-        if len(rows):
-            columns = (rows.shape[1],)
-            yield rows
-        line += block.count(b"\n")
-
-
-def whole_ids(column: AnyArray, path: Path) -> AnyArray:
-    """The ids in ``column`` as int64; SourceError where one is not 0 or more, or no whole number."""
-    if column.dtype.kind == "f":
-        large = column >= _MOST_REAL_ID
-        if large.any():
-            raise SourceError(f"{path}: {column[int(large.argmax())]:.0f} is too large an id: they are below 2^53 here")
-        wrong = (column != np.trunc(column)) | (column < 0)
-    else:
-        wrong = column < 0
-    if wrong.any():
-        raise SourceError(f"{path}: {column[int(wrong.argmax())]} is no id: ids are whole numbers, 0 or more")
-    return column.astype(np.int64)
-
-
-def _rows(text: bytes, columns: tuple[int, ...], kind: Kind) -> AnyArray | None:
-    """The rows of ``text``, whose lines are all ended; None where one is not as wanted."""
-    if text.translate(None, kind.value + b" \t\r\n"):
-        return None
-    if kind in _CSV_TYPES:
-        rows = _parsed(text, _CSV_TYPES[kind], delimiter=",") if text.strip() else None
-        return None if rows is None or rows.shape != (text.count(b"\n"), *columns) else rows
-    text = text.lstrip()
-    width = len(text.partition(b"\n")[0].split())
-    if not width:
-        return np.empty((0, columns[0]), dtype=np.int64)
-    if width not in columns:
-        return None
-    if kind is Kind.WHOLE or width <= _IDS:
-        rows = _parsed(text, np.int64)
-        if rows is None or rows.shape[1] != width or int(rows.max()) >= 10**_MOST_DIGITS:
-            return None
-        return rows if kind is Kind.WHOLE else rows.astype(np.float64)
-    # Ids are parsed as such: a digit that became a dot or an e would make another one of it.
-    found = _parsed(text, [("ids", np.int64, (_IDS,)), ("values", np.float64, (width - _IDS,))])
-    if found is None or (found["ids"] < 0).any() or (b"+" in text and _SIGNED_ID.search(text)):
-        return None
-    return np.concatenate([found["ids"], found["values"]], axis=1).reshape(-1, width)
-
-
-def _parsed(text: bytes, dtype: npt.DTypeLike, delimiter: str | None = None) -> AnyArray | None:
-    """The numbers in ``text``, which is not empty, [rows, columns]; [rows] for records; None where it is wrong."""
-    axes: Literal[1, 2] = 2 if isinstance(dtype, type) else 1
-    try:
-        found: AnyArray = np.loadtxt(io.BytesIO(text), dtype, delimiter=delimiter, comments=None, ndmin=axes)
-    except (ValueError, OverflowError):
-        return None
-    return found
-
-
-def _wrong(name: str, line: int, text: bytes, columns: tuple[int, ...], kind: Kind) -> SourceError:
-    """The error that names the first line that is no row; looked for one by one, since it is the last thing done."""
-    for number, part in enumerate(text.split(b"\n"), start=line):
-        rows = _rows(part + b"\n", columns, kind)
-        if rows is None:
-            shown = part[:60].decode("utf-8", "replace").strip()
-            long = next((word for word in part.split() if len(word) > _MOST_DIGITS), b"")
-            if kind is Kind.WHOLE and long.isdigit():
-                digits = f"{long[:30].decode()}{'…' * (len(long) > 30)}"
-                most = f"ids have at most {_MOST_DIGITS} digits"
-                return SourceError(f"{name}, line {number}: {digits} is too large: {most}")
-            numbers = {Kind.REAL: "numbers, the first two whole,", Kind.CSV_REAL: "numbers"}.get(kind, "whole numbers")
-            wanted = str(columns[0]) if len(columns) == 1 else f"{columns[0]} to {columns[-1]}"
-            return SourceError(f"{name}, line {number}: {shown!r} where {wanted} {numbers} are wanted")
-        if len(rows):
-            columns = (rows.shape[1],)
-    raise AssertionError("a block that is wrong has a line that is")
 
 
 def _whole_lines(pieces: Iterable[bytes], block_bytes: int, name: str) -> Iterator[bytes]:

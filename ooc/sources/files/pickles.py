@@ -2,8 +2,8 @@
 """The few kinds of pickle that published datasets are, read without running anything they name: Planetoid's files, and
 the dictionaries of arrays and numbers that ``torch.save`` wrote.
 
-Of Planetoid's only the inert stand-ins below are made; arrays come from their raw bytes, and any other name is an
-error. Torch's are read by ``torch.load(weights_only=True)``, which is as strict.
+Of the names in Planetoid's a few are allowed, those of numpy's arrays and inert stand-ins; any other is an error.
+Torch's are read by ``torch.load(weights_only=True)``, which is as strict.
 """
 
 import io
@@ -23,32 +23,6 @@ from ooc.storage.array import AnyArray
 
 _MOST_TORCH_BYTES = 1 << 28
 _NOT_ALLOWED = re.compile(r"GLOBAL (\S+)")
-_NUMBERS = re.compile(r"[|<>=]?[biuf][1248]")
-
-
-class _Dtype:
-    """Stands in for ``numpy.dtype``."""
-
-    def __init__(self, text: Any, align: Any = False, copy: Any = False) -> None:
-        if not isinstance(text, str) or not _NUMBERS.fullmatch(text):
-            raise pickle.UnpicklingError(f"it holds an array of {text!r}")
-        self.code = text.lstrip("|<>=")
-        self.order = "<"
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = ">" if state[1] == ">" else "<"
-
-
-class _Array:
-    """Stands in for ``numpy.ndarray``: filled from shape, dtype and raw bytes."""
-
-    value: AnyArray
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, dtype, fortran, raw = state
-        data = raw.encode("latin-1") if isinstance(raw, str) else raw
-        flat = np.frombuffer(data, dtype=np.dtype(dtype.order + dtype.code))
-        self.value = flat.reshape(shape, order="F" if fortran else "C")
 
 
 class _Csr:
@@ -60,14 +34,11 @@ class _Csr:
         self.state = state
 
 
-def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    return _Array()
-
-
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
 _ALLOWED: dict[tuple[str, str], Any] = {
-    **dict.fromkeys(((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")), _reconstruct),
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
+    **dict.fromkeys(((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")), _RECONSTRUCT),
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
     ("scipy.sparse.csr", "csr_matrix"): _Csr,
     ("collections", "defaultdict"): lambda kind=None: defaultdict(list),
     ("__builtin__", "list"): list,
@@ -84,19 +55,25 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not allowed") from None
 
 
+def _is_numbers(found: object) -> bool:
+    return isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
+
+
 def read_array(path: Path) -> AnyArray:
     """A pickled array of numbers."""
     found = _load(path)
-    if not isinstance(found, _Array) or not hasattr(found, "value"):
+    if not _is_numbers(found):
         raise SourceError(f"{path} holds no array")
-    return found.value
+    return np.asarray(found)
 
 
 def read_csr(path: Path) -> tuple[AnyArray, AnyArray, AnyArray, tuple[int, int]]:
     """A pickled CSR matrix: ``(data, indices, indptr, shape)``."""
     found = _load(path)
     try:
-        parts = [found.state[part].value for part in ("data", "indices", "indptr")]
+        parts = [found.state[part] for part in ("data", "indices", "indptr")]
+        if not all(map(_is_numbers, parts)):
+            raise TypeError("its parts are no arrays")
         rows, columns = found.state["_shape"] if "_shape" in found.state else found.state["shape"]
         return parts[0], parts[1], parts[2], (int(rows), int(columns))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -164,13 +141,12 @@ def read_torch_dict(blob: Blob) -> dict[str, AnyArray | int]:
         raise SourceError(f"{blob.name} holds no dictionary of arrays")
     plain = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
     for name, value in plain.items():
-        if type(value) is not int and not (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
+        if type(value) is not int and not _is_numbers(value):
             raise SourceError(f"{blob.name}: {name} is neither an array nor a whole number")
     return plain
 
 
 def _numpy_globals() -> list[Any]:
     """What a pickle of an array of numbers refers to, written by numpy 1 or 2."""
-    reconstruct = np.empty(0).__reduce__()[0]
-    names = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    names = [(_RECONSTRUCT, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [*names, np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bhilqBHILQefd"}]

@@ -7,14 +7,14 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.cells import Block, Cells
-from ooc.sources.files.csv_table import CSV_SUFFIXES, CsvTable
 from ooc.sources.files.lines import plain_suffix, text_block_bytes
 from ooc.sources.files.parquet_table import PARQUET_SUFFIXES, ParquetTable
+from ooc.sources.files.text_table import CSV_SUFFIXES, TextTable
 from ooc.sources.files.value_tables import JSON_SUFFIXES, HeldTable, JsonTable
 from ooc.storage.array import AnyArray
 
 TABLE_SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *JSON_SUFFIXES)
-Table = CsvTable | ParquetTable | JsonTable | HeldTable
+Table = TextTable | ParquetTable | JsonTable | HeldTable
 
 
 def is_table(path: Path) -> bool:
@@ -25,7 +25,7 @@ def is_table(path: Path) -> bool:
 def open_table(path: Path, budget_bytes: int) -> Table:
     """The table in the file ``path``; SourceError where it is none, or cannot be read."""
     if plain_suffix(path) in CSV_SUFFIXES:
-        return CsvTable(path, text_block_bytes(budget_bytes))
+        return TextTable.of_file(path, text_block_bytes(budget_bytes))
     if plain_suffix(path) in JSON_SUFFIXES:
         return JsonTable(path, text_block_bytes(budget_bytes))
     if path.suffix in PARQUET_SUFFIXES:

@@ -9,6 +9,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,11 @@ class JsonTable(LineTable):
     """A JSON object a line; its columns are the keys in the first 1,000. Keys may be missing: an empty cell."""
 
     def __init__(self, path: Path, block_bytes: int) -> None:
-        super().__init__(path, block_bytes)
+        super().__init__(path, partial(line_blocks, path, block_bytes))
         self._first: list[dict[str, Any]] = []
         keys: dict[str, None] = {}
         seen = 0
-        for text in line_blocks(path, block_bytes):
+        for text in self.lines():
             rows = self._objects(text, seen + 1)[: _ROWS_WITH_KEYS - seen]
             keys |= dict.fromkeys(key for row in rows for key in row)
             self._first += rows[: LOOKED_AT_ROWS - len(self._first)]
@@ -100,12 +101,12 @@ class JsonTable(LineTable):
 
     def count(self) -> int:
         """How many rows there are."""
-        return sum(len(self._objects(text, 1)) for text in line_blocks(self.path, self._block_bytes))
+        return sum(len(self._objects(text, 1)) for text in self.lines())
 
     def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
         """The ``wanted`` columns, at most ``size`` rows at a time. SourceError, with the row, for a wrong value."""
         known, row, line = set(self.columns), 0, 1
-        for text in line_blocks(self.path, self._block_bytes):
+        for text in self.lines():
             rows = self._objects(text, line)
             for number, found in enumerate(rows, start=line):
                 if not known.issuperset(found):

@@ -17,9 +17,10 @@ from ooc.sources.columns import ID, SOURCE_END, TARGET_END
 from ooc.sources.files.cells import ColumnKind
 from ooc.sources.files.tables import Table
 from ooc.sources.files.value_tables import Column, HeldTable, Values
-from ooc.sources.formats.edges.bare_graph import BareGraph, bare_source, of_numbers
+from ooc.sources.formats.edges.bare_graph import bare_source
 from ooc.sources.formats.edges.edge_table import READER as TABLE_READER
 from ooc.sources.formats.edges.edge_table import table_graph
+from ooc.sources.numbered import BareGraph, of_numbers
 from ooc.sources.reading import Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
 

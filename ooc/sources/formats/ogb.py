@@ -27,17 +27,18 @@ Types of nodes and edges, those of ogbn-mag (``read_csv_heterograph_raw``): ``ra
 published; the years of papers and the numbers of relations are not kept.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ooc.errors import SourceError
+from ooc.sources.files.cells import Cells
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.lines import Kind, rows_of_numbers, stream_lines
+from ooc.sources.files.lines import stream_lines
 from ooc.sources.files.npy import NpyArray, unpacking
 from ooc.sources.files.streams import gunzipped
+from ooc.sources.files.text_table import TextTable
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.many_graphs import graph_labels, graphs_source
 from ooc.sources.labels import IndexSplits, LabelForm, label_blocks, only_answers
@@ -51,53 +52,39 @@ from ooc.storage.types import EdgeType
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 
-_EMPTY_CELL = re.compile(rb"(?<=,)(?=[,\r\n])|^(?=[,\r\n])", re.MULTILINE)
 _MOST_TABLE_BYTES = 1 << 16
+_BLOCK_ROWS = 1 << 18
+
+
+def table_of(files: DatasetFiles, name: str, columns: int | None = None) -> TextTable:
+    """The table in the gzip file ``name``, of so many columns or of those of the first row."""
+    label = files.label(name)
+    return TextTable(Path(label), lambda: stream_lines(gunzipped(files.blob(name)), label), columns=columns)
 
 
 def columns_of(files: DatasetFiles, name: str) -> int:
     """How many columns the first row has."""
-    for text in stream_lines(gunzipped(files.blob(name)), files.label(name)):
-        return text[: text.index(b"\n")].count(b",") + 1
-    raise SourceError(f"{files.label(name)} is empty")
+    return len(table_of(files, name).columns)
 
 
 def read_numbers(
-    files: DatasetFiles, name: str, kind: Kind, columns: int, rows: int | None, *, fill: bool = False
+    files: DatasetFiles, name: str, cells: Cells, columns: int, size: int = _BLOCK_ROWS
 ) -> Iterator[AnyArray]:
-    """The numbers in the gzip file ``name``, [n, ``columns``] at a time; SourceError where they are not ``rows`` rows
-    (None: any number). ``fill``: empty cells are NaN."""
-    label, done = files.label(name), 0
-    lines = stream_lines(gunzipped(files.blob(name)), label)
-    if fill:
-        lines = (_EMPTY_CELL.sub(b"nan", text) for text in lines)
-    for block in rows_of_numbers(lines, label, columns=(columns,), kind=kind):
-        done += len(block)
-        if rows is not None and done > rows:
-            raise SourceError(f"{label} has more than the {rows} rows it must have")
-        yield block
-    if rows is not None and done != rows:
-        raise SourceError(f"{label} has {done} rows, {rows} were expected")
+    """The numbers in the gzip file ``name``, [n, ``columns``], ``size`` rows at a time. Empty cells are NaN."""
+    return table_of(files, name, columns).rows_of(cells, size)
 
 
-def edges_of(files: DatasetFiles, name: str, count: int, size: int) -> Iterator[EdgeBlock]:
-    """The ``count`` edges whose ends are in the gzip file ``name``, at most ``size`` at a time."""
-    for ends in pieces(read_numbers(files, name, Kind.CSV_WHOLE, 2, count), size):
+def edges_of(files: DatasetFiles, name: str, size: int) -> Iterator[EdgeBlock]:
+    """The edges whose ends are in the gzip file ``name``, at most ``size`` at a time."""
+    for ends in read_numbers(files, name, Cells.WHOLE, 2, size):
         yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
 
 
-def features_of(files: DatasetFiles, name: str, columns: int, count: int, size: int) -> Iterator[AnyArray]:
+def features_of(files: DatasetFiles, name: str, columns: int, size: int) -> Iterator[AnyArray]:
     """The rows in the gzip file ``name`` as float32 [n, columns], as ogb reads them."""
-    for rows in pieces(read_numbers(files, name, Kind.CSV_REAL, columns, count), size):
+    for rows in read_numbers(files, name, Cells.REAL, columns, size):
         with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
             yield rows.astype(np.float32)
-
-
-def pieces(blocks: Iterator[AnyArray], rows: int) -> Iterator[AnyArray]:
-    """The same rows, at most ``rows`` at a time."""
-    for block in blocks:
-        for start, stop in ranges(len(block), rows):
-            yield block[start:stop]
 
 
 def splits_of(files: DatasetFiles, kind: str, nodes: int) -> IndexSplits:
@@ -120,7 +107,7 @@ def only_split(files: DatasetFiles) -> str:
 def numbers_of(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
     """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
     blocks = [np.empty(0, dtype=np.int64)]
-    for block in read_numbers(files, name, Kind.CSV_WHOLE, 1, None):
+    for block in read_numbers(files, name, Cells.WHOLE, 1):
         blocks.append(block[:, 0])
         most -= len(block)
         if most < 0:
@@ -174,7 +161,7 @@ def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
     splits, form = splits_of(files, split, counts[kind]), LabelForm(name=label, task=Task.CLASSES, width=None)
 
     def labels(size: int) -> Iterator[AnyArray]:
-        return pieces(read_numbers(files, label, Kind.CSV_REAL, 1, counts[kind]), size)
+        return read_numbers(files, label, Cells.REAL, 1, size)
 
     alone = nodes.pop(kind)
     source = Source(
@@ -215,7 +202,7 @@ def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
     if not files.has(name):
         return nodes_alone(called, count)
     columns = columns_of(files, name)
-    return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, count, size))
+    return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, size))
 
 
 def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSource:
@@ -226,8 +213,8 @@ def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSou
     columns = columns_of(files, name) if files.has(name) and not request.drop_edge_data else 0
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        blocks = edges_of(files, f"{where}/edge.csv.gz", count, size)
-        rows = features_of(files, name, columns, count, size) if columns else None
+        blocks = edges_of(files, f"{where}/edge.csv.gz", size)
+        rows = features_of(files, name, columns, size) if columns else None
         return with_data(blocks, features=rows, name=files.label(name))
 
     return RelationSource(count, edges, num_edge_features=columns)
@@ -319,24 +306,24 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     tasks = 1 if of_links else columns_of(files, _LABELS)
     task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
     form = LabelForm(name=files.label(_LABELS), task=task, width=width)
-    features = _Features(files, nodes, may_be_none=of_links)
+    features = _Features(files, may_be_none=of_links)
     notes = features.notes
     if of_links:
         notes += (f"{files.name} has links instead of labels: {files.label(f'split/{kind}')} is what --links takes",)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // 2 if both_ways else size)
-        blocks = edges_of(files, _CSV_EDGES, listed_edges, rows)
-        blocks = _with_features(files, blocks, edge_features, listed_edges, rows)
+        blocks = edges_of(files, _CSV_EDGES, rows)
+        blocks = _with_features(files, blocks, edge_features, rows)
         if weighted:
-            weights = pieces(read_numbers(files, _EDGE_WEIGHTS, Kind.CSV_REAL, 1, listed_edges), rows)
+            weights = read_numbers(files, _EDGE_WEIGHTS, Cells.REAL, 1, rows)
             blocks = with_data(blocks, weight=(part[:, 0] for part in weights), name=files.label(_EDGE_WEIGHTS))
         yield from map(_with_reverse, blocks) if both_ways else blocks
 
     def labels(size: int) -> Iterator[AnyArray]:
         if of_links:
             return (np.full((stop - start, 1), -1.0) for start, stop in ranges(nodes, size))
-        return pieces(read_numbers(files, _LABELS, Kind.CSV_REAL, tasks, nodes), size)
+        return read_numbers(files, _LABELS, Cells.REAL, tasks, size)
 
     return Source(
         name=files.name,
@@ -365,24 +352,24 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
     width, edge_features, kind = columns_of(files, _GRAPH_LABELS), _edge_features(files, request), only_split(files)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
 
-    def labels() -> Iterator[AnyArray]:
-        return read_numbers(files, _GRAPH_LABELS, Kind.CSV_REAL, width, len(sizes), fill=True)
+    def labels(size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
+        return read_numbers(files, _GRAPH_LABELS, Cells.REAL, width, size)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // 2)
 
         def blocks() -> Iterator[EdgeBlock]:
             done = 0
-            for ends in edges_of(files, _CSV_EDGES, total, rows):
+            for ends in edges_of(files, _CSV_EDGES, rows):
                 graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends.sources)), side="right") - 1
                 if any(((side < 0) | (side >= sizes[graphs])).any() for side in (ends.sources, ends.targets)):
                     raise SourceError(f"{files.label(_CSV_EDGES)}: an edge leaves its graph")
                 yield EdgeBlock(ends.sources + first[graphs], ends.targets + first[graphs])
                 done += len(graphs)
 
-        yield from map(_with_reverse, _with_features(files, blocks(), edge_features, total, rows))
+        yield from map(_with_reverse, _with_features(files, blocks(), edge_features, rows))
 
-    features = _Features(files, int(sizes.sum()))
+    features = _Features(files)
     whole = all(bool((np.isnan(y) | (y == np.trunc(y))).all()) for y in labels())
     label_type = np.dtype(np.int64 if whole and width == 1 else np.float64)
     form = graph_labels(files.name, width, label_type, request, lambda: only_answers(labels()))
@@ -391,7 +378,7 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
         name=files.name,
         format="ogb",
         sizes=sizes,
-        values=lambda size: pieces(labels(), size),
+        values=labels,
         form=form,
         request=request,
         splits={split: numbers_of(files, f"{folder}/{split}.csv.gz", most=len(sizes)) for split in SPLITS},
@@ -407,8 +394,8 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
 class _Features:
     """Rows of ``node-feat.csv.gz``, or the one-hot species where there is none."""
 
-    def __init__(self, files: DatasetFiles, nodes: int, *, may_be_none: bool = False) -> None:
-        self._files, self._nodes = files, nodes
+    def __init__(self, files: DatasetFiles, *, may_be_none: bool = False) -> None:
+        self._files = files
         self.description: dict[str, str] = {}
         self.notes: tuple[str, ...] = ()
         self._name = "raw/node-feat.csv.gz"
@@ -434,13 +421,13 @@ class _Features:
     def blocks(self, size: int) -> Iterator[AnyArray]:
         """float32 [n, columns], as ogb reads them."""
         if self._species is None:
-            yield from features_of(self._files, self._name, self.columns, self._nodes, size)
+            yield from features_of(self._files, self._name, self.columns, size)
             return
-        for ids in pieces(self._ids(), size):
+        for ids in self._ids(size):
             yield (ids == self._species).astype(np.float32)
 
-    def _ids(self) -> Iterator[AnyArray]:
-        return read_numbers(self._files, self._name, Kind.CSV_WHOLE, 1, self._nodes)
+    def _ids(self, size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
+        return read_numbers(self._files, self._name, Cells.WHOLE, 1, size)
 
 
 def _edge_features(files: DatasetFiles, request: Request) -> int:
@@ -449,13 +436,11 @@ def _edge_features(files: DatasetFiles, request: Request) -> int:
     return columns_of(files, _CSV_EDGE_FEATURES) if asked else 0
 
 
-def _with_features(
-    files: DatasetFiles, blocks: Iterator[EdgeBlock], columns: int, count: int, size: int
-) -> Iterator[EdgeBlock]:
-    """The ``count`` edges with so many features each."""
+def _with_features(files: DatasetFiles, blocks: Iterator[EdgeBlock], columns: int, size: int) -> Iterator[EdgeBlock]:
+    """The edges with so many features each."""
     if not columns:
         return blocks
-    features = pieces(read_numbers(files, _CSV_EDGE_FEATURES, Kind.CSV_REAL, columns, count), size)
+    features = read_numbers(files, _CSV_EDGE_FEATURES, Cells.REAL, columns, size)
     return with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
 
 

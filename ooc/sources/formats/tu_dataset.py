@@ -7,12 +7,15 @@ on. Self-loops are left out, and of repeated edges one is kept. Values of graphs
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.lines import Kind, line_blocks, rows_of_numbers, text_block_bytes
+from ooc.sources.files.cells import Cells
+from ooc.sources.files.lines import line_blocks, text_block_bytes
+from ooc.sources.files.text_table import TextTable
 from ooc.sources.formats.many_graphs import OPTIONS, graph_labels, graphs_source
 from ooc.sources.labels import LabelForm, only_answers
 from ooc.sources.reading import Reader, Request
@@ -32,21 +35,18 @@ def _open(path: Path, request: Request) -> Source:
     labels = "graph_attributes" if values else "graph_labels"
     names, width = np.empty(0, dtype=np.int64), files.columns(labels)
     if not values:
-        names = np.unique(np.concatenate([np.unique(block) for block in files.read(labels, Kind.CSV_WHOLE)]))
+        names = np.unique(np.concatenate([np.unique(block) for block in files.read(labels)]))
     form = LabelForm(name=files.name, task=Task.CLASSES, width=None)
     if values:
-        scan = lambda: only_answers(files.read(labels, Kind.CSV_REAL))  # noqa: E731
+        scan = lambda: only_answers(files.read(labels, Cells.REAL))  # noqa: E731
         form = graph_labels(files.name, width, np.dtype(np.float64), request, scan)
 
     def found(size: int) -> Iterator[AnyArray]:
-        for block in files.read(labels, Kind.CSV_REAL if values else Kind.CSV_WHOLE):
-            for start, stop in ranges(len(block), size):
-                rows = block[start:stop]
-                yield rows if values else np.searchsorted(names, rows[:, 0])
+        for rows in files.read(labels, Cells.REAL if values else Cells.WHOLE, size):
+            yield rows if values else np.searchsorted(names, rows[:, 0])
 
     def edge_blocks(size: int) -> Iterator[EdgeBlock]:
-        ends = (block - 1 for block in files.read("A", Kind.CSV_WHOLE))
-        blocks = (EdgeBlock(e[a:b, 0].copy(), e[a:b, 1].copy()) for e in ends for a, b in ranges(len(e), size))
+        blocks = (EdgeBlock(ends[:, 0] - 1, ends[:, 1] - 1) for ends in files.read("A", size=size))
         if not edges.columns:
             return blocks
         return with_data(blocks, features=edges.blocks(size), name=f"what edges of {files.name} carry")
@@ -66,7 +66,7 @@ def _open(path: Path, request: Request) -> Source:
         form=form,
         request=request,
         classes=None if values else len(names),
-        num_edges=sum(len(block) for block in files.read("A", Kind.CSV_WHOLE)),
+        num_edges=sum(len(block) for block in files.read("A")),
         num_features=nodes.columns or 1,
         num_edge_features=edges.columns,
         features=features,
@@ -81,7 +81,7 @@ def _open(path: Path, request: Request) -> Source:
 def _sizes(files: "_Files") -> AnyArray:
     """Nodes of each graph [G]. SourceError where the nodes of one do not follow one another."""
     counts, last = np.zeros(0, dtype=np.int64), 1
-    for block in files.read("graph_indicator", Kind.CSV_WHOLE):
+    for block in files.read("graph_indicator"):
         graphs = block[:, 0]
         if graphs[0] < last or (np.diff(graphs) < 0).any():
             raise SourceError(f"{files.path('graph_indicator')}: the nodes of a graph do not follow one another")
@@ -105,16 +105,12 @@ class _Files:
 
     def columns(self, what: str) -> int:
         """Of the first line; SourceError where there is none."""
-        if not self.has(what):
-            raise SourceError(f"{self.path(what)} is missing")
-        for text in line_blocks(self.path(what), self._block_bytes):
-            return text[: text.index(b"\n")].count(b",") + 1
-        raise SourceError(f"{self.path(what)} is empty")
+        return len(TextTable.of_file(self.path(what), self._block_bytes).columns)
 
-    def read(self, what: str, kind: Kind) -> Iterator[AnyArray]:
-        """Rows of numbers [n, columns]."""
-        path, columns = self.path(what), self.columns(what)
-        yield from rows_of_numbers(line_blocks(path, self._block_bytes), str(path), columns=(columns,), kind=kind)
+    def read(self, what: str, cells: Cells = Cells.WHOLE, size: int = 1 << 18) -> Iterator[AnyArray]:
+        """Rows of numbers [n, columns], at most ``size`` at a time."""
+        lines = partial(line_blocks, self.path(what), self._block_bytes)
+        return TextTable(self.path(what), lines, columns=self.columns(what)).rows_of(cells, size)
 
 
 class _Columns:
@@ -128,7 +124,7 @@ class _Columns:
         self.columns = files.columns(self._names[0]) if attributes else 0
         self._has = attributes, labels
         if labels:
-            ends = [(block.min(axis=0), block.max(axis=0)) for block in files.read(self._names[1], Kind.CSV_WHOLE)]
+            ends = [(block.min(axis=0), block.max(axis=0)) for block in files.read(self._names[1])]
             self._least = np.min([low for low, _ in ends], axis=0)
             self._widths = (np.max([high for _, high in ends], axis=0) - self._least + 1).tolist()
             self.columns += sum(self._widths)
@@ -137,7 +133,7 @@ class _Columns:
         """float32 [n, columns]."""
         attributes, labels = self._has
         names = [name for name, there in zip(self._names, self._has, strict=True) if there]
-        kinds = [Kind.CSV_REAL] * attributes + [Kind.CSV_WHOLE] * labels
+        kinds = [Cells.REAL] * attributes + [Cells.WHOLE] * labels
         read = [_rows_of(self._files.read(name, kind), size) for name, kind in zip(names, kinds, strict=True)]
         for parts in zip(*read, strict=True):
             if len({len(part) for part in parts}) > 1:

@@ -28,7 +28,8 @@ from ooc.sources.edge_options import (
 )
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
+from ooc.sources.numbered import NUMBERS, BareGraph, Ends
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 
@@ -74,19 +75,9 @@ def table_graph(
         features=features,
         labels=labels,
         table=table,
-        text_ids=table.text_ids(source) or table.text_ids(target),
+        text_ids=(table.text_ids(source), table.text_ids(target)),
         notes=(column_note(table, meanings),),
     )
-
-
-def edge_columns(table: Table, request: Request) -> tuple[str, str, EdgeColumns, str]:
-    """The columns of the ends of edges, of what they carry, and what is told of all columns."""
-    asked = asked_roles(request, table, EDGES)
-    source, target = _ends(table, asked)
-    carried, meanings = _carried(table, request, asked, (source, target))
-    meanings |= {source: "src: where edges start", target: "dst: where they end"}
-    meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
-    return source, target, carried, column_note(table, meanings)
 
 
 def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
@@ -142,21 +133,21 @@ def column_edges(
     size: int,
     *,
     carried: EdgeColumns = _NOTHING,
-    ids: Cells | None = Cells.WHOLE,
+    ids: Ends = NUMBERS,
     data: bool = True,
 ) -> Iterator[EdgeBlock]:
     """Edges from the ids in the column ``source`` to those in ``target``, with what they carry; see `EdgeReader`."""
     carried = carried if data else _NOTHING
-    wanted = dict.fromkeys((source, target), ids) if ids is not None else {}
-    wanted |= dict.fromkeys(carried.names, Cells.REAL)
+    ends = {end: cells for end, cells in zip((source, target), ids, strict=True) if cells is not None}
+    wanted = ends | dict.fromkeys(carried.names, Cells.REAL) or {source: Cells.TEXT}  # To count them.
     for block in table.blocks(wanted, size):
         found = EdgeData(
             weight=block[carried.weight] if carried.weight is not None else None,
             features=side_by_side(block, carried.features) if carried.features else None,
         )
-        count = len(next(iter(block.values())))
-        ends = [block[end] if ids is not None else np.zeros(count, dtype=np.int64) for end in (source, target)]
-        yield EdgeBlock(ends[0], ends[1], found)
+        zeros = np.zeros(len(next(iter(block.values()))), dtype=np.int64)
+        sources, targets = (block[end] if end in ends else zeros for end in (source, target))
+        yield EdgeBlock(sources, targets, found)
 
 
 def _beside(folder: Path, stem: str) -> Path | None:

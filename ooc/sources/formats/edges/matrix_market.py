@@ -7,13 +7,18 @@ Values are weights, unless all are 1.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ooc.errors import SourceError
-from ooc.sources.files.lines import Kind, line_blocks, plain_suffix, rows_of_numbers, text_block_bytes, whole_ids
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source, of_numbers
+from ooc.sources.edge_options import EdgeColumns
+from ooc.sources.files.lines import line_blocks, plain_suffix, text_block_bytes
+from ooc.sources.files.text_table import TextTable
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
+from ooc.sources.formats.edges.edge_table import column_edges
+from ooc.sources.numbered import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, EdgeData, Source, ranges
+from ooc.sources.source import EdgeBlock, Source
 
 _BANNER = "%%matrixmarket"
 _FIELDS = {"pattern": 2, "integer": 3, "real": 3}
@@ -33,25 +38,13 @@ class _Header:
 
 def _open(path: Path, request: Request) -> Source:
     header = _header(path)
-    block_bytes = text_block_bytes(request.budget_bytes)
-    kind = Kind.WHOLE if header.columns == 2 else Kind.REAL
+    lines = partial(line_blocks, path, text_block_bytes(request.budget_bytes))
+    table = TextTable(path, lines, delimiter=None, columns=header.columns, skip=header.lines)
     weighted = header.columns == 3 and not request.drop_edge_data
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        done = 0
-        blocks = line_blocks(path, block_bytes)
-        for rows in rows_of_numbers(blocks, str(path), columns=(header.columns,), kind=kind, skip=header.lines):
-            done += len(rows)
-            for start, stop in ranges(len(rows), size):
-                ends = (whole_ids(rows[start:stop, 0], path) - 1, whole_ids(rows[start:stop, 1], path) - 1)
-                for side, column in enumerate(ends):
-                    outside = (column < 0) | (column >= header.nodes)
-                    if outside.any():
-                        place = f"{'row' if side == 0 else 'column'} {column[int(outside.argmax())] + 1}"
-                        raise SourceError(f"{path} has an entry in {place} of a matrix of {header.nodes}")
-                yield EdgeBlock(*ends, EdgeData(weight=rows[start:stop, 2] if weighted else None))
-        if done != header.entries:
-            raise SourceError(f"{path} has {done} entries, its header says {header.entries}: it is incomplete")
+        for rows in column_edges(table, "0", "1", size, carried=EdgeColumns("2" if weighted else None)):
+            yield EdgeBlock(rows.sources - 1, rows.targets - 1, rows.data)
 
     return bare_source(
         BareGraph(

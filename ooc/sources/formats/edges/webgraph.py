@@ -16,8 +16,9 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.edge_options import EDGE_OPTIONS
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, BareGraph, bare_source, of_numbers
+from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
 from ooc.sources.formats.edges.bvgraph import Code, Family, Layout, Successors
+from ooc.sources.numbered import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, Source
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of text: CSV, plain, ``.gz`` or ``.zst``; with tabs in ``.tsv``; lists of numbers between blanks.
+
+numpy's parser reads the numbers; cutting the text into blocks is ours. pyarrow's streaming CSV reader takes about half
+the time on two columns of ids, but is an optional package, and takes what is no plain number (``+1``, blanks).
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.sources.files.cells import (
+    LOOKED_AT_ROWS,
+    WHOLE_NUMBER,
+    Block,
+    Cells,
+    ColumnKind,
+    NoWholeNumber,
+    cell_value,
+    is_number,
+    kind_of,
+    of_texts,
+)
+from ooc.sources.files.lines import COMMENTS, LineTable, line_blocks, plain_suffix
+from ooc.storage.array import AnyArray
+
+CSV_SUFFIXES = (".csv", ".tsv")
+_NO_TEXT = bytes([*range(9), 11, 12, *range(14, 32), 127])
+"""Control characters, some of which count as spaces: one in place of a digit would make another number."""
+_COMMENT = re.compile(rf"^[{''.join(mark.decode() for mark in COMMENTS)}].*", re.MULTILINE)
+_TYPES = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.object_, Cells.MEMBER: np.bool_}
+
+
+class TextTable(LineTable):
+    """The table in blocks of ``lines``; ``path`` is what messages call it.
+
+    ``delimiter``: between cells; None: blanks, and then lines that begin with # or % say nothing. ``skip``: so many
+    lines at the start are something else. ``columns``: how many there are, called ``0``, ``1``, …; None: as many as in
+    the first line, which names them unless all of it is numbers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lines: Callable[[], Iterator[bytes]],
+        *,
+        delimiter: str | None = ",",
+        columns: int | None = None,
+        skip: int = 0,
+    ) -> None:
+        super().__init__(path, lines)
+        self._delimiter, self._skip = delimiter, skip
+        names = [*map(str, range(columns or 0))]
+        if columns is None:
+            cells = self._cells([self._text(next(lines(), b"").split(b"\n", 1)[0])])
+            if not cells or not cells[0]:
+                raise SourceError(f"{path} is empty")
+            named = not all(map(is_number, cells[0]))
+            self._skip += named
+            names = [cell.strip() if named else str(at) for at, cell in enumerate(cells[0])]
+        if len(set(names)) < len(names):
+            raise SourceError(f"{path} has two columns of one name: {', '.join(names)}")
+        self.columns: tuple[str, ...] = tuple(names)
+
+    @classmethod
+    def of_file(cls, path: Path, block_bytes: int) -> "TextTable":
+        """The CSV in the file ``path``."""
+        lines = partial(line_blocks, path, block_bytes)
+        return cls(path, lines, delimiter="\t" if plain_suffix(path) == ".tsv" else ",")
+
+    def count(self) -> int:
+        """How many rows there are."""
+        column = self.columns[0]
+        return sum(len(block[column]) for block in self.blocks({column: Cells.TEXT}, 1 << 18))
+
+    def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
+        """The ``wanted`` columns, at most ``size`` rows at a time. SourceError, with the place, for a wrong cell."""
+        line = 1
+        for raw in self.lines():
+            text = self._rows(raw, line)
+            block = self._quickly(text, wanted)
+            if block is None:
+                block = self._slowly(text, wanted, line)
+            line += raw.count(b"\n")
+            rows = len(next(iter(block.values())))
+            for start in range(0, rows, size):
+                yield {name: column[start : start + size] for name, column in block.items()}
+
+    def rows_of(self, cells: Cells, size: int) -> Iterator[AnyArray]:
+        """All columns side by side [n, columns], which are numbers."""
+        for block in self.blocks(dict.fromkeys(self.columns, cells), size):
+            yield np.column_stack([*block.values()])
+
+    def _rows(self, raw: bytes, line: int) -> str:
+        """The text of the rows, beginning with that ``line``; other lines are empty."""
+        text = self._text(raw)
+        if self._delimiter is None and any(mark in raw for mark in COMMENTS):
+            text = _COMMENT.sub("", text)
+        if (skipped := min(self._skip + 1 - line, text.count("\n"))) > 0:
+            text = "\n" * skipped + text.split("\n", skipped)[-1]
+        return text
+
+    def _quickly(self, text: str, wanted: Mapping[str, Cells]) -> Block | None:
+        """With numpy's parser; None where the text is not plain enough for it, or wrong."""
+        if '"' in text or not text.strip() or (Cells.WHOLE in wanted.values() and _is_odd(text)):
+            return None
+        columns, numbers = len(self.columns), (Cells.WHOLE, Cells.REAL)
+        found: Block = {}
+        try:
+            if self._delimiter is None and not {*wanted.values()} - {*numbers}:  # How many there are must be seen.
+                kinds = [(name, _TYPES[wanted.get(name, Cells.REAL)]) for name in self.columns]
+                rows: AnyArray = np.loadtxt(io.StringIO(text), kinds, comments=None, ndmin=1)
+                return {name: rows[name] for name in wanted}
+            for kind in Cells:
+                names = [name for name, cells in wanted.items() if cells is kind]
+                places = [self.columns.index(name) for name in names]
+                if names and kind in numbers:
+                    rows = np.loadtxt(io.StringIO(text), _TYPES[kind], None, self._delimiter, usecols=places, ndmin=2)
+                    found |= {name: rows[:, at] for at, name in enumerate(names)}
+                elif names:
+                    cells = [line.split(self._delimiter) for line in text.split("\n") if line.strip()]
+                    if any(len(row) != columns for row in cells):
+                        return None
+                    for name, at in zip(names, places, strict=True):
+                        found[name] = of_texts([row[at].strip() for row in cells], kind)
+        except (ValueError, OverflowError):
+            return None
+        if self._delimiter and text.count(self._delimiter) != len(next(iter(found.values()))) * (columns - 1):
+            return None
+        return {name: found[name] for name in wanted}
+
+    def _slowly(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
+        """Cell by cell: empty ones, quoted ones, and the message for a wrong one."""
+        found: dict[str, list[int | float | str]] = {name: [] for name in wanted}
+        for number, row in enumerate(self._cells(text.split("\n")), start=line):
+            if not row:
+                continue
+            if len(row) != len(self.columns):
+                raise SourceError(f"{self.path}, line {number}: {len(row)} cells for {len(self.columns)} columns")
+            for name, cells in wanted.items():
+                cell = row[self.columns.index(name)].strip()
+                try:
+                    found[name].append(cell_value(cell, cells))
+                except (ValueError, OverflowError):
+                    kind = NoWholeNumber if cells is Cells.WHOLE else SourceError
+                    raise kind(
+                        f"{self.path}, line {number}: the column {name} holds {cell[:60]!r}, not {cells.value}"
+                    ) from None
+        return {name: np.array(column, dtype=_TYPES[wanted[name]]) for name, column in found.items()}
+
+    @cached_property
+    def _head(self) -> dict[str, list[str]]:
+        """The first cells of each column."""
+        rows = self._cells(self._rows(next(self.lines(), b""), 1).split("\n")[: LOOKED_AT_ROWS + self._skip])
+        columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
+        found = dict(zip(self.columns, ([cell.strip() for cell in cells] for cells in columns), strict=False))
+        return {name: found.get(name, []) for name in self.columns}
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        """What each of the columns looks like."""
+        return {name: kind_of(cells) for name, cells in self._head.items()}
+
+    def text_ids(self, column: str) -> bool:
+        """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
+        return not all(map(WHOLE_NUMBER.fullmatch, self._head[column]))
+
+    def _cells(self, lines: list[str]) -> list[list[str]]:
+        if self._delimiter is None:
+            return [line.split() for line in lines]
+        try:
+            return list(csv.reader(lines, delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            raise SourceError(f"{self.path} is no CSV: {error}") from error
+
+    def _text(self, raw: bytes) -> str:
+        if len(plain := raw.translate(None, _NO_TEXT)) < len(raw):
+            found = next(byte for byte in raw if byte in _NO_TEXT)
+            raise SourceError(f"{self.path} is no CSV: it holds the control character {found:#04x}")
+        try:
+            text = plain.decode("utf-8-sig")
+            return text.replace("\r\n", "\n") if "\r" in text else text
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{self.path} is no text in UTF-8: {error.reason}") from error
+
+
+def _is_odd(text: str) -> bool:
+    """Whether a whole number may be written otherwise than plainly, ``+7`` or ``07``."""
+    codes = np.frombuffer(f"\n{text}".encode(), dtype=np.uint8)
+    digits = codes - ord("0") < 10  # In eight bits, all others wrap to more.
+    leading = ~digits[:-2] & (codes[:-2] != ord(".")) & (codes[1:-1] == ord("0")) & digits[2:]
+    return "+" in text or bool(leading.any())

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes edges are between, whatever a source calls its nodes: found out once, before a conversion streams, and
+left on the disk in the order of the edges.
+
+Which node an id is: its row in a table that has a column of ids; else the id itself where a file has a row for each
+node or a format says how many there are; else its rank among all ids that edges have. Nodes are of one type, "", or of
+several, which are numbered one after the other. N nodes, E edges.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypedDict
+
+import numpy as np
+
+from ooc.errors import SourceError
+from ooc.events import Listener, reported
+from ooc.sources.columns import FEATURE, ID, IGNORE, as_argument
+from ooc.sources.files.cells import Cells, NoWholeNumber
+from ooc.sources.files.npy import NpyArray
+from ooc.sources.files.tables import Table
+from ooc.sources.id_join import join, keys_of, take_rows
+from ooc.sources.labels import ClassNames
+from ooc.sources.node_ids import IdFile, collect, encoded
+from ooc.sources.source import EdgeBlock, Ids, ranges
+from ooc.storage.array import AnyArray, replace_file
+
+_BLOCK_ROWS = 1 << 18
+_TEXT_ROW_BYTES = 4096  # Of the budget for each row of texts at a time: a sixteenth of it where ids are of 100 bytes.
+_COUNTS = "counts.json"
+_NODE = np.dtype("<u4")
+Ends = tuple[Cells | None, Cells | None]
+NUMBERS: Ends = (Cells.WHOLE, Cells.WHOLE)
+
+
+class EdgeReader(Protocol):
+    """Reads edges, about ``size`` at a time, with the ids of their two ends as whole numbers or texts (objects); None:
+    they may be zeros, as what edges carry may be left out without ``data``."""
+
+    def __call__(self, size: int, *, ids: Ends = NUMBERS, data: bool = True) -> Iterator[EdgeBlock]: ...
+
+
+def of_numbers(edges: Callable[[int], Iterator[EdgeBlock]]) -> EdgeReader:
+    """Of ``edges`` whose ids are whole numbers, and that are read whole in any case."""
+
+    def read(size: int, *, ids: Ends = NUMBERS, data: bool = True) -> Iterator[EdgeBlock]:
+        return map(_written_out, edges(size)) if Cells.TEXT in ids else edges(size)
+
+    return read
+
+
+def _written_out(block: EdgeBlock) -> EdgeBlock:
+    sources, targets = (np.array([*map(str, ids.tolist())], dtype=np.object_) for ids in block[:2])
+    return EdgeBlock(sources, targets, block.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareGraph:
+    """Edges, as a format has them.
+
+    ``edges``: blocks as a source's, of ids as in ``files``. ``num_edges`` may be an estimate where it is not
+    ``counted``. ``num_nodes``: None where any ids may come. ``said``: the numbers of ``nodes`` and ``edges`` that
+    the files claim, compared with what is found. ``features``, ``labels``: files of theirs beside the edges.
+    ``table``: what the edges are in, where that is one; ``held``: tables that are no files, by their names.
+    ``notes``: what the user is told.
+
+    ``text_ids``: whether the ids of sources and of targets are texts, as far as the first rows tell.
+    ``has_edge_weight``, ``num_edge_features``, ``weight_unless_ones``: see ``Source``.
+    """
+
+    name: str
+    format: str
+    files: tuple[Path, ...]
+    edges: EdgeReader
+    num_edges: int
+    counted: bool
+    num_nodes: int | None = None
+    said: dict[str, int] = field(default_factory=dict)
+    symmetrize: bool = False
+    features: Path | None = None
+    labels: Path | None = None
+    has_edge_weight: bool = False
+    num_edge_features: int = 0
+    weight_unless_ones: bool = False
+    table: Table | None = None
+    held: dict[Path, Table] = field(default_factory=dict)
+    text_ids: tuple[bool, bool] = (False, False)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes of one type. ``ids``: the table and column that say what they are called; None: row numbers, of
+    ``count`` nodes, or of those of ``table``; where there is neither, whatever edges name."""
+
+    ids: tuple[Table, str] | None = None
+    table: Table | None = None
+    count: int | None = None
+
+
+class NodeCount(TypedDict):
+    """How many nodes of a type there are. ``called``: whether by other ids than their numbers; ``width``: bytes of the
+    longest id that is a text, 0 where they are whole numbers."""
+
+    nodes: int
+    called: bool
+    width: int
+
+
+class Counts(TypedDict):
+    """What preparing found out, by type of nodes, and of edges in their order."""
+
+    nodes: dict[str, NodeCount]
+    edges: list[int]
+    class_names: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbering:
+    """``nodes`` by type, and ``edges`` with the types that they lead from and to. ``class_names()``: see
+    ``NodeLabels``."""
+
+    nodes: Mapping[str, Nodes]
+    edges: Sequence[tuple[str, str, BareGraph]]
+    class_names: Callable[[], ClassNames] | None
+    budget_bytes: int
+
+    def counts(self, folder: Path, listener: Listener) -> Counts:
+        """Everything counted and numbered; what is found out goes to ``folder``, and is taken from there."""
+        if not (path := folder / _COUNTS).exists():
+            edges = [0] * len(self.edges)
+            nodes = {kind: _OfType(self, kind, edges, folder, listener).numbered() for kind in self.nodes}
+            names = [] if self.class_names is None else list(self.class_names())
+            counts: Counts = {"nodes": nodes, "edges": edges, "class_names": names}
+            replace_file(path, json.dumps(counts).encode())
+        found: Counts = json.loads(path.read_text())
+        return found
+
+    def ids(self, kind: str, folder: Path, counts: Counts) -> tuple[Callable[[int], Iterator[AnyArray]] | None, int]:
+        """What a source says of its ``ids`` and ``id_bytes``."""
+        found = counts["nodes"][kind]
+        if not found["called"]:
+            return None, 0
+        path = folder / f"ids-{[*self.nodes].index(kind)}"
+        return IdFile(path, rows=found["nodes"], width=found["width"]).stored, found["width"]
+
+    def between_nodes(self, at: int, folder: Path, counts: Counts) -> Callable[[int], Iterator[EdgeBlock]]:
+        """The edges of the type ``at``, with what they carry."""
+        (source, target, graph), count = self.edges[at], counts["edges"][at]
+        sides = [(0, 1)] if source == target else [(0,), (1,)]
+        arrays = [NpyArray(_ends_path(at, one, folder), raw=((count, len(one)), _NODE)) for one in sides]
+
+        def ends(start: int, stop: int) -> Ids:
+            both = np.concatenate([array.rows(start, stop) for array in arrays], axis=1)
+            return both.T.astype(np.int64, order="C")
+
+        def edges(size: int) -> Iterator[EdgeBlock]:
+            if not (graph.has_edge_weight or graph.num_edge_features):
+                yield from (EdgeBlock(*ends(start, stop)) for start, stop in ranges(count, size))
+                return
+            done = 0
+            for block in graph.edges(size, ids=(None, None)):
+                stop = done + len(block.sources)
+                if stop > count:
+                    raise _changed(graph)
+                sources, targets = ends(done, stop)
+                yield EdgeBlock(sources, targets, block.data)
+                done = stop
+
+        return edges
+
+
+def _ends_path(at: int, sides: tuple[int, ...], folder: Path) -> Path:
+    """Where the nodes at both ends, or one, of each edge of the type ``at`` are."""
+    return folder / f"ends-{at}.{''.join(map(str, sides))}"
+
+
+@dataclass(frozen=True)
+class _OfType:
+    """Numbers the nodes of one type and all ends of edges that are such; how many edges there are goes to ``found``."""
+
+    all: Numbering
+    kind: str
+    found: list[int]
+    folder: Path
+    listener: Listener
+
+    def numbered(self) -> NodeCount:
+        ids = self._nodes.ids
+        texts = any(graph.text_ids[side] for _, graph, sides in self._edges() for side in sides)
+        if not texts and not (ids is not None and ids[0].text_ids(ids[1])):
+            try:
+                return self._numbered(texts=False)
+            except NoWholeNumber as error:  # Only the first rows looked like numbers.
+                if ids is None:  # A mistake would make a node of its own.
+                    raise SourceError(f"{error}; ids some of which are texts need a table of nodes with them") from None
+        return self._numbered(texts=True)
+
+    def _numbered(self, *, texts: bool) -> NodeCount:
+        nodes, edges = self._nodes, list(self._edges())
+        count = nodes.count
+        if count is None and nodes.ids is None and nodes.table is not None:
+            count = nodes.table.count()
+        path = self.folder / f"ids-{[*self.all.nodes].index(self.kind)}"
+        ids: IdFile | None = None
+        if nodes.ids is not None:
+            ids = IdFile.write(path, self._called(*nodes.ids, texts=texts))
+        elif texts and count is not None:
+            raise SourceError(f"{edges[0][1].name}: edges name nodes by texts, but {self._nodes_are()}")
+        elif count is None or any("nodes" in graph.said for _, graph, _ in edges):
+            ends = (block for edge in edges for block in self._ends(*edge, "counting nodes and edges", texts=texts))
+            ids = collect(ends, path, limit_bytes=self.all.budget_bytes // 4)
+            for _, graph, _ in edges:
+                _compare(graph, "nodes", ids.rows)
+        if ids is not None and (nodes.ids is not None or count is None):
+            count = ids.rows
+        # Ids that are the numbers need no keeping: a list of edges may well name all of 0 … N-1.
+        if ids is not None and (ids.rows != count or ids.are_rows()):
+            ids = None
+        assert count is not None, "nodes that nothing else tells of are those of edges"
+        for edge in edges:
+            self._find(ids, count, *edge, texts=texts)
+        return {"nodes": count, "called": ids is not None, "width": 0 if ids is None else ids.width}
+
+    def _find(
+        self, ids: IdFile | None, count: int, at: int, graph: BareGraph, sides: tuple[int, ...], *, texts: bool
+    ) -> None:
+        """Write the nodes that are ends. SourceError for an id of two nodes, and an end that is no node's."""
+        out, size = _ends_path(at, sides, self.folder), self._rows(texts)
+        ends = self._ends(at, graph, sides, "finding the edges' nodes", texts=texts)
+        if ids is None:
+            found = take_rows(ends, count, out)
+        else:
+            keys, limit = map(keys_of, ids.blocks(size)), self.all.budget_bytes // 2
+            found = join(keys, count, map(keys_of, ends), out, limit_bytes=limit, listener=self.listener)
+            if found.twice is not None:
+                one, other = ids.texts_of(found.twice)
+                if one != other:
+                    raise SourceError(f"{graph.name}: the ids {one} and {other} have the same hash; change one of them")
+                raise SourceError(f"{graph.name} has the id {one} twice{self._no_ids()}")
+        if found.absent is not None:
+            raise self._absent(graph, found.absent // len(sides))
+        self.found[at] = found.ends // len(sides)
+        _compare(graph, "edges", self.found[at])
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    @property
+    def _nodes(self) -> Nodes:
+        return self.all.nodes[self.kind]
+
+    def _edges(self) -> Iterator[tuple[int, BareGraph, tuple[int, ...]]]:
+        """Which edges have sources (0), targets (1) or both among the nodes."""
+        for at, (*kinds, graph) in enumerate(self.all.edges):
+            if sides := tuple(side for side in (0, 1) if kinds[side] == self.kind):
+                yield at, graph, sides
+
+    def _rows(self, texts: bool) -> int:
+        """To read at a time."""
+        return max(1024, min(_BLOCK_ROWS, self.all.budget_bytes // _TEXT_ROW_BYTES)) if texts else _BLOCK_ROWS
+
+    def _called(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
+        """What the nodes are called."""
+        row = 0
+        for block in table.blocks({column: Cells.TEXT if texts else Cells.WHOLE}, self._rows(texts)):
+            ids = block[column]
+            if texts and "" in (listed := ids.tolist()):
+                raise SourceError(f"{table.path}: row {row + listed.index('') + 1} has no id in the column {column}")
+            yield encoded(ids, f"{table.path}: the column {column}") if texts else ids
+            row += len(ids)
+
+    def _ends(self, at: int, graph: BareGraph, sides: tuple[int, ...], task: str, *, texts: bool) -> Iterator[AnyArray]:
+        """The ids of the ends in the order of the edges."""
+        cells, done = Cells.TEXT if texts else Cells.WHOLE, 0
+        wanted = (cells if 0 in sides else None, cells if 1 in sides else None)
+        with reported(self.listener, task, graph.num_edges, "edges") as advance:
+            for block in graph.edges(self._rows(texts), ids=wanted, data=False):
+                ids = np.stack([(block.sources, block.targets)[side] for side in sides], axis=1).reshape(-1)
+                if texts and "" in (listed := ids.tolist()):
+                    edge = done + listed.index("") // len(sides)
+                    raise SourceError(f"{graph.name}: edge {edge} has an end without an id")
+                yield encoded(ids, graph.name) if texts else ids
+                done += len(block.sources)
+                advance(min(done, graph.num_edges))
+
+    # ---- what is wrong -------------------------------------------------------------------------------------
+
+    def _absent(self, graph: BareGraph, edge: int) -> SourceError:
+        """The error for the ``edge`` with an end that is no node, read again up to there."""
+        first = 0
+        for block in graph.edges(self._rows(True), ids=(Cells.TEXT, Cells.TEXT), data=False):
+            if edge < first + len(block.sources):
+                ends = f"{block.sources[edge - first]} → {block.targets[edge - first]}"
+                what = f"edge {edge} ({ends}) has an end that is no node: {self._nodes_are()}"
+                return SourceError(f"{graph.name}: {what}")
+            first += len(block.sources)
+        return _changed(graph)
+
+    def _no_ids(self) -> str:
+        """What to do where the ids are wrong because the column holds others."""
+        if self._nodes.ids is None:
+            return ""
+        table, column = self._nodes.ids
+        other = " or ".join(as_argument(column, role) for role in (FEATURE, IGNORE))
+        return f"; if the column {column} of {table.path} holds no ids, say {other}"
+
+    def _nodes_are(self) -> str:
+        """Which ids are nodes', for a message."""
+        nodes, called = self._nodes, f"nodes of type {self.kind}" if self.kind else "nodes"
+        if nodes.ids is not None:
+            return f"{called} are those in the column {nodes.ids[1]} of {nodes.ids[0].path}"
+        if nodes.table is None:
+            return f"{called} are the row numbers of the files of features and labels, from 0 on"
+        return (
+            f"{called} are the row numbers of {nodes.table.path}, from 0 on, since it has no column of ids; if one of "
+            f"{', '.join(nodes.table.columns[:20])} holds them, say {as_argument('NAME', ID)}"
+        )
+
+
+def _changed(graph: BareGraph) -> SourceError:
+    return SourceError(f"{graph.name} has other edges than when they were counted")
+
+
+def _compare(graph: BareGraph, what: str, found: int) -> None:
+    said = graph.said.get(what, found)
+    if said != found:
+        raise SourceError(
+            f"{graph.name} says that it has {said} {what}, {found} are in it: it is damaged or incomplete"
+        )
