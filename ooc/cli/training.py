@@ -199,7 +199,9 @@ def _start(
         plan, number = trainer.loader.plan, len(trainer.loader)
         planned = {**asdict(plan), "resident": sorted(plan.resident)}
         if isinstance(trainer, GraphTrainer):
-            return begun | {"batches": {"number": number, **planned}}
+            return begun | {"batches": {"number": number, **planned, "most": asdict(trainer.loader.most)}}
+        nodes, edges = trainer.loader.most
+        planned |= {"cache_pages": plan.cache_pages["x"], "most_nodes": nodes, "most_edges": edges}
         return begun | {"sampling": {"fanouts": settings.drawn, "batches": number, **planned}}
     assert report is not None
     return begun | {"plan": report.as_dict()}

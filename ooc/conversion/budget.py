@@ -85,8 +85,7 @@ class Sizes:
     def of(cls, source: Source) -> Self:
         """Those of a source that is opened; of one with types, as many nodes as all of them have, and edges that carry
         as much as any."""
-        parts = [source] if source.types is None else [*source.types.nodes.values()]
-        edges = [source] if source.types is None else [*source.types.edges.values()]
+        parts, edges = source.nodes_of.values(), source.edges_of.values()
         return cls(
             name=source.name,
             num_nodes=sum(part.num_nodes for part in parts),

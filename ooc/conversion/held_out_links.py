@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError
 from ooc.sizes import too_small
-from ooc.sources.source import RelationSource, Source
+from ooc.sources.source import Source
 from ooc.storage.array import replace_file
 from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.types import EdgeType
@@ -66,8 +66,8 @@ class HeldOut:
             raise OptionError(f"{source.name} has {which}; leave out hold_out_links=")
         if source.types is None and self.edge_type is not None:
             raise OptionError(f"{source.name} has one type of edges; leave out :{','.join(self.edge_type)}")
-        known = source.types is None or self.edge_type in source.types.edges
-        if source.types is not None and not (known or (self.edge_type is None and len(source.types.nodes) == 1)):
+        known = self.edge_type in source.edges_of or (self.edge_type is None and len(source.nodes_of) == 1)
+        if source.types is not None and not known:
             there = "; ".join(map(",".join, source.types.edges))
             raise OptionError(
                 f"{source.name} has edges {there}; say which are held out, as hold_out_links='0.05,0.1:…'"
@@ -104,10 +104,8 @@ class HeldOut:
     def write(self, source: Source, out: Path, *, undirected: bool, block_edges: int, budget_bytes: int) -> None:
         """``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, into the file ``out``;
         ``undirected``: each pair once. Of several types of edges [3, E], their numbers between heads and tails."""
-        edges: list[Source | RelationSource] = [source]
+        edges = [found for one, found in source.edges_of.items() if self.edge_type in (None, one)]
         called = [source.ids is not None] * 2
-        if source.types is not None:
-            edges = [found for one, found in source.types.edges.items() if self.edge_type in (None, one)]
         if source.types is not None and self.edge_type is not None:
             labelled = source.types.labelled
             called = [called[0] and end == labelled for end in (self.edge_type.source, self.edge_type.target)]

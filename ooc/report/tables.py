@@ -147,12 +147,12 @@ def describe_batches(loader: "NeighborLoader", *, a_step: int, memory_bytes: int
     plan = loader.plan
     drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in loader.fanouts)
     steps = f", {a_step} a step" if a_step > 1 else ""
-    sizes = f"{format_count(plan.most_nodes, 'nodes')} and {format_count(plan.most_edges, 'edges')}"
+    sizes = " and ".join(map(format_count, loader.most, ("nodes", "edges")))
     batches = f"{len(loader)} an epoch{steps}, of {loader.batch_size:,} nodes and neighbours {drawn}; at most {sizes}"
     kept = "all features in memory"
     if "x" not in plan.resident:
         neighbours = "neighbours too" if "in/indices" in plan.resident else "neighbours on the SSD"
-        pages = format_size(plan.cache_pages * PAGE_BYTES)
+        pages = format_size(sum(plan.cache_pages.values()) * PAGE_BYTES)
         kept = f"{pages} of the features in memory, {neighbours}; {plan.lookahead} sampled ahead"
     memory = f"{format_size(memory_bytes)}, of which {format_size(plan.nbytes)} at most are used; {kept}"
     return [("batches", batches), ("memory", memory)]
@@ -167,7 +167,7 @@ def describe_graph_batches(loader: "GraphLoader", *, a_step: int, memory_bytes: 
         kept = f"{format_size(sum(plan.cache_pages.values()) * PAGE_BYTES)} of the graphs in memory"
     memory = f"{format_size(memory_bytes)}, of which {format_size(plan.nbytes)} at most are used; {kept}"
     return [
-        ("batches", f"{len(loader):,} an epoch{steps}, of at most {bounds}; the largest there can be: {plan.most}"),
+        ("batches", f"{len(loader):,} an epoch{steps}, of at most {bounds}; the largest there can be: {loader.most}"),
         ("memory", memory),
     ]
 

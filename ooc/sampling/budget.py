@@ -7,7 +7,7 @@ sampled ahead; topology and labels stay in memory where they take less than thei
 features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ooc.errors import BudgetError
@@ -43,16 +43,14 @@ _TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingPlan:
-    """How memory is divided. ``lookahead`` batches are sampled at once; ``cache_pages`` of features are kept, all of
-    them where ``"x"`` is among the ``resident`` arrays. A batch has at most ``most_nodes`` and ``most_edges``, and
-    takes ``batch_bytes``; all together take ``nbytes``, at the least ``least_bytes`` would do."""
+class BatchPlan:
+    """How memory is divided. A batch takes ``batch_bytes`` at most; so many pages of arrays are kept, ``cache_pages``,
+    where they are not ``resident``; ``lookahead`` batches are in sight, or sampled at once. All take ``nbytes``
+    together, at the least ``least_bytes`` would do."""
 
-    most_nodes: int
-    most_edges: int
     batch_bytes: int
     lookahead: int
-    cache_pages: int
+    cache_pages: Mapping[str, int]
     resident: frozenset[str]
     nbytes: int
     least_bytes: int
@@ -78,7 +76,7 @@ def plan_sampling(
     offset_bytes: int,
     beside: Callable[[int], int],
     processes: int = 1,
-) -> SamplingPlan:
+) -> BatchPlan:
     """The plan for batches of at most ``most`` nodes and edges; ``others``: the arrays read beside the features, the
     neighbours first; ``beside``: what whoever uses the batches takes, where so many bytes are left for it. BudgetError
     with the least memory that would do, for all ``processes`` together."""
@@ -134,12 +132,10 @@ def plan_sampling(
     else:
         cache_pages = left // frame_bytes()
         left -= cache_pages * frame_bytes()
-    return SamplingPlan(
-        most_nodes=nodes,
-        most_edges=edges,
+    return BatchPlan(
         batch_bytes=batch_bytes,
         lookahead=lookahead,
-        cache_pages=cache_pages,
+        cache_pages={features.name: cache_pages},
         resident=frozenset(resident),
         nbytes=memory_bytes - left,
         least_bytes=least,

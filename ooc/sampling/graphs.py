@@ -7,7 +7,6 @@ thread reads one batch while the one before is in use. G graphs, N nodes and E e
 n nodes, e edges, P paths and H pairs of near nodes.
 """
 
-import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,11 @@ import torch
 
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, ignore
-from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged
 from ooc.plan.program.capacity import budget_of
-from ooc.prefetch.engines.choice import choose_engine
-from ooc.sampling.budget import BATCHES_ALIVE, work_pages
-from ooc.sampling.loader import BatchLoader, ahead, order_of, rows_of
-from ooc.sampling.pages import MOST_BATCHES, PagedRows, Pages, ResidentRows, Sums, frame_bytes, paged_bytes, pages_of
+from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, work_pages
+from ooc.sampling.loader import BatchLoader, Held, ahead, order_of, rows_of
+from ooc.sampling.pages import MOST_BATCHES, frame_bytes, paged_bytes, pages_of
 from ooc.sampling.pages import resident_bytes as held_bytes
 from ooc.sampling.paths import (
     check_hops,
@@ -37,7 +34,7 @@ from ooc.sampling.paths import (
     making_bytes,
     most_walks,
 )
-from ooc.sizes import format_size, parse_size
+from ooc.sizes import format_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
 
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Batch
 
 Ints = npt.NDArray[np.int64]
-_DEFAULT_SHARE = 0.5
 _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
 """Batches that are in sight, and the part of what is left for pages that seeing them may take."""
 _BOUND = {"graphs": "batch_size", "nodes": "batch_nodes", "edges": "batch_edges", "paths": "batch_paths"}
@@ -73,21 +69,6 @@ class Size:
         paths = f", {self.paths:,} paths" if self.paths else ""
         near = f", {self.near:,} pairs of near nodes" if self.near else ""
         return f"{self.graphs:,} graphs, {self.nodes:,} nodes, {self.edges:,} edges{paths}{near}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPlan:
-    """How memory is divided. A batch has ``most`` at most, and takes ``batch_bytes``; pages of so many arrays are kept,
-    ``cache_pages``, where they are not ``resident``; ``lookahead`` batches are in sight. All take ``nbytes`` together,
-    at the least ``least_bytes`` would do."""
-
-    most: Size
-    batch_bytes: int
-    lookahead: int
-    cache_pages: Mapping[str, int]
-    resident: frozenset[str]
-    nbytes: int
-    least_bytes: int
 
 
 class GraphSizes:
@@ -250,9 +231,8 @@ class GraphLoader(BatchLoader):
         self.bounds = Bounds(sizes, every, dict(zip(_BOUND, bounds, strict=True)))
         self.seed, self.epoch, self._shuffle, self._is_own = seed, 0, shuffle, _is_own
         self._made: tuple[int, list[Ints]] = -1, []
-        usual = int(_DEFAULT_SHARE * available_memory_bytes())
-        memory_bytes = usual if memory is None else parse_size(memory, name="memory")
-        self.plan = _plan(self.store, sizes, self.bounds, every, memory_bytes, _beside, _processes)
+        self.most = self.bounds.largest(every)
+        self.plan = _plan(self.store, sizes, self.most, self._memory_bytes(memory), _beside, _processes)
 
     def __len__(self) -> int:
         """Batches of the next epoch; by nodes, edges or paths others may have more or fewer."""
@@ -275,28 +255,11 @@ class GraphLoader(BatchLoader):
         """Batches of these graphs, none larger than the bounds allow."""
         return self._begun(lambda held: ahead(_batches(self, held, batches), name="ooc-graphs"))
 
-    def _new_held(self) -> "_Held":
-        return _Held(self.store, self.plan, self._sums, self._listener)
+    def _arrays(self) -> list[Array]:
+        return _arrays(self.store)
 
 
-class _Held:
-    """What is kept from epoch to epoch: the engine, and rows in memory or pages of them, by array."""
-
-    def __init__(self, store: Store, plan: GraphPlan, sums: Sums, listener: Listener) -> None:
-        self.engine, _ = choose_engine(store.path)
-        self.close = weakref.finalize(self, self.engine.close)
-        self.rows: dict[str, ResidentRows | PagedRows] = {}
-        for array in _arrays(store):
-            pages = Pages(array, self.engine, sums, listener)
-            if array.name in plan.resident:
-                self.rows[array.name] = ResidentRows(pages)
-            else:
-                cached = plan.cache_pages[array.name]
-                work = work_pages(array, plan.batch_bytes)
-                self.rows[array.name] = PagedRows(pages, cache_pages=cached, work_pages=work)
-
-
-def _batches(loader: GraphLoader, held: _Held, batches: Sequence[Ints]) -> Generator["Batch"]:
+def _batches(loader: GraphLoader, held: Held, batches: Sequence[Ints]) -> Generator["Batch"]:
     """Batches one after the other; of so many as are in sight, which pages each needs is known before the first."""
     sight = max(1, loader.plan.lookahead // 2)
     groups = [batches[first : first + sight] for first in range(0, len(batches), sight)]
@@ -314,7 +277,7 @@ def _batches(loader: GraphLoader, held: _Held, batches: Sequence[Ints]) -> Gener
         needed = later
 
 
-def _needs(loader: GraphLoader, held: _Held, group: Iterable[Ints]) -> dict[str, list[Any]]:
+def _needs(loader: GraphLoader, held: Held, group: Iterable[Ints]) -> dict[str, list[Any]]:
     """The pages of every array that each batch of a group needs."""
     found: dict[str, list[Any]] = {name: [] for name in held.rows}
     for graphs in group:
@@ -340,7 +303,7 @@ def _kind(name: str) -> str:
     return {"x": "nodes", "y": "graphs", "in/indptr": "offsets"}.get(name, "edges")
 
 
-def _batch(loader: GraphLoader, held: _Held, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
+def _batch(loader: GraphLoader, held: Held, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
     from torch_geometric.data import Batch
 
     store, wanted, counts = loader.store, _wanted(loader, graphs), loader.sizes.of(graphs)
@@ -401,15 +364,14 @@ def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
 def _plan(
     store: Store,
     sizes: GraphSizes,
-    bounds: Bounds,
-    graphs: Ints,
+    most: Size,
     memory_bytes: int,
     beside: Callable[[Size, int], int],
     processes: int,
-) -> GraphPlan:
+) -> BatchPlan:
     """What no batch can do without comes first; then arrays as a whole, the smallest first, as long as they fit; the
     rest is for pages, by the sizes of those that do not."""
-    most, arrays = bounds.largest(graphs), _arrays(store)
+    arrays = _arrays(store)
     batch_bytes = batch_nbytes(store, most, sizes.path_edges)
     rows = 2 * most.nodes + most.edges + 2 * most.graphs
     fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows
@@ -444,8 +406,7 @@ def _plan(
         pages = sum(map(pages_of, outside))
         cache_pages = {array.name: left * pages_of(array) // pages // frame_bytes() for array in outside}
         left -= sum(cache_pages.values()) * frame_bytes()
-    return GraphPlan(
-        most=most,
+    return BatchPlan(
         batch_bytes=batch_bytes,
         lookahead=lookahead,
         cache_pages=cache_pages,

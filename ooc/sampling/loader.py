@@ -23,7 +23,7 @@ from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged, load_offsets
 from ooc.plan.workload import Direction
 from ooc.prefetch.engines.choice import choose_engine
-from ooc.sampling.budget import SamplingPlan, plan_sampling, work_pages
+from ooc.sampling.budget import BatchPlan, plan_sampling, work_pages
 from ooc.sampling.pages import (
     SUM_BYTES,
     Foresight,
@@ -55,11 +55,32 @@ _SHUFFLED = 2**32
 """Beside seed and epoch in the key of the order of the seeds; no batch has this number."""
 
 
+class Held:
+    """What is kept from epoch to epoch: the engine, and ``rows`` in memory or pages of them, by array."""
+
+    def __init__(self, store: Store, arrays: Sequence[Array], plan: BatchPlan, sums: Sums, listener: Listener) -> None:
+        self.store = store
+        self.engine, _ = choose_engine(store.path)
+        self.close = weakref.finalize(self, self.engine.close)
+
+        def rows(array: Array) -> Rows:
+            if isinstance(array, SparseArray):
+                return SparseRows(array)
+            pages = Pages(array, self.engine, sums, listener)
+            if array.name in plan.resident:
+                return ResidentRows(pages)
+            cached, work = plan.cache_pages.get(array.name, 0), work_pages(array, plan.batch_bytes)
+            return PagedRows(pages, cache_pages=cached, work_pages=work)
+
+        self.rows = {array.name: rows(array) for array in arrays}
+
+
 class BatchLoader:
-    """What loaders of any kind of batches do with what they hold while they run, which ``_new_held`` makes."""
+    """What loaders of any kind of batches do with what they hold of ``_arrays`` while they run, by their ``plan``."""
 
     store: Store
-    _held: Any = None
+    plan: BatchPlan
+    _held: Held | None = None
     _running: Any = None
 
     def __init__(self, store: Store | str | Path, listener: Listener) -> None:
@@ -67,13 +88,13 @@ class BatchLoader:
         self.store = store if isinstance(store, Store) else open_store(store)
         self._listener, self._sums = listener, Sums()
 
-    def _begun(self, batches: Callable[[Any], Generator["Data"]]) -> Generator["Data"]:
+    def _begun(self, batches: Callable[[Held], Generator["Data"]]) -> Generator["Data"]:
         """Batches by what is held, which an iteration before this one uses no more."""
         if self._running is not None and (running := self._running()) is not None:
             running.close()
         if self._held is None:
             with self.store.unreplaced():
-                self._held = self._new_held()
+                self._held = Held(self.store, self._arrays(), self.plan, self._sums, self._listener)
         made = self._of_one_store(batches(self._held))
         self._running = weakref.ref(made)
         return made
@@ -83,8 +104,13 @@ class BatchLoader:
         with contextlib.closing(batches), self.store.unreplaced():
             yield from batches
 
-    def _new_held(self) -> Any:
+    def _arrays(self) -> list[Array]:
+        """What is read."""
         raise NotImplementedError
+
+    def _memory_bytes(self, memory: str | int | None) -> int:
+        usual = int(_DEFAULT_SHARE * available_memory_bytes())
+        return usual if memory is None else parse_size(memory, name="memory")
 
     @property
     def read_bytes(self) -> int:
@@ -153,17 +179,17 @@ class NeighborLoader(BatchLoader):
         self._seeds = rows_of(self.store, input_nodes)
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
-        usual = int(_DEFAULT_SHARE * available_memory_bytes())
+        self.most = most[-1]
         self.plan = plan_sampling(
             self.store,
             self.store.array("x"),
             _other_arrays(self.store),
-            most=most[-1],
+            most=self.most,
             seeds=len(self._seeds),
             batches=len(self),
             batch_size=min(batch_size, len(self._seeds)),
             fanouts=self.fanouts,
-            memory_bytes=usual if memory is None else parse_size(memory, name="memory"),
+            memory_bytes=self._memory_bytes(memory),
             offset_bytes=offsets.nbytes,
             beside=partial(_beside, most),
             processes=_processes,
@@ -178,20 +204,19 @@ class NeighborLoader(BatchLoader):
     def __iter__(self) -> Generator["Data"]:
         epoch, self.epoch = self.epoch, self.epoch + 1
 
-        def batches(held: _Held) -> Generator["Data"]:
+        def batches(held: Held) -> Generator["Data"]:
             sampled = ahead(_superbatches(self, held, epoch), name="ooc-sample")
             return ahead(_read(held, sampled), name="ooc-rows")
 
         return self._begun(batches)
 
-    def _new_held(self) -> "_Held":
-        return _Held(self.store, self.plan, self._sums, self._listener)
+    def _arrays(self) -> list[Array]:
+        return [self.store.array("x"), *_other_arrays(self.store)]
 
     @property
     def retained_bytes(self) -> int:
         """What is held after ``close``."""
-        arrays = [self.store.array("x"), *_other_arrays(self.store)]
-        sums = SUM_BYTES * sum(pages_of(array) for array in arrays if array.name not in self.plan.resident)
+        sums = SUM_BYTES * sum(pages_of(array) for array in self._arrays() if array.name not in self.plan.resident)
         return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds) + sums
 
     def in_degrees(self, rows: AnyArray) -> Ints:
@@ -202,7 +227,7 @@ class NeighborLoader(BatchLoader):
     @property
     def pages_read(self) -> int:
         """Pages of features that were read so far; those that stay in memory once."""
-        return 0 if self._held is None else self._held.x.pages_read
+        return 0 if self._held is None else self._held.rows["x"].pages_read
 
     def seeds_of(self, epoch: int) -> list[Ints]:
         """The seeds of an epoch by batch, as places in ``input_nodes``."""
@@ -223,28 +248,6 @@ class NeighborLoader(BatchLoader):
             return found
 
         return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, numbers=numbers)
-
-
-class _Held:
-    """What is kept from epoch to epoch: the engine, rows in memory, pages."""
-
-    def __init__(self, store: Store, plan: SamplingPlan, sums: Sums, listener: Listener) -> None:
-        self.store = store
-        self.engine, _ = choose_engine(store.path)
-        self.close = weakref.finalize(self, self.engine.close)
-
-        def rows(array: Array) -> Rows:
-            if isinstance(array, SparseArray):
-                return SparseRows(array)
-            pages = Pages(array, self.engine, sums, listener)
-            if array.name in plan.resident:
-                return ResidentRows(pages)
-            cached = plan.cache_pages if array.name == "x" else 0
-            return PagedRows(pages, cache_pages=cached, work_pages=work_pages(array, plan.batch_bytes))
-
-        self.neighbours, *others = map(rows, _other_arrays(store))
-        self.others = dict(zip([array.name for array in _other_arrays(store)][1:], others, strict=True))
-        self.x = rows(store.array("x"))
 
 
 _Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
@@ -269,51 +272,51 @@ def order_of(count: int, seed: int, epoch: int) -> Ints:
     return order
 
 
-def _superbatches(loader: NeighborLoader, held: _Held, epoch: int) -> Generator[_Superbatch]:
+def _superbatches(loader: NeighborLoader, held: Held, epoch: int) -> Generator[_Superbatch]:
     """The epoch, so many batches at once as the plan lets be sampled ahead. When the first of them is read, as many
     that come after them are known."""
-    seeds, ahead, own = loader.seeds_of(epoch), loader.plan.lookahead, loader.own_batches()
+    seeds, ahead, own, x = loader.seeds_of(epoch), loader.plan.lookahead, loader.own_batches(), held.rows["x"]
     before: tuple[list[SampledBatch], list[Ints], list[Any]] | None = None
     for first in range(0, len(own), ahead):
         numbers = own[first : first + ahead]
         part = [seeds[number] for number in numbers]
-        batches = loader.sampled(epoch, numbers, part, held.neighbours)
-        needs: list[Any] = [held.x.needs(batch.rows) for batch in batches]
+        batches = loader.sampled(epoch, numbers, part, held.rows["in/indices"])
+        needs: list[Any] = [x.needs(batch.rows) for batch in batches]
         if before is not None:
-            yield *before[:2], held.x.foresee(before[2], needs)
+            yield *before[:2], x.foresee(before[2], needs)
         before = batches, part, needs
     if before is not None:
-        yield *before[:2], held.x.foresee(before[2])
+        yield *before[:2], x.foresee(before[2])
 
 
-def _read(held: _Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
+def _read(held: Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
     """Every batch with its rows."""
     with contextlib.closing(superbatches):
         for batches, seeds, foresight in superbatches:
             if foresight is not None:
-                held.x.begin(foresight)
+                held.rows["x"].begin(foresight)
             for place, batch in enumerate(batches):
                 yield _data(held, batch, seeds[place], None if foresight is None else foresight.uses[place])
 
 
-def _data(held: _Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":
+def _data(held: Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":
     from torch_geometric.data import Data
 
     edge_index = np.empty((2, len(batch.edges)), dtype=np.int64)
     edge_index[0], edge_index[1] = batch.sources, batch.targets
-    others = held.others
+    rows = held.rows
     made: dict[str, Any] = {
-        "x": held.x.take(batch.rows, uses),
+        "x": rows["x"].take(batch.rows, uses),
         "edge_index": edge_index,
-        "y": others["y"].take(batch.rows),
-        "n_id": others["perm"].take(batch.rows) if "perm" in others else batch.rows.astype(np.int64, copy=False),
+        "y": rows["y"].take(batch.rows),
+        "n_id": rows["perm"].take(batch.rows) if "perm" in rows else batch.rows.astype(np.int64, copy=False),
         "e_id": batch.edges.astype(np.int64, copy=False),
         "input_id": seeds,
         "row_id": batch.rows.astype(np.int64, copy=False),
     }
     for name, called in ((EDGE_WEIGHT, "edge_weight"), (EDGE_FEATURES, "edge_attr")):
-        if f"in/{name}" in others:
-            made[called] = others[f"in/{name}"].take(batch.edges)
+        if f"in/{name}" in rows:
+            made[called] = rows[f"in/{name}"].take(batch.edges)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in made.items()}
     return Data(
         **tensors,

@@ -28,7 +28,8 @@ from ooc.sources.source import EdgeBlock, Ids, ranges
 from ooc.storage.array import AnyArray, replace_file
 
 _BLOCK_ROWS = 1 << 18
-_TEXT_ROW_BYTES = 4096  # Of the budget for each row of texts at a time: a sixteenth of it where ids are of 100 bytes.
+_NUMBER_ROW_BYTES, _TEXT_ROW_BYTES = 512, 4096
+"""Of the budget for each row at a time: of texts a sixteenth of it is taken where they are of 100 bytes."""
 _COUNTS = "counts.json"
 _NODE = np.dtype("<u4")
 Ends = tuple[Cells | None, Cells | None]
@@ -259,7 +260,8 @@ class _OfType:
 
     def _rows(self, texts: bool) -> int:
         """To read at a time."""
-        return max(1024, min(_BLOCK_ROWS, self.all.budget_bytes // _TEXT_ROW_BYTES)) if texts else _BLOCK_ROWS
+        row_bytes = _TEXT_ROW_BYTES if texts else _NUMBER_ROW_BYTES
+        return max(1024, min(_BLOCK_ROWS, self.all.budget_bytes // row_bytes))
 
     def _called(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
         """What the nodes are called."""

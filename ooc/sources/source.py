@@ -123,6 +123,16 @@ class Source:
     types: "SourceTypes | None" = None
 
     @property
+    def nodes_of(self) -> "Mapping[str, Source]":
+        """The nodes of each type; "" where there is but one."""
+        return {"": self} if self.types is None else self.types.nodes
+
+    @property
+    def edges_of(self) -> "Mapping[EdgeType | None, Source | RelationSource]":
+        """The edges of each type; None where there is but one."""
+        return {None: self} if self.types is None else {kind: one for kind, one in self.types.edges.items()}
+
+    @property
     def num_edge_numbers(self) -> int:
         """How many numbers an edge carries."""
         return self.has_edge_weight + self.num_edge_features

@@ -61,7 +61,7 @@ def test_near_nodes_are_those_of_all_walks(store: Store, monkeypatch: pytest.Mon
     def batches() -> list[Any]:
         with GraphLoader(store, 40, paths=2, hops=hops, memory="50M") as loader:
             found = list(loader)
-        assert max(batch.hop_index.size(1) for batch in found) <= loader.plan.most.near
+        assert max(batch.hop_index.size(1) for batch in found) <= loader.most.near
         return found
 
     whole = batches()
@@ -99,7 +99,7 @@ def test_bounds_hold_and_batches_are_as_large_as_they_allow(store: Store, bounds
     limit, before = next(iter(bounds.values())), None
     for graphs in loader.batches_of(5):
         sizes = {counted: counts.sum() for counted, counts in loader.sizes.of(graphs).items()}
-        assert all(sizes[counted] <= getattr(loader.plan.most, counted) for counted in sizes)
+        assert all(sizes[counted] <= getattr(loader.most, counted) for counted in sizes)
         assert sizes[name] <= limit
         first = loader.sizes.of(graphs)[name][0]
         assert before is None or before + first > limit

@@ -238,9 +238,9 @@ def test_tables_with_ids_are_not_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([True, False]), "the column target holds bool, not whole numbers"),
-        (pa.array([1, None]), "int64 with empty cells, not whole numbers"),
-        (pa.array([1.0, 2.5]), "the column target does not fit"),
+        (pa.array([True, False]), "the column target holds 'True' in row 0, not whole numbers"),
+        (pa.array([1, None]), "the column target holds 'None' in row 1, not whole numbers"),
+        (pa.array([1.0, 2.5]), "the column target holds '2.5' in row 1, not whole numbers"),
     ],
 )
 def test_parquet_columns_of_another_type_are_refused(tmp_path: Path, column: pa.Array, message: str) -> None:

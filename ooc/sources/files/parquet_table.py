@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.cells import LOOKED_AT_ROWS, Block, Cells, ColumnKind, kind_of, of_texts
+from ooc.sources.files.cells import LOOKED_AT_ROWS, Block, Cells, ColumnKind, kind_of
 from ooc.sources.files.lines import optional
 from ooc.sources.files.streams import size_of
-from ooc.storage.array import AnyArray
+from ooc.sources.files.value_tables import Values, as_cells
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _PARQUET_BUFFER_BYTES = 1 << 20
@@ -45,34 +45,28 @@ class ParquetTable:
                     batch_size=size, row_groups=[group], columns=list(wanted), use_threads=False
                 )
                 for batch in batches:
-                    yield {name: self._column(batch, name, cells) for name, cells in wanted.items()}
+                    yield {
+                        name: as_cells(self._values(batch.column(name)), cells, f"{self.path}: the column {name}", done)
+                        for name, cells in wanted.items()
+                    }
                     done += batch.num_rows
         if done != self.rows:
             raise SourceError(f"{self.path} holds {done} rows, {self.rows} by its own count")
 
-    def _column(self, batch: Any, name: str, cells: Cells) -> AnyArray:
+    def _values(self, column: Any) -> Values:
+        """Numbers as numpy has them, lists of as many each as a matrix, all else one by one."""
         types = optional("pyarrow.types", self.path)
-        column, kind = batch.column(name), batch.column(name).type
-        if types.is_dictionary(kind):
-            column, kind = column.dictionary_decode(), kind.value_type
-        lists = types.is_list(kind) or types.is_large_list(kind)
-        if cells is Cells.REAL and (lists or types.is_fixed_size_list(kind)):
-            return self._lists(column, name)
-        text = _is_text(types, kind)
-        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        match cells:
-            case Cells.TEXT if text or number:
-                texts = column if text else column.cast("string")
-                return np.asarray(texts.fill_null("").to_numpy(zero_copy_only=False), dtype=np.object_)
-            case Cells.WHOLE if (types.is_integer(kind) or types.is_floating(kind)) and not column.null_count:
-                return self._cast(column, name, "int64")
-            case Cells.REAL if number:
-                return self._cast(column, name, kind if types.is_floating(kind) else "float64")
-            case Cells.MEMBER if number or text:
-                with contextlib.suppress(ValueError):
-                    return of_texts(["" if cell is None else str(cell) for cell in column.to_pylist()], cells)
-        empty = " with empty cells" if column.null_count else ""
-        raise SourceError(f"{self.path}: the column {name} holds {kind}{empty}, not {cells.value}")
+        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        kind = column.type
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+            width = len(values) // max(1, len(column))
+            even = not column.null_count and {len(cell) for cell in column} <= {width}
+            return values.reshape(len(column), width) if even else list(column.to_pylist())
+        whole = (types.is_integer(kind) or types.is_boolean(kind)) and not column.null_count
+        plain = whole or types.is_floating(kind)
+        found: Values = column.to_numpy(zero_copy_only=False) if plain else column.to_pylist()
+        return found
 
     def text_ids(self, column: str) -> bool:
         """Whether the column holds ids that are no whole numbers, by its type."""
@@ -117,19 +111,6 @@ class ParquetTable:
             return set()
         schema = arrow.ipc.read_schema(arrow.BufferReader(base64.b64decode(written)))
         return {field.name for field in schema if types.is_dictionary(field.type)}
-
-    def _lists(self, column: Any, name: str) -> AnyArray:
-        values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
-        width = len(values) // max(1, len(column))
-        if column.null_count or values.dtype.kind not in "biuf" or {len(cell) for cell in column} - {width}:
-            raise SourceError(f"{self.path}: the lists in the column {name} are not of as many numbers each")
-        return values.reshape(len(column), width)
-
-    def _cast(self, column: Any, name: str, kind: Any) -> AnyArray:
-        try:
-            return np.asarray(column.cast(kind).to_numpy(zero_copy_only=False))
-        except optional("pyarrow", self.path).ArrowInvalid as error:
-            raise SourceError(f"{self.path}: the column {name} does not fit: {_one_line(error)}") from error
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Any]:

@@ -163,7 +163,7 @@ def kind_of_values(values: list[Any]) -> ColumnKind:
 
 def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
     """``values`` as ``cells``. SourceError, saying ``where``, for one of the rows from ``row`` on that is none."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and (values.ndim == 1 or cells is Cells.REAL):
         if cells is Cells.REAL:
             return values if values.dtype.kind == "f" else values.astype(np.float64)
         if cells is Cells.WHOLE and values.dtype.kind in "iu" and values.dtype != np.uint64:

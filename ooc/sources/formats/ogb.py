@@ -27,7 +27,7 @@ Types of nodes and edges, those of ogbn-mag (``read_csv_heterograph_raw``): ``ra
 published; the years of papers and the numbers of relations are not kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +156,9 @@ def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
     for cells in small_table(files, _RELATIONS):
         if len(cells) != 3:
             raise SourceError(f"{files.label(_RELATIONS)} has a line that is no SOURCE,RELATION,TARGET")
-        relations[EdgeType(*cells)] = _relation(files, "___".join(cells), request)
+        where = f"raw/relations/{'___'.join(cells)}"
+        count = single_number(files, f"{where}/num-edge-list.csv.gz")
+        relations[EdgeType(*cells)] = _relation(files, where, count, request)
     split, label = f"{only_split(files)}/{kind}", f"raw/node-label/{kind}/node-label.csv.gz"
     splits, form = splits_of(files, split, counts[kind]), LabelForm(name=label, task=Task.CLASSES, width=None)
 
@@ -205,19 +207,32 @@ def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
     return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, size))
 
 
-def _relation(files: DatasetFiles, folder: str, request: Request) -> RelationSource:
-    """The edges of one type, with features where they have such."""
-    where = f"raw/relations/{folder}"
-    count = single_number(files, f"{where}/num-edge-list.csv.gz")
-    name = f"{where}/edge-feat.csv.gz"
-    columns = columns_of(files, name) if files.has(name) and not request.drop_edge_data else 0
+def _relation(
+    files: DatasetFiles,
+    where: str,
+    count: int,
+    request: Request,
+    *,
+    both_ways: bool = False,
+    moved: Callable[[Iterator[EdgeBlock]], Iterator[EdgeBlock]] = lambda blocks: blocks,
+) -> RelationSource:
+    """The ``count`` edges of the folder ``where``, ``moved`` to where their ends are, with weights and features where
+    they have such; ``both_ways``: each followed by its reverse."""
+    ends, weights, features = (f"{where}/{name}.csv.gz" for name in ("edge", "edge_weight", "edge-feat"))
+    weighted = files.has(weights) and not request.drop_edge_data
+    columns = columns_of(files, features) if files.has(features) and not request.drop_edge_data else 0
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        blocks = edges_of(files, f"{where}/edge.csv.gz", size)
-        rows = features_of(files, name, columns, size) if columns else None
-        return with_data(blocks, features=rows, name=files.label(name))
+        rows = max(1, size // (1 + both_ways))
+        blocks = with_data(
+            moved(edges_of(files, ends, rows)),
+            weight=(part[:, 0] for part in read_numbers(files, weights, Cells.REAL, 1, rows)) if weighted else None,
+            features=features_of(files, features, columns, rows) if columns else None,
+            name=files.label(features if columns else weights),
+        )
+        return map(_with_reverse, blocks) if both_ways else blocks
 
-    return RelationSource(count, edges, num_edge_features=columns)
+    return RelationSource(count * (1 + both_ways), edges, weighted, columns)
 
 
 # ---- one type, and many graphs --------------------------------------------------------------------------------------
@@ -230,7 +245,6 @@ _MARKS = ("raw/data.npz", _CSV_EDGES, MARK)
 _LABELS = "raw/node-label.csv.gz"
 _EDGE_WEIGHTS = "raw/edge_weight.csv.gz"
 """Of ogbl-collab alone, whose edges are listed once for both directions."""
-_CSV_EDGE_FEATURES = "raw/edge-feat.csv.gz"
 _SPECIES = ("raw/node_species.csv.gz", "raw/species.csv.gz")
 _MOST_SPECIES = 1 << 16
 _MOST_GRAPHS = 1 << 32
@@ -297,11 +311,10 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     nodes, listed_edges = (single_number(files, f"raw/num-{what}-list.csv.gz") for what in ("node", "edge"))
     if not 0 < nodes <= 2**32 or listed_edges < 0:
         raise SourceError(f"{files.label('raw')}: {nodes} nodes with {listed_edges} edges cannot be converted")
-    edge_features, kind = _edge_features(files, request), only_split(files)
-    weighted = files.has(_EDGE_WEIGHTS)
+    kind = only_split(files)
     of_links = not files.has(_LABELS) and files.has(f"split/{kind}/train.pt")
-    both_ways = kind in _ADD_INVERSE_EDGE or weighted
-    weighted = weighted and not request.drop_edge_data
+    both_ways = kind in _ADD_INVERSE_EDGE or files.has(_EDGE_WEIGHTS)
+    relation = _relation(files, "raw", listed_edges, request, both_ways=both_ways)
     splits = IndexSplits({}, nodes=nodes, name="") if of_links else splits_of(files, kind, nodes)
     tasks = 1 if of_links else columns_of(files, _LABELS)
     task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
@@ -310,15 +323,6 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     notes = features.notes
     if of_links:
         notes += (f"{files.name} has links instead of labels: {files.label(f'split/{kind}')} is what --links takes",)
-
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        rows = max(1, size // 2 if both_ways else size)
-        blocks = edges_of(files, _CSV_EDGES, rows)
-        blocks = _with_features(files, blocks, edge_features, rows)
-        if weighted:
-            weights = read_numbers(files, _EDGE_WEIGHTS, Cells.REAL, 1, rows)
-            blocks = with_data(blocks, weight=(part[:, 0] for part in weights), name=files.label(_EDGE_WEIGHTS))
-        yield from map(_with_reverse, blocks) if both_ways else blocks
 
     def labels(size: int) -> Iterator[AnyArray]:
         if of_links:
@@ -329,14 +333,14 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
         name=files.name,
         format="ogb",
         num_nodes=nodes,
-        num_edges=listed_edges * (2 if both_ways else 1),
+        num_edges=relation.num_edges,
         num_features=features.columns,
         num_classes=1 if of_links else form.width,
         task=form.task,
         unlabelled=of_links,
-        edges=edges,
-        has_edge_weight=weighted,
-        num_edge_features=edge_features,
+        edges=relation.edges,
+        has_edge_weight=relation.has_edge_weight,
+        num_edge_features=relation.num_edge_features,
         features=features.blocks,
         labels=lambda size: label_blocks(form, splits.joined(labels(size))),
         resident_bytes=splits.nbytes,
@@ -349,26 +353,22 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
     """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
     sizes, listed = (numbers_of(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
-    width, edge_features, kind = columns_of(files, _GRAPH_LABELS), _edge_features(files, request), only_split(files)
+    width, kind = columns_of(files, _GRAPH_LABELS), only_split(files)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
 
     def labels(size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
         return read_numbers(files, _GRAPH_LABELS, Cells.REAL, width, size)
 
-    def edges(size: int) -> Iterator[EdgeBlock]:
-        rows = max(1, size // 2)
+    def moved(blocks: Iterator[EdgeBlock]) -> Iterator[EdgeBlock]:
+        done = 0
+        for ends in blocks:
+            graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends.sources)), side="right") - 1
+            if any(((side < 0) | (side >= sizes[graphs])).any() for side in (ends.sources, ends.targets)):
+                raise SourceError(f"{files.label(_CSV_EDGES)}: an edge leaves its graph")
+            yield EdgeBlock(ends.sources + first[graphs], ends.targets + first[graphs])
+            done += len(graphs)
 
-        def blocks() -> Iterator[EdgeBlock]:
-            done = 0
-            for ends in edges_of(files, _CSV_EDGES, rows):
-                graphs = np.searchsorted(first_edge, np.arange(done, done + len(ends.sources)), side="right") - 1
-                if any(((side < 0) | (side >= sizes[graphs])).any() for side in (ends.sources, ends.targets)):
-                    raise SourceError(f"{files.label(_CSV_EDGES)}: an edge leaves its graph")
-                yield EdgeBlock(ends.sources + first[graphs], ends.targets + first[graphs])
-                done += len(graphs)
-
-        yield from map(_with_reverse, _with_features(files, blocks(), edge_features, rows))
-
+    relation = _relation(files, "raw", total, request, both_ways=True, moved=moved)
     features = _Features(files)
     whole = all(bool((np.isnan(y) | (y == np.trunc(y))).all()) for y in labels())
     label_type = np.dtype(np.int64 if whole and width == 1 else np.float64)
@@ -382,11 +382,12 @@ def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
         form=form,
         request=request,
         splits={split: numbers_of(files, f"{folder}/{split}.csv.gz", most=len(sizes)) for split in SPLITS},
-        num_edges=2 * total,
+        num_edges=relation.num_edges,
         num_features=features.columns,
-        num_edge_features=edge_features,
+        has_edge_weight=relation.has_edge_weight,
+        num_edge_features=relation.num_edge_features,
         features=features.blocks,
-        edges=edges,
+        edges=relation.edges,
         fingerprint=files.fingerprint("raw", "split"),
     )
 
@@ -428,20 +429,6 @@ class _Features:
 
     def _ids(self, size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
         return read_numbers(self._files, self._name, Cells.WHOLE, 1, size)
-
-
-def _edge_features(files: DatasetFiles, request: Request) -> int:
-    """How many features an edge has that are asked for."""
-    asked = files.has(_CSV_EDGE_FEATURES) and not request.drop_edge_data
-    return columns_of(files, _CSV_EDGE_FEATURES) if asked else 0
-
-
-def _with_features(files: DatasetFiles, blocks: Iterator[EdgeBlock], columns: int, size: int) -> Iterator[EdgeBlock]:
-    """The edges with so many features each."""
-    if not columns:
-        return blocks
-    features = read_numbers(files, _CSV_EDGE_FEATURES, Cells.REAL, columns, size)
-    return with_data(blocks, features=features, name=files.label(_CSV_EDGE_FEATURES))
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:

@@ -115,16 +115,10 @@ def synthetic_source(text: str) -> Source:
     if parameters.types > 1:
         return _typed_source(parameters)
     graph = _Graph(parameters)
-    return Source(
-        name="synthetic",
-        format="synthetic",
-        num_nodes=parameters.nodes,
+    return replace(
+        _nodes_of(graph, parameters),
         num_edges=parameters.edges,
-        num_features=parameters.features,
-        num_classes=parameters.classes,
         edges=lambda size: graph.edges(),
-        features=lambda size: graph.features(),
-        labels=graph.labels,
         symmetrize=not parameters.directed,
         fingerprint={"parameters": asdict(parameters)},
         description={name: value for name, value in asdict(parameters).items() if name not in ("types", "bare")},
