@@ -37,7 +37,7 @@ class Bags:
         assert slab_NS.is_contiguous() and slab_NS.shape[1] % (heads * slices) == 0
         self.rows, self.continues = piece.rows, piece.continues
         self._apart = apart
-        self._slices = slices
+        self.slices = slices
         self.matrix_VK = slab_NS.view(-1, slab_NS.shape[1] // heads)
         self._shape = (piece.stop - piece.start, heads)
         self._edges = piece.edges * heads
@@ -52,7 +52,9 @@ class Bags:
         # Number n of a bag is edge n of its row. Where a head's edges follow one another, as they do nowhere but here,
         # x = start + n is at place head · E + (the row's first edge) + n.
         ahead_RH = offsets_R1[:-1, None] + numbers_H * piece.edges - start_RH
-        self._place_X = self.spread(ahead_RH).add_(torch.arange(self._edges, dtype=dtype))
+        self._place_X = None  # of one head, they are in order
+        if heads > 1:
+            self._place_X = self.spread(ahead_RH).add_(torch.arange(self._edges, dtype=dtype))
         self._row_X = self._in_order(piece.neighbours_E.to(dtype) * heads + numbers_H[:, None])
 
     def by_bag(self, values_EH: Tensor) -> Tensor:
@@ -60,7 +62,8 @@ class Bags:
         return self._in_order(values_EH.t())
 
     def _in_order(self, values_HE: Tensor) -> Tensor:
-        return values_HE.reshape(-1).index_select(0, self._place_X)
+        values_X = values_HE.reshape(-1)
+        return values_X if self._place_X is None else values_X.index_select(0, self._place_X)
 
     def spread(self, values_RH: Tensor) -> Tensor:
         """Values of every row and head at each edge of their bag [X]."""
@@ -71,7 +74,7 @@ class Bags:
         return tuple(self._column_V(column, slice_number).index_select(0, self._row_X) for column in columns)
 
     def _column_V(self, column: int, slice_number: int) -> Tensor:
-        slices, apart = self._slices, self._apart
+        slices, apart = self.slices, self._apart
         if apart is not None and column in apart.columns:
             count, place, numbers = len(apart.columns), apart.columns.index(column), apart.numbers_NGS
         else:
@@ -113,12 +116,12 @@ class Bags:
             offsets_B1 = _counts_before(is_kept_X.numpy(), offsets_B1)
         chosen_Y = torch.from_numpy(np.concatenate([np.flatnonzero(part) for part in parts]))
         if chosen_Y.numel() == 0:
-            return weight_X.new_zeros(2, *self._shape, self._slices, self.matrix_VK.shape[1] // self._slices)
+            return weight_X.new_zeros(2, *self._shape, self.slices, self.matrix_VK.shape[1] // self.slices)
         first_B1 = _counts_before(parts[0], self._offsets_B1.numpy())
         offsets = torch.from_numpy(np.concatenate((first_B1[:-1], offsets_B1 - first_B1 + first_B1[-1])))
         rows_Y, weight_Y = (values_X.index_select(0, chosen_Y) for values_X in (self._row_X, weight_X))
         sums = pull(self.matrix_VK, rows_Y, offsets, weight_Y)
-        return sums.view(2, *self._shape, self._slices, -1)
+        return sums.view(2, *self._shape, self.slices, -1)
 
     @cached_property
     def _filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:

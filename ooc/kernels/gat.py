@@ -19,7 +19,11 @@ scalars. So nothing of the width of a head is ever computed per edge: with weigh
 
 Z' and A' come from the forward pass at the price of one more matrix kept, so that no second pull over in-edges is
 needed. Nor is a neighbour fetched twice, with either weight: l has two values, so the edges with a score above zero are
-summed apart from the others, and Z = Z⁺ + Z⁻, Z' = Z⁺ + slope · Z⁻. Fetching is most of what an edge costs.
+summed apart from the others, and Z = Z⁺ + Z⁻, Z' = Z⁺ + slope · Z⁻. Fetching is most of what an edge costs. With a
+slope of 1 both are one.
+
+Signed coefficients (Bo et al., "Beyond Low-frequency Information in Graph Convolutional Networks", AAAI 2021) are of no
+softmax, so that nothing is taken off for D_i: α_ij = tanh(s_ij), l_ij α_ij = 1 - α_ij².
 
 All that an edge needs of a row lies side by side, head after head, so that any group of whole heads is a slab:
 
@@ -64,10 +68,10 @@ def result_columns(channels: int, *, keep: bool) -> int:
 @dataclass(frozen=True, slots=True)
 class GatHeads:
     """What the kernels know of a layer's heads: the groups of the slab, by their numbers among all of them. They are
-    heads, or ``slices`` of each."""
+    heads, or ``slices`` of each. ``negative_slope``: None where coefficients are signed, of no softmax."""
 
     groups: range
-    negative_slope: float
+    negative_slope: float | None
     dropout: EdgeDropout | None = None
     slices: int = 1
 
@@ -99,14 +103,19 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tenso
     for piece in _begun(pieces(tile, len(source_NS)), out_RHTK):
         bags, here = Bags(piece, heads, source_NS, tile.apart, slices=slices), piece.rows
         score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[here]))
-        weight_X = softmax.weigh(bags, F.leaky_relu(score_X, gat.negative_slope))
+        if gat.negative_slope is None:
+            weight_X = score_X.tanh()
+        else:
+            weight_X = softmax.weigh(bags, F.leaky_relu(score_X, gat.negative_slope))
         if keep:
-            _put(piece, slope_sum_RHT, bags.sums(_sloped(gat, weight_X, score_X))[..., None])
-        apart_2RHTK = _sums_apart(gat, piece, Direction.IN, bags, weight_X, score_X)
-        above_RHTC, below_RHTC = apart_2RHTK[..., :channels].unbind(0)
-        _put(piece, z_RHTC, above_RHTC, below_RHTC)
+            of_signed = gat.negative_slope is None
+            slope_sum = score_X.new_zeros(()) if of_signed else bags.sums(_sloped(gat, weight_X, score_X))[..., None]
+            _put(piece, slope_sum_RHT, slope_sum)
+        sums, slope_sums = _sums(gat, piece, Direction.IN, bags, weight_X, score_X)
+        _put(piece, z_RHTC, *(one[..., :channels] for one in sums))
         if keep:
-            _put(piece, slope_z_RHTC, above_RHTC, below_RHTC, alpha=gat.negative_slope)
+            alpha = 1.0 if gat.negative_slope is None else gat.negative_slope
+            _put(piece, slope_z_RHTC, *(one[..., :channels] for one in slope_sums), alpha=alpha)
     lse_RH = softmax.finish()
     if keep:
         out_RHTK[..., channels] = lse_RH[..., None]
@@ -141,15 +150,17 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
         bags, here = Bags(piece, heads, target_NS, tile.apart, slices=slices), piece.rows
         score_X, lse_X = bags.columns(-3, -2)
         score_X += bags.spread(a_src_RH[here])
-        weight_X = F.leaky_relu(score_X, gat.negative_slope).sub_(lse_X).exp_()
         slope_d_RHT = None
-        if gat.dropout is not None:
-            slope_d_RHT = _slope_d(gat, bags, weight_X, score_X, slices)
-        apart_2RHTK = _sums_apart(gat, piece, Direction.OUT, bags, weight_X, score_X)
-        above_RHTC, below_RHTC = apart_2RHTK[..., :channels].unbind(0)
-        _put(piece, out_RHTK[..., :channels], above_RHTC, below_RHTC)
-        above_RHTK, below_RHTK = apart_2RHTK.unbind(0)
-        slope_RHTK = above_RHTK.add_(below_RHTK, alpha=gat.negative_slope)
+        if gat.negative_slope is None:
+            weight_X, slope_d_RHT = score_X.tanh(), score_X.new_zeros(())
+        else:
+            weight_X = F.leaky_relu(score_X, gat.negative_slope).sub_(lse_X).exp_()
+            if gat.dropout is not None:
+                slope_d_RHT = _slope_d(gat, bags, weight_X, score_X, slices)
+        sums, (slope_RHTK, *below) = _sums(gat, piece, Direction.OUT, bags, weight_X, score_X)
+        _put(piece, out_RHTK[..., :channels], *(one[..., :channels] for one in sums))
+        for below_RHTK in below:
+            slope_RHTK.add_(below_RHTK, alpha=gat.negative_slope)
         if slope_d_RHT is None:
             slope_d_RHT = slope_RHTK[..., -1]
         da_src_RHT = (slope_RHTK[..., :channels] * z_RHTC[here]).sum(3)
@@ -195,15 +206,22 @@ def _put(piece: Piece, total: Tensor, one: Tensor, other: Tensor | None = None, 
         torch.add(one, other, alpha=alpha, out=own)
 
 
-def _sums_apart(
+def _sums(
     gat: GatHeads, piece: Piece, direction: Direction, bags: Bags, weight_X: Tensor, score_X: Tensor
-) -> Tensor:
-    """Sums of neighbours by edges with a score above zero, and by the others; what dropout leaves of them [2, R, H, T,
-    K]. Writes over the weights."""
-    if gat.dropout is None:
-        return bags.sums_apart(weight_X, score_X > 0)
-    scale_X = bags.by_bag(gat.scale(gat.dropout, piece, direction, weight_X.dtype))
-    return bags.sums_apart(weight_X.mul_(scale_X), score_X > 0, scale_X != 0)
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Sums of neighbours by their weights, and with l beside these; of what dropout leaves of them [R, H, T, K]. Each
+    is one sum, or two, by edges with a score above zero and by the others, the latter still to be multiplied by the
+    slope in the second. Writes over the weights."""
+    scale_X = None if gat.dropout is None else bags.by_bag(gat.scale(gat.dropout, piece, direction, weight_X.dtype))
+    if gat.negative_slope in (None, 1.0):
+        weights = [weight_X] if gat.negative_slope else [weight_X, _sloped(gat, weight_X, score_X)]
+        scaled = weights if scale_X is None else [one.mul_(scale_X) for one in weights]
+        sums = [one.view(*one.shape[:2], bags.slices, -1) for one in map(bags.weighted, scaled)]
+        return sums[:1], sums[-1:]
+    if scale_X is not None:
+        weight_X *= scale_X
+    apart = [*bags.sums_apart(weight_X, score_X > 0, None if scale_X is None else scale_X != 0).unbind(0)]
+    return apart, apart
 
 
 def _slope_d(gat: GatHeads, bags: Bags, weight_X: Tensor, score_X: Tensor, slices: int) -> Tensor:
@@ -216,6 +234,9 @@ def _slope_d(gat: GatHeads, bags: Bags, weight_X: Tensor, score_X: Tensor, slice
 
 
 def _sloped(gat: GatHeads, values_X: Tensor, score_X: Tensor) -> Tensor:
-    """Values times the derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it."""
+    """Values times the derivative of the leaky rectifier: 1 above zero, the slope elsewhere, as torch has it; l α of
+    signed coefficients, which the values are."""
+    if gat.negative_slope is None:
+        return torch.addcmul(torch.ones_like(values_X), values_X, values_X, value=-1.0)
     sloped_X: Tensor = torch.ops.aten.leaky_relu_backward.default(values_X, score_X, gat.negative_slope, False)
     return sloped_X

@@ -28,7 +28,7 @@ from torch_geometric.nn import (
     ResGatedGraphConv,
     SAGEConv,
 )
-from torch_geometric.nn.aggr import DegreeScalerAggregation
+from torch_geometric.nn.aggr import AttentionalAggregation, DegreeScalerAggregation
 from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, softmax
 
@@ -263,7 +263,8 @@ LAYERS: dict[str, Make] = {
     "SAGEConv, scaled by degrees": scaled,
     "GINConv, var": lambda i, o: GINConv(nn.Linear(i, o), train_eps=True, aggr="var"),
     "ResGatedGraphConv": ResGatedGraphConv,
-    "GeneralConv": GeneralConv,
+    "GeneralConv": lambda i, o: GeneralConv(i, o, heads=2, l2_normalize=True),
+    "SAGEConv, attentional": lambda i, o: SAGEConv(i, o, aggr=AttentionalAggregation(nn.Linear(i, 1), nn.Linear(i, i))),
     "GeneralConv, attention": lambda i, o: GeneralConv(i, o, attention=True, heads=2, l2_normalize=True),
     "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
     "LEConv": LeAsItIs,

@@ -40,6 +40,20 @@ class Stacked(nn.Module):
         return out
 
 
+class Wide(nn.Module):
+    """One layer of more columns than a slice has."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.conv, self.after = nn.Linear(features, 96), FAConv(96, dropout=0.2), nn.Linear(96, classes)
+        dropping(self.conv)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        start = self.before(x)
+        out: Tensor = self.after(self.conv(start, start, edge_index).tanh())
+        return out
+
+
 def stacked(make: Callable[[], nn.Module]) -> CustomCase:
     return CustomCase(make=lambda features, classes: Stacked(features, classes, make))
 
@@ -77,6 +91,24 @@ def test_layers(name: str, tmp_path: Path) -> None:
         )
         options = {"gpu_budget": gpu, "host_budget": host}
     assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store, **options)
+
+
+def test_slices_of_signed_coefficients_are_the_same_in_the_least_memory(tmp_path: Path) -> None:
+    """Of a matrix that is cut into slices, each by its own copy of the scores."""
+    wide = CustomCase(make=lambda features, classes: Wide(features, classes))
+    store = store_of(random_data(GraphCase(**HUB)), tmp_path)
+
+    def trained(**budgets: str) -> list[Tensor]:
+        with make_trainer(wide, store, tmp_path, tile_rows=16, **budgets) as trainer:
+            trainer.fit(epochs=EPOCHS, progress=False)
+            return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(wide, store, tmp_path, tile_rows=16, gpu_budget=gpu, host_budget=host)
+    )
+    pairs = zip(trained(), trained(gpu_budget=gpu, host_budget=host), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert_agrees(wide, random_data(GraphCase(**HUB)), tmp_path, epochs=EPOCHS, store=store)
 
 
 def test_nothing_is_dropped_in_evaluation(tmp_path: Path) -> None:

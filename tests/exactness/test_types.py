@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     BatchNorm,
+    EdgeConv,
     GATConv,
     GATv2Conv,
-    GeneralConv,
     GINConv,
     GraphConv,
     HeteroConv,
@@ -465,8 +465,8 @@ class Transformed(nn.Module):
 
 REFUSED: dict[str, tuple[Make, str]] = {
     "another layer": (
-        lambda data: Relations(data, lambda: GeneralConv((HIDDEN, HIDDEN), HIDDEN)),
-        r"GeneralConv \(.*\): graphs with types take layers that are computed by a formula",
+        lambda data: Relations(data, lambda: EdgeConv(nn.Linear(2 * HIDDEN, HIDDEN))),
+        r"EdgeConv \(.*\): graphs with types take layers that are computed by a formula",
     ),
     "another aggregation": (lambda data: Relations(data, hidden_sage("median")), r"SAGEConv \(.*\): graphs with types"),
     "rows of two types": (Mixed, "sum looks across rows"),

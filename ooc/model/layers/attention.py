@@ -8,6 +8,7 @@ by one dense product:
     GATv2Conv          lin_l(x)                                  lin_r(x)
     TransformerConv    lin_key(x), lin_value(x) of every head    lin_query(x)
     AGNNConv           x / |x|, x                                β x / |x|
+    FAConv             x / √d, att_l(x): signed coefficients     att_r(x)
     ResGatedGraphConv  lin_query(x), lin_value(x)                lin_key(x): gates, not scores
 
 A wide head of GATConv is cut into slices of its channels, each with the head's scores beside it, so that it need not be
@@ -20,6 +21,7 @@ Shapes: I columns of x, H heads of C channels.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,9 +38,10 @@ from ooc.kernels.gat import TARGET_SCALARS
 from ooc.model.layers.edge_functions import DotAttention, EdgeTerm, FunctionAttention, GatedSum
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
-from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.projection import Repeated, Weights
-from ooc.model.lowering.values import Value
+from ooc.model.lowering.rowwise import ROWWISE_MODULES
+from ooc.model.lowering.symbolic import LINEAR, is_linear, replaced_functions
+from ooc.model.lowering.values import Ones, RowFunction, Value
 from ooc.plan.workload import EdgeData
 
 _SLICE_NBYTES = 16e9
@@ -51,6 +54,9 @@ _NARROWEST_SLICE = 16
 
 _GATED_TOGETHER = 8
 """Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
+_SUMS = ("add", "sum")
+_CERTAIN = 50.0
+"""A score whose tanh is 1, whatever is added from 0 on, so that signed coefficients count."""
 _WHOLE_NBYTES = 256e6
 """What keys and values of a whole head may take, where the layer can be run without. The same whatever the budgets."""
 
@@ -206,6 +212,81 @@ def lower_agnn(conv: Any, call: Call) -> Value:
     return call.per_edge(partial(DotAttention, options=options), source, target)
 
 
+def lower_fa(conv: Any, call: Call) -> Value:
+    """FAConv, normalised: of d, how many in-neighbours a row has, itself among them where the convolution says so."""
+    x, start, assembly = call.matrix("x"), call.matrix("x_0"), call.assembly
+    loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
+    options, p = AttentionOptions(1, 1, loops, 0.0, 0), float(conv.dropout) if conv.training else 0.0
+    if loops not in assembly.degrees:
+        ones = Ones(assembly.next_index(), x)
+        certain = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=_CERTAIN), [ones])
+        count = partial(GatAttention, options=options, negative_slope=None)
+        assembly.degrees[loops] = call.per_edge(count, certain, ones)
+    degree = assembly.degrees[loops]
+
+    def scale(degree_R1: Tensor) -> Tensor:
+        return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
+
+    def updated(sum_RC: Tensor, degree_R1: Tensor, start_RC: Tensor) -> Tensor:
+        return sum_RC * scale(degree_R1) + float(conv.eps) * start_RC
+
+    of_source, of_target = (assembly.linear(x, linear.weight) for linear in (conv.att_l, conv.att_r))
+    options = replace(options, channels=x.columns, p=p, site=assembly.site(p))
+    given = [x, degree], lambda rows, degree: rows * scale(degree)
+    found = attended_by_scores(call, *given, of_source, of_target, options=options, negative_slope=None)
+    return assembly.rowwise(call.where, updated, [found, degree, start])
+
+
+def attended_by_scores(
+    call: Call,
+    inputs: Sequence[Value],
+    message: RowFunction,
+    of_source: Value,
+    of_target: Value,
+    options: AttentionOptions,
+    negative_slope: float | None,
+) -> Value:
+    """What ``message`` makes of ``inputs`` at sources, by coefficients of scores [R, 1] at both ends; cut into slices
+    as a head of GATConv is."""
+    assembly, columns = call.assembly, options.channels
+    slices = slices_of_head(columns, nodes=assembly.num_rows(of_source), itemsize=assembly.setting.dtype.itemsize)
+
+    def side_by_side(score_R1: Tensor, *inputs: Tensor) -> Tensor:
+        by_slice = message(*inputs).view(len(score_R1), slices, -1)
+        return torch.cat((by_slice, score_R1[:, None].expand(-1, slices, 1)), dim=2).flatten(1)
+
+    source = assembly.rowwise(call.where, side_by_side, [of_source, *inputs])
+    target = of_target
+    if slices > 1:
+        target = assembly.rowwise(call.where, lambda score_R1: score_R1.repeat(1, slices), [of_target])
+    gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=negative_slope)
+    return call.per_edge(gat, source, target)
+
+
+def has_signed_formula(conv: Any) -> bool:
+    """Whether the options of an FAConv are those that the formula here is for."""
+    return conv.normalize and conv.aggr in _SUMS and all(map(is_linear, (conv.att_l, conv.att_r)))
+
+
+def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
+    """AttentionalAggregation: a softmax over in-edges of what a network makes of the rows there."""
+    rows = x if aggregation.nn is None else call.apply(aggregation.nn, x)
+    options = AttentionOptions(1, rows.columns, SelfLoops.AS_STORED, 0.0, 0)
+    score, same = call.apply(aggregation.gate_nn, x), Ones(call.assembly.next_index(), x)
+    return attended_by_scores(call, [rows], lambda rows: rows, score, same, options, 1.0)
+
+
+def is_attentional(aggregation: Any) -> bool:
+    """Whether it is one whose networks are known to work row by row, with one score a row."""
+    if type(aggregation) is not gnn.aggr.AttentionalAggregation or replaced_functions(aggregation):
+        return False
+    parts = [*aggregation.modules()][1:]
+    scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
+    known = (nn.Sequential, *LINEAR, *ROWWISE_MODULES)
+    of_rows = all(type(part) in known and not replaced_functions(part) for part in parts)
+    return of_rows and bool(scoring) and scoring[-1].weight.shape[0] == 1
+
+
 def lower_res_gated(conv: Any, call: Call) -> Value:
     """ResGatedGraphConv."""
     x_source, x_target = call.ends("x")
@@ -230,7 +311,7 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
 
 def has_formula(conv: Any) -> bool:
     """Whether the options of one of the two are those that the formula here is for."""
-    if conv.aggr not in SUMS:
+    if conv.aggr not in _SUMS:
         return False
     gated = isinstance(conv, gnn.ResGatedGraphConv)
     return not gated or (conv.edge_dim is None and type(conv.act) is nn.Sigmoid)
@@ -243,7 +324,7 @@ def fits(conv: Any, matrix_nbytes: float, *, on_cpu: bool) -> bool:
 
 
 def _options(conv: Any, call: Call) -> AttentionOptions:
-    if conv.aggr not in ("add", "sum"):
+    if conv.aggr not in _SUMS:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
     if call.arguments.get("return_attention_weights") is not None:
         raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")

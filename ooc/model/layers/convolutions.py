@@ -10,9 +10,9 @@
     AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
     ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
-    ClusterGCNConv, LEConv, MFConv, SimpleConv, WLConvContinuous                            see simple_sums.py
+    ClusterGCNConv, GeneralConv, LEConv, MFConv, SimpleConv, WLConvContinuous               see simple_sums.py
     PNAConv                                 see principal.py
-    DNAConv, FAConv, PDNConv                run as they are, by degrees that are found before: see normalizing.py
+    DNAConv, PDNConv, FAConv with options   run as they are, by degrees that are found before: see normalizing.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
@@ -43,7 +43,7 @@ from torch_geometric.nn.models.linkx import SparseLinear
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
 from ooc.model.layers import attention, principal, several_hops, simple_sums
-from ooc.model.layers.attention import edge_term
+from ooc.model.layers.attention import edge_term, is_attentional
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
@@ -94,7 +94,7 @@ def lower_convolution(
             "SimpleConv, and give Trainer(embedding=…)"
         )
     if lower is None and type(conv) in NORMALIZING and not _replaced(conv):
-        return lower_normalizing(conv, where, _bound(conv, args, kwargs), assembly)
+        return lower_normalizing(conv, where, Call(where, _bound(conv, args, kwargs), assembly, trace))
     if lower is None:
         return lower_opaque(conv, where, args, kwargs, assembly)
     arguments = _bound(conv, args, kwargs)
@@ -145,9 +145,9 @@ def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
     if isinstance(module, gnn.MessagePassing):
         if type(module) in _AS_LONG_AS_IT_FITS and not attention.fits(module, matrix_nbytes, on_cpu=True):
             return True
-        return (
-            type(module) not in _LOWERINGS or bool(_replaced(module)) or _aggregates_in_another_way(module, ALL_KNOWN)
-        )
+        is_known = type(module) in _LOWERINGS or (type(module) is gnn.FAConv and attention.has_signed_formula(module))
+        in_another_way = _aggregates_in_another_way(module, ALL_KNOWN) and not is_attentional(module.aggr_module)
+        return not is_known or bool(_replaced(module)) or in_another_way
     if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
         return False
     if type(module).__module__.startswith("torch_geometric.utils"):  # cuts sampled batches, in each ready model
@@ -379,6 +379,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.SAGEConv: _sage,
     gnn.GraphConv: _graph,
     gnn.LEConv: simple_sums.lower_le,
+    gnn.GeneralConv: simple_sums.lower_general,
     gnn.MFConv: simple_sums.lower_mf,
     gnn.SimpleConv: simple_sums.lower_simple,
     gnn.WLConvContinuous: simple_sums.lower_wl,

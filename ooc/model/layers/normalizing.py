@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions that weigh edges by the degrees of both ends, as GCN does, and then do more than sum.
 
+FAConv, normalised, has a formula on the CPU (``attention``); this is for the others, and for it elsewhere.
+
 They look at degrees of sources, which in-neighbours do not tell. So there are two layers, both run as they are: one
 gives every row its degree, the sum of the weights of its in-edges, and the other is the convolution with
 ``normalize=False``, which is given the rows with the roots of their degrees, and weights of edges made of these:
@@ -19,15 +21,17 @@ from torch_geometric import nn as gnn
 from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from ooc.errors import ModelError
+from ooc.model.layers.attention import has_signed_formula, lower_fa
+from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Ones, Value
 
 NORMALIZING: tuple[type[nn.Module], ...] = (gnn.DNAConv, gnn.FAConv, gnn.PDNConv)
 
 
-def lower_normalizing(conv: Any, where: str, arguments: dict[str, Any], assembly: Assembly) -> Value:
-    """What ``conv`` gives for these arguments, by name."""
+def lower_normalizing(conv: Any, where: str, call: Call) -> Value:
+    """What ``conv`` gives for the arguments of ``call``."""
+    arguments, assembly = call.arguments, call.assembly
     x = arguments["x"]
     if not isinstance(x, Value):
         raise ModelError(f"{where}: x must be one matrix of rows")
@@ -37,6 +41,10 @@ def lower_normalizing(conv: Any, where: str, arguments: dict[str, Any], assembly
         raise ModelError(f"{where}: return_attention_weights is not supported: nothing is kept for an edge")
     if isinstance(conv, gnn.FAConv) and conv.normalize and arguments["edge_weight"] is not None:
         raise ModelError(f"{where}: it takes edge_weight with normalize=False only")
+    graph, on_cpu = arguments["edge_index"], assembly.setting.on_cpu
+    if isinstance(conv, gnn.FAConv) and has_signed_formula(conv) and on_cpu and graph == Graph():
+        assembly.convolved.append(x)
+        return lower_fa(conv, call)
     known = assembly.setting.traced
     layers = known.setdefault((conv, "normalizing", x.tail), (_Degrees(conv), _ByDegrees(conv, x.tail)))
     for one in (*layers, layers[1].conv):  # their parts are the convolution's own

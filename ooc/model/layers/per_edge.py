@@ -255,7 +255,8 @@ class Attention(EdgeAggregate):
 
 
 class GatAttention(Attention):
-    """GAT's: sources bring z and a_src, targets a_dst."""
+    """GAT's: sources bring z and a_src, targets a_dst. Without a ``negative_slope`` coefficients are signed, of no
+    softmax."""
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class GatAttention(Attention):
         target: Value,
         options: AttentionOptions,
         *,
-        negative_slope: float,
+        negative_slope: float | None,
         keep: bool,
     ) -> None:
         super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)

@@ -3,12 +3,14 @@
 
 SimpleConv        A X, or A X + X, or [X, A X]        WLConvContinuous  (X + D⁻¹ A X) / 2
 ClusterGCNConv    D⁻¹ (A + I) X Wᵀ + X Vᵀ + b         LEConv            A X W₁ᵀ - D X W₂ᵀ + X W₃ᵀ + b
+GeneralConv       A (X W₁ᵀ + c) + X W₂ᵀ + b
 MFConv            A X W_dᵀ + X V_dᵀ + b_d, d the number of in-neighbours, or the largest that there are weights for
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 
@@ -27,6 +29,7 @@ from ooc.plan.workload import EdgeData
 
 KNOWN: tuple[type[nn.Module], ...] = (
     gnn.ClusterGCNConv,
+    gnn.GeneralConv,
     gnn.LEConv,
     gnn.MFConv,
     gnn.SimpleConv,
@@ -41,6 +44,8 @@ def has_formula(conv: Any) -> bool:
             return conv.combine_root != "self_loop" or conv.aggr in (*SUMS, "mean")
         case gnn.ClusterGCNConv():
             return conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda
+        case gnn.GeneralConv() if conv.attention or conv.in_edge_channels is not None or not conv.directed_msg:
+            return False
         case _:
             return conv.aggr in SUMS
 
@@ -94,6 +99,17 @@ def lower_le(conv: Any, call: Call) -> Value:
     found = call.assembly.rowwise(call.where, difference, [total, of_own])
     root, biases = linear_of_rows(call, conv.lin3, x)
     return call.assembly.sum([(1.0, found), (1.0, root)], biases)
+
+
+def lower_general(conv: Any, call: Call) -> Value:
+    source, x = call.ends("x")
+    found = call.aggregate(sum_of_maps(call, [conv.lin_msg], [source]), Scaling.SUM)
+    if conv.heads > 1:
+        found = call.assembly.rowwise(call.where, lambda s: s.view(len(s), conv.heads, -1).mean(dim=1), [found])
+    total = call.assembly.sum([(1.0, found), (1.0, call.apply(conv.lin_self, x))])
+    if conv.normalize_l2:
+        total = call.assembly.rowwise(call.where, lambda rows: F.normalize(rows, p=2.0, dim=-1), [total])
+    return total
 
 
 def lower_mf(conv: Any, call: Call) -> Value:

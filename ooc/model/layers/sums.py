@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.model.graph import Scaling
+from ooc.model.layers.attention import is_attentional, lower_attentional
 from ooc.model.layers.layer import Call
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.per_edge import Maximum
@@ -52,6 +53,8 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
     if not call.flipped and aggregators_of(conv.aggr_module):
         return lower_aggregation(conv.aggr_module, call, x)
+    if not call.flipped and is_attentional(conv.aggr_module):
+        return lower_attentional(conv.aggr_module, call, x)
     assembly = call.assembly
     alone = assembly.setting.traced.setdefault((conv, "aggregation"), _Aggregation(conv.aggr_module))
     alone.training = conv.training
