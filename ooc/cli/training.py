@@ -20,13 +20,13 @@ from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
 from ooc.cli.train import is_first
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
-from ooc.events import Listener, Relay
+from ooc.events import Listener, Relay, ignore
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
 from ooc.report.console import output, print_hanging, say
-from ooc.report.logs import CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
+from ooc.report.logs import Correction, CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
 from ooc.report.page.document import write_report
 from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
 from ooc.report.tables import (
@@ -135,7 +135,8 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
     if call.is_first:
         logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
     lines = [epoch_as_json] if call.as_json and call.is_first else []
-    made = partial(_trainer, run, settings, Relay(reporter, *logs, *lines))
+    relay = Relay(reporter, *logs, *lines)
+    made = partial(_trainer, run, settings, relay)
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = trainer.report(settings.eval_every)
         last = run.last()
@@ -153,14 +154,16 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
             title = f"{model_name(settings.model)} on {trainer.store.path.name}, {run.path}"
             shown = done + 1, settings.epochs, settings.eval_every, _earlier_records(run, done)
             reporter.show(trainer.view(title, *shown))
-        trainer.fit(
-            epochs=settings.epochs,
-            eval_every=settings.eval_every,
-            patience=settings.patience,
-            resume=run.resumed,
-            allow_nonfinite=settings.allow_nonfinite,
-            progress=False,
-        )
+        corrected = ignore if report is None else Correction(report, settings.epochs, reporter)
+        with relay.joined(corrected if verbosity >= Verbosity.INFO else ignore):
+            trainer.fit(
+                epochs=settings.epochs,
+                eval_every=settings.eval_every,
+                patience=settings.patience,
+                resume=run.resumed,
+                allow_nonfinite=settings.allow_nonfinite,
+                progress=False,
+            )
         for log in logs:
             log.complete()
     reporter.close()

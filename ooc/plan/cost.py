@@ -123,25 +123,28 @@ _TIMES_PUT = 2
 
 class Computing(NamedTuple):
     """Seconds: ``shared_s`` of what all threads of the CPU, or the cores of a device, do together; ``alone_s`` of what
-    one thread after the other does, which launches. ``tasks`` are those of a step, for the CPU's threads."""
+    one thread after the other does where it does nothing else, which launches. ``tasks`` are those of a step, for the
+    CPU's threads."""
 
     shared_s: float
     alone_s: float
     tasks: float
 
     def together_s(self, workload: Workload, hardware: Hardware) -> float:
-        """On the CPU an operator is computed by the thread that calls it; a device computes while the host calls the
-        next ones, so that the longer of the two counts."""
+        """A device computes while the host calls the next operators, so that the longer of the two counts. On the CPU
+        an operator is computed by the thread that calls it, and threads have the interpreter in turn: while one has it,
+        others compute, unless there is hardly anything to compute."""
         if hardware.has_device_memory:
             return max(self.shared_s, self.alone_s)
-        return self.shared_s * max(1.0, hardware.threads / workload.threads) + self.alone_s
+        shared_s = self.shared_s * max(1.0, hardware.threads / workload.threads)
+        return max(self.alone_s, shared_s + self.alone_s / workload.threads)
 
     def in_short_steps_s(self, workload: Workload, hardware: Hardware) -> float:
         """The same of a whole pass, in which threads of the CPU wait for tasks; the simulator sees that for itself."""
         together = self.together_s(workload, hardware)
         if hardware.has_device_memory or not tasks_are_few(self.tasks, workload.threads):
             return together
-        return self.alone_s + (together - self.alone_s) * workload.threads / (_BUSY_BY_TASK * self.tasks)
+        return max(self.alone_s, together * workload.threads / (_BUSY_BY_TASK * self.tasks))
 
 
 def tasks_are_few(tasks: float, threads: int) -> bool:
@@ -183,9 +186,14 @@ def _rows_seconds(stage: Stage, rows: int, columns: int, workload: Workload, har
 
 
 def computing_of(
-    item: Pass, portion: Portion, workload: Workload, matrices: Mapping[str, MatrixPlan], hardware: Hardware
+    item: Pass,
+    portion: Portion,
+    workload: Workload,
+    matrices: Mapping[str, MatrixPlan],
+    hardware: Hardware,
+    retained: float = 0.0,
 ) -> Computing:
-    """To compute a portion of a pass, the SSD aside."""
+    """To compute a portion of a pass, the SSD aside. ``retained``: the part of opaque layers' runs that is."""
     rows, edges, columns, slab_columns, steps = portion
     at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
     processor, tiles = hardware.processor, -(-rows // at_once)
@@ -206,10 +214,11 @@ def computing_of(
         if kind is not None:
             groups, in_slab = (kind.groups * some // source.matrix.columns for some in (columns, slab_columns))
             nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
-            shared += nbytes / processor.stream_bytes_per_s
             if kind.work is not None:
                 calls = max(tiles, edges // kind.edges_at_once) if kind.opaque else tiles
-                operators += kind.work.operators * calls / tiles
+                operators += (kind.work.operators - retained * kind.work.retainable_operators) * calls / tiles
+                nbytes -= retained * kind.work.retainable_bytes_per_edge * edges
+            shared += nbytes / processor.stream_bytes_per_s
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS
             operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)

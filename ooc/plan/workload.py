@@ -125,12 +125,14 @@ class EdgeWork:
     """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
     element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
     ``bytes_per_row`` of all groups together; and so many ``operators`` a tile, of an opaque layer each time
-    that it is run."""
+    that it is run; of these so much is spared where what it has recorded before is retained."""
 
     bytes_per_edge: int
     bytes_per_edge_and_head: int = 0
     bytes_per_row: int = 0
     operators: int = 0
+    retainable_bytes_per_edge: int = 0
+    retainable_operators: int = 0
 
 
 @dataclass(frozen=True, slots=True)

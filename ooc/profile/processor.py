@@ -135,8 +135,8 @@ def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
 
 def operator_seconds(bench: Bench) -> float:
-    """Seconds of an operator on a part of next to nothing, of any one thread: they take turns. On a GPU one thread
-    launches all of them."""
+    """Seconds of an operator on a part of next to nothing, where all threads do nothing else and take turns. On a GPU
+    one thread launches all of them."""
     tiny = torch.ones(16, 16, device=bench.device)
     threads = 1 if bench.device.type == "cuda" else bench.threads
     count = 1000
@@ -145,7 +145,7 @@ def operator_seconds(bench: Bench) -> float:
         for _ in range(count):
             tiny[:8] * 2.0
 
-    return bench.seconds(task, threads) * min(bench.cores, threads) / (count * threads)
+    return bench.seconds(task, threads) / (count * threads)
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -21,15 +21,18 @@ import psutil
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import OptionError
-from ooc.events import EpochFinished, Event
+from ooc.events import EpochFinished, Event, Listener, Note
 from ooc.memory import filesystem_of, processor_name
 from ooc.plan import Hardware
 from ooc.plan.simulate.condensed import condense
+from ooc.progress.figures import format_duration
 from ooc.progress.plan_report import PlanReport
 from ooc.report.machine import versions_of
 from ooc.storage.array import replace_file
 from ooc.train.metrics import Metric
 from ooc.train.runs.run import FORECAST, PLANNED, RunFolder
+
+_WORTH_TELLING_S = 10.0
 
 
 def epoch_as_json(event: Event) -> None:
@@ -195,3 +198,21 @@ def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
         "scratch": f"{folder} ({filesystem_of(folder)})",
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+class Correction:
+    """A listener. When an epoch is over that has found the memory filled, the second, it tells how far off the forecast
+    was, and how long the others up to epoch ``last`` take if they are like it, unless that is a moment."""
+
+    def __init__(self, report: PlanReport, last: int, tell: Listener) -> None:
+        self._report, self._last, self._tell, self._seen = report, last, tell, 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            self._seen, one, record = self._seen + 1, self._report, event.record
+            left, taken_s = self._last - record.epoch, record.time_s + record.eval_s
+            promised_s = one.epoch_s + (one.score_s or 0.0) * (record.eval_s > 0)
+            if self._seen == 2 and left * taken_s >= _WORTH_TELLING_S and promised_s:
+                rest = f"the {left} others take about {format_duration(left * taken_s)}"
+                told = f"an epoch takes {format_duration(taken_s)}, {taken_s / promised_s:.2f} times the forecast"
+                self._tell(Note(f"{told}; {rest}"))

@@ -8,7 +8,7 @@ import pytest
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
 from ooc.plan.cost import Portion, computing_of
 from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
-from ooc.plan.workload import PerEdge
+from ooc.plan.workload import EdgeWork, PerEdge
 from tests.plan.workloads import workload
 
 WORK = workload()
@@ -28,12 +28,27 @@ def test_more_of_anything_takes_longer(more: dict[str, int]) -> None:
     assert seconds(PULLING, **more) > seconds(PULLING)
 
 
-def test_half_the_threads_share_twice_the_work_but_no_python() -> None:
-    alone = replace(UNMEASURED.processor, seconds_per_tile=1.0, seconds_per_operator=0.0, seconds_per_step=0.0)
-    machine = replace(UNMEASURED, threads=2 * WORK.threads, processor=alone)
-    same = replace(machine, threads=WORK.threads)
-    tiles = SIZES["rows"] // WORK.tile_rows
-    assert seconds(ROW_PASS, machine) - tiles == pytest.approx(2 * (seconds(ROW_PASS, same) - tiles))
+def test_threads_take_turns_where_there_is_nothing_but_python() -> None:
+    """As much computing of half the threads takes twice as long; Python that all of them have hides behind computing,
+    as far as that goes."""
+    nothing = replace(UNMEASURED.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)
+    machine = replace(UNMEASURED, threads=WORK.threads, processor=nothing)
+    computed = seconds(ROW_PASS, machine)
+    assert seconds(ROW_PASS, replace(machine, threads=2 * WORK.threads)) == pytest.approx(2 * computed)
+    for share, expected in ((0.1, 1 + 0.1 / WORK.threads), (10.0, 10.0)):
+        busy = replace(machine, processor=replace(nothing, seconds_per_step=share * computed))
+        assert seconds(ROW_PASS, busy) == pytest.approx(expected * computed)
+
+
+def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
+    work = EdgeWork(1100, operators=50, retainable_bytes_per_edge=400, retainable_operators=20)
+    kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, opaque=True, work=work)
+    item = replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=kind))
+    spared = replace(kind, work=EdgeWork(700, operators=30))
+    expected = replace(item, pull=replace(PULLING.pull, per_edge=spared))
+    where = Portion(**{**SIZES, "slab_columns": 64}), WORK, PLAN.matrices, UNMEASURED
+    assert computing_of(item, *where, retained=1.0) == pytest.approx(computing_of(expected, *where))
+    assert computing_of(item, *where, retained=0.5).shared_s < computing_of(item, *where).shared_s
 
 
 def test_a_device_computes_while_the_host_launches() -> None:

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stages move, and from when to when matrices are needed."""
 
+from types import SimpleNamespace
+from typing import Any
+
+from ooc.engine.record import EpochRecord
+from ooc.events import EpochFinished, Event, Note
 from ooc.plan import Direction, Kind, Matrix, Pull, Stage, Topology, Workload
 from ooc.progress.plan_report import lifetimes, stage_statistics
+from ooc.report.logs import Correction
 
 
 def a_workload() -> Workload:
@@ -39,3 +45,18 @@ def test_a_matrix_lives_from_its_writer_to_its_last_reader() -> None:
         ("m", 240, "forward", "loss", []),
         ("dp", 60, "loss", None, ["backward"]),
     ]
+
+
+def test_the_second_epoch_corrects_the_forecast_of_the_others() -> None:
+    """The first one fills the memory; what is trained after it is over is told once, unless that is a moment."""
+    none = {"ssd_read_bytes": 0, "ssd_write_bytes": 0, "host_peak_bytes": 0, "device_peak_bytes": 0, "io_wait_s": 0.0}
+    report: Any = SimpleNamespace(epoch_s=2.0, score_s=0.5)
+    for last, expected in (
+        (7, ["an epoch takes 3.0 s, 1.20 times the forecast; the 5 others take about 15 s"]),
+        (2, []),
+    ):
+        told: list[Event] = []
+        tell = Correction(report, last, told.append)
+        for epoch, time_s in ((1, 9.0), (2, 2.4), (3, 5.0)):
+            tell(EpochFinished(EpochRecord(epoch=epoch, loss=1.0, time_s=time_s, eval_s=0.6, **none)))
+        assert told == [Note(text) for text in expected]

@@ -301,12 +301,16 @@ class Opaque(EdgeAggregate):
         operators = found.forward_operators if is_forward else found.backward_operators
         at_once = self.edges_at_once(on_device=on_device)
         times = 1 if on_device else _TIMES_STREAMED[not is_forward]
+        work = EdgeWork(times * of_edge, operators=_RUN_OPERATORS + operators)
+        if not is_forward and not on_device:  # which runs it forward once more
+            spared = {"retainable_bytes_per_edge": _TIMES_STREAMED[0] * of_edge}
+            work = replace(work, **spared, retainable_operators=found.forward_operators)
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
             waiting_bytes_per_edge=waiting if on_device else waiting * _WAITING,
             waiting_edges=self.waiting_edges,
-            work=EdgeWork(times * of_edge, operators=_RUN_OPERATORS + operators),
+            work=work,
         )
 
     @property

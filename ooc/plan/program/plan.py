@@ -113,27 +113,25 @@ class Plan(Layout):
 
     @property
     def retained_bytes(self) -> int:
-        """What opaque layers may retain, of the device's budget first."""
-        return self._device_retained_bytes + self._host_retained_bytes
+        """What opaque layers may retain."""
+        return sum(self._retained_bytes)
 
     @property
-    def _device_retained_bytes(self) -> int:
-        taken = self.fixed_device_bytes + self.scratch_bytes + self.device_arena_bytes
-        return min(self.retainable_bytes, max(0, self.device_limit_bytes - taken))
-
-    @property
-    def _host_retained_bytes(self) -> int:
-        left = self.host_limit_bytes - self.fixed_host_bytes - self.host_arena_bytes
-        return min(self.retainable_bytes - self._device_retained_bytes, max(0, left))
+    def _retained_bytes(self) -> tuple[int, int]:
+        """Of the device's budget first, and of the host's."""
+        device = self.device_limit_bytes - self.fixed_device_bytes - self.scratch_bytes - self.device_arena_bytes
+        host = self.host_limit_bytes - self.fixed_host_bytes - self.host_arena_bytes
+        of_device = min(self.retainable_bytes, max(0, device))
+        return of_device, min(self.retainable_bytes - of_device, max(0, host))
 
     @property
     def device_peak_bytes(self) -> int:
         beside = self.fixed_device_bytes + self.scratch_bytes
-        return beside + self.device_arena_bytes + self._device_retained_bytes
+        return beside + self.device_arena_bytes + self._retained_bytes[0]
 
     @property
     def host_peak_bytes(self) -> int:
-        return self.fixed_host_bytes + self.host_arena_bytes + self._host_retained_bytes
+        return self.fixed_host_bytes + self.host_arena_bytes + self._retained_bytes[1]
 
     @property
     def spill_bytes(self) -> int:

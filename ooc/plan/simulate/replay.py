@@ -238,7 +238,9 @@ class Replay:
         portion = Portion(step.stop - step.start, edges, width, width, 1)
         known = self.computing.get(portion)
         if known is None:
-            known = computing_of(item, portion, self.workload, self.plan.matrices, self.hardware)
+            where = self.workload, self.plan.matrices, self.hardware
+            retained = self.plan.retained_bytes / max(1, self.plan.retainable_bytes)
+            known = computing_of(item, portion, *where, retained)
             self.computing[portion] = known
         return known
 
