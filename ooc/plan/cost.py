@@ -154,13 +154,14 @@ def tasks_are_few(tasks: float, threads: int) -> bool:
 
 class Portion(NamedTuple):
     """``rows`` rows of a pass, in ``steps`` steps. ``edges``: of these rows; ``columns`` are pulled over them,
-    ``slab_columns`` at a time."""
+    ``slab_columns`` at a time. ``retained``: the part of what opaque layers could retain that is."""
 
     rows: int
     edges: int
     columns: int
     slab_columns: int
     steps: int
+    retained: float = 0.0
 
 
 def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardware: Hardware) -> float:
@@ -186,15 +187,10 @@ def _rows_seconds(stage: Stage, rows: int, columns: int, workload: Workload, har
 
 
 def computing_of(
-    item: Pass,
-    portion: Portion,
-    workload: Workload,
-    matrices: Mapping[str, MatrixPlan],
-    hardware: Hardware,
-    retained: float = 0.0,
+    item: Pass, portion: Portion, workload: Workload, matrices: Mapping[str, MatrixPlan], hardware: Hardware
 ) -> Computing:
-    """To compute a portion of a pass, the SSD aside. ``retained``: the part of opaque layers' runs that is."""
-    rows, edges, columns, slab_columns, steps = portion
+    """To compute a portion of a pass, the SSD aside."""
+    rows, edges, columns, slab_columns, steps, retained = portion
     at_once = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
     processor, tiles = hardware.processor, -(-rows // at_once)
     slabs = -(-columns // slab_columns) if item.pull is not None else 1

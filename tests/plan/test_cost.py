@@ -46,9 +46,10 @@ def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
     item = replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=kind))
     spared = replace(kind, work=EdgeWork(700, operators=30))
     expected = replace(item, pull=replace(PULLING.pull, per_edge=spared))
-    where = Portion(**{**SIZES, "slab_columns": 64}), WORK, PLAN.matrices, UNMEASURED
-    assert computing_of(item, *where, retained=1.0) == pytest.approx(computing_of(expected, *where))
-    assert computing_of(item, *where, retained=0.5).shared_s < computing_of(item, *where).shared_s
+    nothing, half, all_of_it = (Portion(**{**SIZES, "slab_columns": 64}, retained=share) for share in (0.0, 0.5, 1.0))
+    where = WORK, PLAN.matrices, UNMEASURED
+    assert computing_of(item, all_of_it, *where) == pytest.approx(computing_of(expected, nothing, *where))
+    assert computing_of(item, half, *where).shared_s < computing_of(item, nothing, *where).shared_s
 
 
 def test_a_device_computes_while_the_host_launches() -> None:

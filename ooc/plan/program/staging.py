@@ -63,7 +63,7 @@ class Staging:
     program: Program
 
 
-def _in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
+def in_order(program: Program) -> Iterator[tuple[Transfer, bool]]:
     """All that the upper program moves, in the order in which it may be asked for; with each, whether it is to a frame
     of the device.
 
@@ -112,7 +112,7 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
     reads, writes = set(), set()
     held: dict[int, _Holder] = {}
     frame_of: dict[int, int] = {}
-    for index, (transfer, to_frame) in enumerate(_in_order(upper)):
+    for index, (transfer, to_frame) in enumerate(in_order(upper)):
         for block, frame, load in staging.program.acquire[index]:
             before = held.pop(frame, None)
             if before is not None and before.passes:
@@ -144,11 +144,6 @@ class _Holder:
     load: bool
     used_by: list[int] = field(default_factory=list)
     passes: bool = False
-
-
-def transfers_of(program: Program) -> tuple[Transfer, ...]:
-    """All that the upper program moves over PCIe."""
-    return tuple(transfer for transfer, _ in _in_order(program))
 
 
 def sequence_of(transfers: Sequence[Transfer], frames: int) -> BlockSequence:

@@ -48,6 +48,7 @@ class Replay:
         self.samples: list[tuple[float, int]] = []
         self.begun = 0  # spans that have begun
         self.computing: dict[Portion, Computing] = {}  # of this pass
+        self.retained = plan.retained_bytes / max(1, plan.retainable_bytes)
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
         self.streaming: list[int] = []  # tickets of what this pass has written of such
         self.issued = 0.0  # seconds of the drive sent off in this step
@@ -235,12 +236,10 @@ class Replay:
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
             edges = topology.edges_of(range(step.start, step.stop), tile)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
-        portion = Portion(step.stop - step.start, edges, width, width, 1)
+        portion = Portion(step.stop - step.start, edges, width, width, 1, self.retained)
         known = self.computing.get(portion)
         if known is None:
-            where = self.workload, self.plan.matrices, self.hardware
-            retained = self.plan.retained_bytes / max(1, self.plan.retainable_bytes)
-            known = computing_of(item, portion, *where, retained)
+            known = computing_of(item, portion, self.workload, self.plan.matrices, self.hardware)
             self.computing[portion] = known
         return known
 
