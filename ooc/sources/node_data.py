@@ -4,6 +4,7 @@
 N nodes, F features, L columns of labels.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ _FEATURE_STREAM, _LABEL_STREAM = 0x0F, 0x1A
 _BLOCK_VALUES = 1 << 19
 _BLOCK_ROWS = 1 << 16
 _MOST_COLUMNS = 1 << 20
-_MOST_DIGITS = 40  # int() refuses thousands of them.
+_RANDOM = re.compile(r"random:([0-9]{1,40})(?::([0-9]{0,40}))?")  # int() refuses thousands of digits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,14 +234,11 @@ def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
 
 def _random_parameters(text: str, option: str) -> tuple[int, int]:
     """``(number, seed)`` of ``random:NUMBER[:SEED]``."""
-    number, _, seed = text.removeprefix(RANDOM).partition(":")
-    if not (number.isdecimal() and (seed == "" or seed.isdecimal()) and number.strip("0")):
-        raise OptionError(f"{option}={text!r} is not random:NUMBER[:SEED]")
-    if len(number) > _MOST_DIGITS or int(number) > _MOST_COLUMNS:
-        raise OptionError(f"{option}='random:{number[:_MOST_DIGITS]}' is too large; the most is {_MOST_COLUMNS}")
-    if len(seed) > _MOST_DIGITS:
-        raise OptionError(f"{option}=: the seed has {len(seed)} digits; the most are {_MOST_DIGITS}")
-    return int(number), int(seed or 0)
+    found = _RANDOM.fullmatch(text)
+    if found is None or not 0 < int(found[1]) <= _MOST_COLUMNS:
+        what = f"{option}={text[:40]!r} is not random:NUMBER[:SEED]"
+        raise OptionError(f"{what}; the most is {_MOST_COLUMNS}, and a seed has 40 digits at the most")
+    return int(found[1]), int(found[2] or 0)
 
 
 def _npy_of_nodes(path: Path) -> NpyArray:

@@ -180,11 +180,12 @@ def _ends_path(at: int, sides: tuple[int, ...], folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _OfType:
-    """Numbers the nodes of one type and all ends of edges that are such; how many edges there are goes to ``found``."""
+    """Numbers the nodes of one type and all ends of edges that are such; how many edges of each type there are goes to
+    ``counts``."""
 
-    all: Numbering
+    numbering: Numbering
     kind: str
-    found: list[int]
+    counts: list[int]
     folder: Path
     listener: Listener
 
@@ -204,7 +205,7 @@ class _OfType:
         count = nodes.count
         if count is None and nodes.ids is None and nodes.table is not None:
             count = nodes.table.count()
-        path = self.folder / f"ids-{[*self.all.nodes].index(self.kind)}"
+        path = self.folder / f"ids-{[*self.numbering.nodes].index(self.kind)}"
         ids: IdFile | None = None
         if nodes.ids is not None:
             ids = IdFile.write(path, self._called(*nodes.ids, texts=texts))
@@ -212,7 +213,7 @@ class _OfType:
             raise SourceError(f"{edges[0][1].name}: edges name nodes by texts, but {self._nodes_are()}")
         elif count is None or any("nodes" in graph.said for _, graph, _ in edges):
             ends = (block for edge in edges for block in self._ends(*edge, "counting nodes and edges", texts=texts))
-            ids = collect(ends, path, limit_bytes=self.all.budget_bytes // 4)
+            ids = collect(ends, path, limit_bytes=self.numbering.budget_bytes // 4)
             for _, graph, _ in edges:
                 _compare(graph, "nodes", ids.rows)
         if ids is not None and (nodes.ids is not None or count is None):
@@ -234,7 +235,7 @@ class _OfType:
         if ids is None:
             found = take_rows(ends, count, out)
         else:
-            keys, limit = map(keys_of, ids.blocks(size)), self.all.budget_bytes // 2
+            keys, limit = map(keys_of, ids.blocks(size)), self.numbering.budget_bytes // 2
             found = join(keys, count, map(keys_of, ends), out, limit_bytes=limit, listener=self.listener)
             if found.twice is not None:
                 one, other = ids.texts_of(found.twice)
@@ -243,25 +244,25 @@ class _OfType:
                 raise SourceError(f"{graph.name} has the id {one} twice{self._no_ids()}")
         if found.absent is not None:
             raise self._absent(graph, found.absent // len(sides))
-        self.found[at] = found.ends // len(sides)
-        _compare(graph, "edges", self.found[at])
+        self.counts[at] = found.ends // len(sides)
+        _compare(graph, "edges", self.counts[at])
 
     # ---- reading -------------------------------------------------------------------------------------------
 
     @property
     def _nodes(self) -> Nodes:
-        return self.all.nodes[self.kind]
+        return self.numbering.nodes[self.kind]
 
     def _edges(self) -> Iterator[tuple[int, BareGraph, tuple[int, ...]]]:
         """Which edges have sources (0), targets (1) or both among the nodes."""
-        for at, (*kinds, graph) in enumerate(self.all.edges):
+        for at, (*kinds, graph) in enumerate(self.numbering.edges):
             if sides := tuple(side for side in (0, 1) if kinds[side] == self.kind):
                 yield at, graph, sides
 
     def _rows(self, texts: bool) -> int:
         """To read at a time."""
         row_bytes = _TEXT_ROW_BYTES if texts else _NUMBER_ROW_BYTES
-        return max(1024, min(_BLOCK_ROWS, self.all.budget_bytes // row_bytes))
+        return max(1024, min(_BLOCK_ROWS, self.numbering.budget_bytes // row_bytes))
 
     def _called(self, table: Table, column: str, *, texts: bool) -> Iterator[AnyArray]:
         """What the nodes are called."""
