@@ -202,11 +202,11 @@ class Exchange:
         by_rank = [sum(map(len, shares)) for shares in zip(*self._shares.values(), strict=True)]
         return [rows / sum(by_rank) for rows in by_rank]
 
-    def rows(self, matrix_NC: Tensor, space: str, *, counted: bool = True) -> None:
-        """Of a matrix of which every process has its own rows, have those of all. ``counted``: a program's."""
+    def rows(self, matrix_NC: Tensor, space: str) -> None:
+        """Of a matrix of no program, of which every process has its own rows, have those of all."""
         before = self.received_bytes
         self.wait(self.begin(matrix_NC, space))
-        self.received_bytes = self.received_bytes if counted else before
+        self.received_bytes = before
 
     def begin(
         self, matrix_NC: Tensor, space: str, direction: EdgesKey | None = None, part: range = range(1)

@@ -124,5 +124,5 @@ class Objective:
         """
         self._targets.refuse_damaged()
         if exchange is not None and self._scorer.outputs is not None:
-            exchange.rows(torch.from_numpy(self._scorer.outputs), self._space, counted=False)
+            exchange.rows(torch.from_numpy(self._scorer.outputs), self._space)
         return self._scorer.scores()
