@@ -4,7 +4,8 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import AGNNConv, EdgeConv
+from torch_geometric.nn import AGNNConv, EdgeConv, FAConv, GeneralConv, SAGEConv
+from torch_geometric.nn.aggr import AttentionalAggregation
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE, MetaLayer
 
 from ooc.model.lowering.network import opaque_columns
@@ -22,7 +23,20 @@ def test_ready_models_have_no_such_layer(model: type[nn.Module]) -> None:
     assert opaque_columns(model(8, 16, 2, 3), 16) == 0
 
 
-@pytest.mark.parametrize("module", [EdgeConv(nn.Linear(16, 8)), MetaLayer(None, None, None), Own()])
+FORMULAS = [FAConv(8), GeneralConv(8, 8), SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 1)))]
+OTHERS = [
+    *(EdgeConv(nn.Linear(16, 8)), MetaLayer(None, None, None), Own()),
+    *(FAConv(8, normalize=False), GeneralConv(8, 8, attention=True)),
+    SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 8))),
+]
+
+
+@pytest.mark.parametrize("module", FORMULAS)
+def test_layers_with_a_formula_are_none(module: nn.Module) -> None:
+    assert opaque_columns(nn.ModuleList([nn.Linear(8, 8), module]), 16) == 0
+
+
+@pytest.mark.parametrize("module", OTHERS)
 def test_others_have(module: nn.Module) -> None:
     assert opaque_columns(nn.ModuleList([nn.Linear(8, 8), module]), 16) == 16
 

@@ -224,17 +224,19 @@ def lower_fa(conv: Any, call: Call) -> Value:
         assembly.degrees[loops] = call.per_edge(count, certain, ones)
     degree = assembly.degrees[loops]
 
-    def scale(degree_R1: Tensor) -> Tensor:
-        return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
-
     def updated(sum_RC: Tensor, degree_R1: Tensor, start_RC: Tensor) -> Tensor:
-        return sum_RC * scale(degree_R1) + float(conv.eps) * start_RC
+        return sum_RC * inverse_root(degree_R1) + float(conv.eps) * start_RC
 
     of_source, of_target = (assembly.linear(x, linear.weight) for linear in (conv.att_l, conv.att_r))
     options = replace(options, channels=x.columns, p=p, site=assembly.site(p))
-    given = [x, degree], lambda rows, degree: rows * scale(degree)
+    given = [x, degree], lambda rows, degree: rows * inverse_root(degree)
     found = attended_by_scores(call, *given, of_source, of_target, options=options, negative_slope=None)
     return assembly.rowwise(call.where, updated, [found, degree, start])
+
+
+def inverse_root(degree_R1: Tensor) -> Tensor:
+    """d^-1/2; 0 where there are no edges."""
+    return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
 
 
 def attended_by_scores(

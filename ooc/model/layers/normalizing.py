@@ -21,7 +21,7 @@ from torch_geometric import nn as gnn
 from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from ooc.errors import ModelError
-from ooc.model.layers.attention import has_signed_formula, lower_fa
+from ooc.model.layers.attention import has_signed_formula, inverse_root, lower_fa
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.values import Ones, Value
@@ -58,15 +58,11 @@ def lower_normalizing(conv: Any, where: str, call: Call) -> Value:
     if conv.normalize:
         ones = Ones(assembly.next_index(), x)
         degree = lower_opaque(layers[0], where, [ones], carried, assembly)
-        rows["scale"] = assembly.rowwise(where, _inverse_root, [degree])
+        rows["scale"] = assembly.rowwise(where, inverse_root, [degree])
         assembly.convolved.pop()
     result = lower_opaque(layers[1], where, [], rows | carried, assembly)
     assembly.convolved[-1] = rows["x"]
     return result
-
-
-def _inverse_root(degree_R1: Tensor) -> Tensor:
-    return degree_R1.pow(-0.5).masked_fill(degree_R1 == 0, 0.0)
 
 
 class _Weighed(nn.Module):
