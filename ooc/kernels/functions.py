@@ -93,6 +93,22 @@ class Gine:
 
 
 @dataclass(frozen=True, slots=True)
+class Tempered:
+    """Messages and, as their scores, ``temperature`` times these, column by column, as ``SoftmaxAggregation`` has it of
+    x_j, and ``GENConv`` of relu(x_j + t) + ε, t a term of the edge (Li et al., "DeeperGCN", 2020).
+
+    Targets bring nothing: no columns.
+    """
+
+    temperature: float
+    eps: float = 0.0
+
+    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        message_EW = source_EW if term_ET is None else torch.relu(source_EW + term_ET) + self.eps
+        return message_EW, message_EW * self.temperature
+
+
+@dataclass(frozen=True, slots=True)
 class Gated:
     """σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and Laurent, "Residual Gated Graph ConvNets", 2017).
 

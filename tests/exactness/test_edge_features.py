@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, TransformerConv
+from torch_geometric.nn import GATConv, GCNConv, GENConv, GINEConv, TransformerConv
 
 from ooc.errors import ModelError
 from ooc.plan.layout.passes import ColumnPass
@@ -98,6 +98,18 @@ class FrozenEdges(Gines):
             conv.lin.requires_grad_(False)
 
 
+class Gens(nn.Module):
+    """A softmax of every column over the edges, whose features add to messages."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = GENConv(features, H, edge_dim=K, norm="layer", bias=True)
+        self.second = GENConv(H, classes, edge_dim=K, t=0.5, norm=None)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
 MODELS = {
     "GAT": gat(3, heads=2),
     "GAT, dropout": gat(2, 0.4, heads=4),
@@ -111,6 +123,7 @@ MODELS = {
     "Transformer": CustomCase(make=Transformers),
     "Transformer, dropout": CustomCase(make=lambda f, c: Transformers(f, c, dropout=0.3, beta=True)),
     "Transformer, no root": CustomCase(make=lambda f, c: Transformers(f, c, root_weight=False)),
+    "GEN": CustomCase(make=Gens),
     "GINE": CustomCase(make=Gines),
     "GINE, features as they are": CustomCase(make=lambda f, c: Gines(f, c, edge_dim=None)),
     "GINE, frozen edges": CustomCase(make=FrozenEdges),

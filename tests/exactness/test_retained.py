@@ -25,7 +25,7 @@ class Both(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.first = GENConv(features, 8, edge_dim=3, norm=None)
+        self.first = GENConv(features, 8, edge_dim=3, norm=None, learn_t=True)
         self.second = MlpMessages(8, classes, "softmax")
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:

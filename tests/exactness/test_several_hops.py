@@ -161,10 +161,11 @@ CASES = {
     "GatedGraphConv": CustomCase(make=Gated),
     "EGConv": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=3)),
     "EGConv, several": twice(
-        lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "max", "mean"], add_self_loops=False)
+        lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "std", "min"], add_self_loops=False)
     ),
     "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "sum"])),
     "GENConv with batch norm": twice(lambda i, o: GENConv(i, o, learn_t=True)),
+    "GENConv": twice(lambda i, o: GENConv(i, o, norm="layer", t=0.7, msg_norm=True)),
     "AntiSymmetricConv": CustomCase(make=Antisymmetric),
     "HypergraphConv": twice(HypergraphConv),
     "HypergraphConv, attention": CustomCase(make=Attending),

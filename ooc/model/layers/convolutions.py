@@ -6,6 +6,7 @@
     GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
     GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
+    GENConv     mlp(softmax-weighted Σ_j of relu(x_j + lin(e_ij)) + ε, + X)
 
     AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
@@ -37,7 +38,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation, VariancePreservingAggregation
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MeanAggregation,
+    SoftmaxAggregation,
+    SumAggregation,
+    VariancePreservingAggregation,
+)
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
@@ -59,6 +66,7 @@ from ooc.model.layers.sums import (
     gcn_scaling,
     linear_of_rows,
     linear_of_sum,
+    softmax_of,
     sum_of_maps,
 )
 from ooc.model.lowering.assembly import Assembly
@@ -79,9 +87,6 @@ def lower_convolution(
     """What ``conv`` gives for these arguments, rows or rows by type of nodes; ModelError for an option or an argument
     that is not supported."""
     lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
-    with_norm = type(conv) is gnn.GENConv and any(isinstance(part, nn.BatchNorm1d) for part in conv.mlp.modules())
-    if with_norm and types is None:
-        return _gen(conv, where, args, kwargs, assembly, trace)
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
     if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
@@ -136,7 +141,8 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, or of all."""
-    return not _aggregates_in_another_way(conv, ALL_KNOWN) and conv.flow == "source_to_target"
+    known = not isinstance(conv, gnn.GENConv) and not _aggregates_in_another_way(conv, ALL_KNOWN)
+    return known and conv.flow == "source_to_target"
 
 
 def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
@@ -178,7 +184,7 @@ def _replaced(conv: Any) -> str:
     if aggregation is not None and (type(conv.aggr_module) is not aggregation or replaced_functions(conv.aggr_module)):
         return f"aggr_module {type(conv.aggr_module).__name__}"
     for name, may_have_bias in _LINEARS.get(type(conv), {}).items():
-        linear = getattr(conv, name)
+        linear = getattr(conv, name, None)
         if linear is None:
             continue
         if not is_linear(linear):
@@ -198,21 +204,27 @@ def _gcn(conv: Any, call: Call) -> Value:
     return call.assembly.sum([(1.0, product)], bias_of(conv))
 
 
-def _gen(
-    conv: Any,
-    where: str,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    assembly: Assembly,
-    trace: Callable[[nn.Module, Value], Value],
-) -> Value:
-    """With a norm over all rows in its network: the rest as it is, and then the network."""
-    known = assembly.setting.traced
-    if (conv, "without mlp") not in known:
-        part = known[conv, "without mlp"] = copy.copy(conv)
+def _gen(conv: Any, call: Call) -> Value:
+    """mlp(out + lin_dst(x_i)), out being made of relu(lin_src(x_j) + t_ij) + ε."""
+    assembly, x, eps = call.assembly, call.matrix("x"), float(conv.eps)
+    source = sum_of_maps(call, [conv.lin_src], [x]) if hasattr(conv, "lin_src") else x
+    if call.takes("edge_attr", EdgeData.FEATURES):
+        out = softmax_of(conv, call, source, _term(call, getattr(conv, "lin_edge", None), source), eps)
+    else:
+        out = aggregated(call, assembly.rowwise(call.where, lambda rows: rows.relu() + eps, [source]), conv.aggr, conv)
+    if out is None:  # as it is, but for its network, which may have a norm over all rows
+        part = assembly.setting.traced.setdefault((conv, "without mlp"), copy.copy(conv))
         part._modules = {**conv._modules, "mlp": nn.Identity()}
-    value = lower_opaque(known[conv, "without mlp"], where, args, kwargs, assembly)
-    return Call(where, {}, assembly, trace).apply(conv.mlp, value)
+        graph = Graph(flipped=call.flipped != (conv.flow == "target_to_source"))
+        assembly.convolved.pop()
+        out = lower_opaque(part, call.where, [x, graph, call.arguments["edge_attr"]], {}, assembly)
+        return call.apply(conv.mlp, out)
+    if hasattr(conv, "lin_aggr_out"):
+        out = sum_of_maps(call, [conv.lin_aggr_out], [out])
+    if hasattr(conv, "msg_norm"):
+        out = assembly.rowwise(call.where, conv.msg_norm, [x, out], tuple(conv.msg_norm.parameters()))
+    own = sum_of_maps(call, [conv.lin_dst], [x]) if hasattr(conv, "lin_dst") else x
+    return call.apply(conv.mlp, assembly.sum([(1.0, out), (1.0, own)]))
 
 
 def _sage(conv: Any, call: Call) -> Value:
@@ -276,17 +288,23 @@ def _gine(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
-    if conv.lin is not None:
-        weight, bias = conv.lin.weight, conv.lin.bias
-        term = edge_term(call, lambda: (weight, bias), (weight, bias), columns=1)
+    term = _term(call, conv.lin, source)
+    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), source, trains=term.trains), x)
+
+
+def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
+    """What the features of edges add to rows of ``source``, through ``linear`` if there is one."""
+    if linear is None:
+        term, into = EdgeTerm(call.num_edge_features, 1), call.num_edge_features
     else:
-        term = EdgeTerm(call.num_edge_features, 1)
-    into = source.columns if conv.lin is None else conv.lin.weight.shape[0]
-    if term.weights is None and into != term.features:
-        raise call.refuse(f"nodes have {into} features here, edges {term.features}; give edge_dim={term.features}")
+        weight, bias = linear.weight, linear.bias
+        parameters = (weight,) if bias is None else (weight, bias)
+        term, into = edge_term(call, lambda: (weight, bias), parameters, columns=1), weight.shape[0]
+    if into != source.columns and linear is None:
+        raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
     if into != source.columns:
         raise call.refuse(f"its edges add {into} columns to {source.columns}")
-    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), source, trains=term.trains), x)
+    return term
 
 
 def _appnp(conv: Any, call: Call) -> Value:
@@ -356,9 +374,11 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "sum": SumAggregation,
     "mean": MeanAggregation,
     "max": MaxAggregation,
+    "softmax": SoftmaxAggregation,
     VARIANCE_PRESERVING: VariancePreservingAggregation,
 }
 _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
+    gnn.GENConv: {"lin_edge": True},
     gnn.GINEConv: {"lin": True},
     gnn.GATConv: {"lin": False, "lin_src": False, "lin_dst": False, "lin_edge": False, "res": False},
     gnn.GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
@@ -383,6 +403,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.MFConv: simple_sums.lower_mf,
     gnn.SimpleConv: simple_sums.lower_simple,
     gnn.WLConvContinuous: simple_sums.lower_wl,
+    gnn.GENConv: _gen,
     gnn.GINConv: _gin,
     gnn.GINEConv: _gine,
     gnn.GCN2Conv: _gcn2,

@@ -31,6 +31,9 @@ from ooc.plan.workload import EdgeData, EdgeWork
 _LIVE_PER_EDGE = 8
 """Matrices of a message's width that the functions and their gradients have alive for every edge."""
 
+_LIVE_WITHOUT_TARGET = 2
+"""The same where a softmax takes what sources bring alone: 11 matrices in all, measured with ``conformance.Watch``."""
+
 _PIECE_NBYTES = 16 << 20
 """Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
 _EDGES_WORTH_MORE = 2048
@@ -112,6 +115,7 @@ class FunctionAggregate(EdgeAggregate):
     """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
 
     times_streamed = _TIMES_STREAMED
+    live_per_edge = _LIVE_PER_EDGE
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
     term: EdgeTerm | None
@@ -139,6 +143,10 @@ class FunctionAggregate(EdgeAggregate):
     def brought_columns(self) -> int:
         """Columns of a group that have a gradient of the target's own: what it brings, and parameters with it."""
         return self.target_columns * (1 if self.att is None else 2)
+
+    @property
+    def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
+        return self.pulled_target_columns > 0
 
     @property
     def pulled_target_columns(self) -> int:
@@ -181,10 +189,10 @@ class FunctionAggregate(EdgeAggregate):
             value_RO, lse_RG = edge_function.joined(value_RO, lse_RG, *_split(before, groups, self.message))
         if lse_RG is None or not (self.keep or self.joint):
             return value_RO
-        parts = [value_RO.view(len(own), len(groups), -1), lse_RG[:, :, None]]
+        parts = [value_RO.view(tile.rows, len(groups), -1), lse_RG[:, :, None]]
         if loop_RK is not None:
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
-        return torch.cat(parts, dim=2).view(len(own), -1)
+        return torch.cat(parts, dim=2).view(tile.rows, -1)
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
@@ -250,7 +258,7 @@ class FunctionAggregate(EdgeAggregate):
             message=self.groups * self.message,
             heads=self.groups if self.statistics else 0,
             itemsize=itemsize,
-            live=_LIVE_PER_EDGE,
+            live=self.live_per_edge,
             features=0 if self.term is None else self.term.features,
             term=0 if self.term is None else self.groups * self.term.columns,
         )
@@ -277,7 +285,7 @@ class FunctionAggregate(EdgeAggregate):
 
 
 class FunctionAttention(Attention, FunctionAggregate):
-    """Attention by an edge function, ``functions`` giving that of some groups.
+    """Attention by an edge function, ``functions`` giving that of some groups; without ``target`` by sources alone.
 
     A softmax over edges of several types goes from type to type: ``before`` is what it has come to over those before,
     ``joint``: it goes on, so that the logarithm of its sum of exponentials (-∞ without edges) is part of the result.
@@ -285,14 +293,13 @@ class FunctionAttention(Attention, FunctionAggregate):
     the last one alone: sources of all types pull the same matrix, and targets add up what they get type by type.
     """
 
-    pulls_targets = True
     statistics = 2
 
     def __init__(
         self,
         index: int,
         source: Value,
-        target: Value,
+        target: Value | None = None,
         before: "FunctionAttention | None" = None,
         *,
         options: AttentionOptions,
@@ -309,7 +316,8 @@ class FunctionAttention(Attention, FunctionAggregate):
         self.function = functions
         self.att = att
         self.term = term
-        self.target_columns = target.columns // options.heads
+        self.target_columns = 0 if target is None else target.columns // options.heads
+        self.live_per_edge = _LIVE_PER_EDGE if target is not None else _LIVE_WITHOUT_TARGET
         self.before = before
         if before is not None:
             assert before.joint and before.target is target
@@ -324,7 +332,7 @@ class FunctionAttention(Attention, FunctionAggregate):
         return Heads(groups, self._dropout(key))
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert target is not None
+        target = gradient.new_empty(len(gradient), 0) if target is None else target
         kept_RHK = kept.view(len(kept), self.groups, -1)
         value, lse = kept_RHK[:, :, : self.message].reshape(len(kept), -1), kept_RHK[:, :, self.message]
         above = edge_function.upstream(gradient, value, lse)
@@ -364,7 +372,6 @@ class DotAttention(FunctionAttention):
 class GatedSum(FunctionAggregate):
     """ResGatedGraphConv's sum of σ(k_i + q_j) ⊙ v_j, in groups of a few columns: sources bring q and v, targets k."""
 
-    pulls_targets = True
     term = None
 
     def __init__(self, index: int, source: Value, target: Value, *, channels: int, keep: bool) -> None:
@@ -388,10 +395,6 @@ class EdgeSum(FunctionAggregate):
         self.function = lambda groups: Gine()
         self.term = term
         self.parameters = term.parameters
-
-    @property
-    def pulls_targets(self) -> bool:  # type: ignore[override]  # the others know it of their kind
-        return self.term.gradient_columns > 0
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return gradient, None

@@ -231,7 +231,7 @@ class Attention(EdgeAggregate):
         self,
         index: int,
         source: Value,
-        target: Value,
+        target: Value | None,
         options: AttentionOptions,
         *,
         kept: int,

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn.aggr import MinAggregation, VarAggregation
 from torch_geometric.utils import scatter
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.principal import lower_aggregation
 from ooc.model.layers.sums import (
     SUMS,
     aggregated,
@@ -36,6 +38,9 @@ from ooc.model.layers.sums import (
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Ones, Value
 from ooc.plan.workload import EdgeData
+
+_OTHERS = {"min": MinAggregation, "var": VarAggregation}
+"""By EGConv's names."""
 
 
 def lower_lg(conv: Any, call: Call) -> Value:
@@ -186,10 +191,17 @@ def lower_eg(conv: Any, call: Call) -> Value:
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
     bases, weights = sum_of_maps(call, [conv.bases_lin], [x]), sum_of_maps(call, [conv.comb_lin], [x])
     normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
-    sums = [
-        call.aggregate(bases, normalised) if aggr == "symnorm" else aggregated(call, bases, aggr, conv)
-        for aggr in conv.aggregators
-    ]
+
+    def summed(aggr: str) -> Value:
+        if aggr == "symnorm":
+            return call.aggregate(bases, normalised)
+        if aggr == "std":
+            return assembly.rowwise(call.where, lambda rows: rows.clamp(min=1e-5).sqrt(), [summed("var")])
+        if aggr in _OTHERS:
+            return lower_aggregation(_OTHERS[aggr](), call, bases)
+        return aggregated(call, bases, aggr, conv)
+
+    sums = [*map(summed, conv.aggregators)]
     width = conv.out_channels // heads
 
     def combined(weights_RW: Tensor, *sums_RB: Tensor) -> Tensor:
@@ -287,5 +299,5 @@ class _AttendingMean(_Normaliser):
 
 def has_eg_formula(conv: Any) -> bool:
     """Whether all its sums are of the edges as they are stored, or GCN's."""
-    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max"}
+    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
     return known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators)

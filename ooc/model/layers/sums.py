@@ -2,18 +2,23 @@
 """What convolutions that sum over neighbours have in common: scalings, maps of rows and of sums, biases."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn.aggr import SoftmaxAggregation
 
+from ooc.kernels.edges import SelfLoops
+from ooc.kernels.functions import Tempered
 from ooc.model.graph import Scaling
 from ooc.model.layers.attention import is_attentional, lower_attentional
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.per_edge import Maximum
+from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.principal import aggregators_of, lower_aggregation
-from ooc.model.lowering.symbolic import is_linear
+from ooc.model.lowering.symbolic import is_linear, replaced_functions
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
@@ -55,6 +60,8 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return lower_aggregation(conv.aggr_module, call, x)
     if not call.flipped and is_attentional(conv.aggr_module):
         return lower_attentional(conv.aggr_module, call, x)
+    if (weighted := softmax_of(conv, call, x)) is not None:
+        return weighted
     assembly = call.assembly
     alone = assembly.setting.traced.setdefault((conv, "aggregation"), _Aggregation(conv.aggr_module))
     alone.training = conv.training
@@ -62,6 +69,19 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
     found = lower_opaque(alone, call.where, [x, call.arguments["edge_index"]], {}, assembly)
     del assembly.convolved[given:]
     return found
+
+
+def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value | None:
+    """Messages ``Tempered`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves; None where
+    ``conv`` sums them in another way, or there is no program."""
+    softmax: Any = conv.aggr_module
+    if type(softmax) is not SoftmaxAggregation or softmax.learn or softmax.semi_grad or replaced_functions(softmax):
+        return None
+    if call.flipped or not call.assembly.setting.on_cpu:
+        return None
+    function, options = Tempered(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
+    make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
+    return call.per_edge(make, x, trains=term is not None and term.trains)
 
 
 class _Aggregation(nn.Module):
