@@ -43,6 +43,7 @@ from ooc.plan.layout.passes import (
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.received import dealt_by, sent_parts_of
 from ooc.plan.program.sequence import Step
+from ooc.plan.workload import Kind
 from ooc.sizes import format_size
 
 
@@ -148,7 +149,7 @@ class RowPassRun(TilePassRun):
             matrix,
             self.workspace,
             whole=run.whole(name, item.index),
-            dtype=self.runtime.dtype if run.is_scratch(name) else None,
+            dtype=self.runtime.dtype if run.plan.matrices[name].matrix.kind is Kind.SCRATCH else None,
             columns=range(min(matrix.grid.columns, len(slabs) * matrix.grid.slab_columns)),
         )
 

@@ -5,6 +5,7 @@ and what they give is reduced on this one, in their order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from ooc.plan.layout.passes import (
 )
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
-from ooc.plan.workload import Kind, Pull
+from ooc.plan.workload import Pull
 
 
 class ProgramRun:
@@ -102,10 +103,6 @@ class ProgramRun:
     def region(self, name: str, index: int) -> Region:
         """The region of matrix ``name`` during pass ``index``."""
         return next(r for r in self.plan.regions[self.name] if r.matrix == name and r.first <= index <= r.last)
-
-    def is_scratch(self, name: str) -> bool:
-        """Whether matrix ``name`` is written and read again within the program, in the spill's type."""
-        return self.plan.matrices[name].matrix.kind is Kind.SCRATCH
 
     def whole(self, name: str, index: int) -> Tensor | None:
         """A matrix that is in memory whole; None if it is not."""
@@ -196,7 +193,9 @@ class PassRun(ABC):
     def run(self) -> None:
         """All steps. While a step is computed, the next one's tasks are put out; the last but one has ended by then."""
         program, steps, first, stop = self.program, self.program.program.steps, self._first, self._stop
-        with OrderedPipeline(self.runtime.workers, self.compute, self.reduce) as pipeline:
+        (handed_out, took_s), begun_s = self.runtime.workers.way((program.name, first)), perf_counter()
+        handed_out |= program.plan.has_tiers  # there a tile is over when it is launched
+        with OrderedPipeline(self.runtime.workers, self.compute, self.reduce, handed_out=handed_out) as pipeline:
             for number in range(first, stop):
                 step = steps[number]
                 if number == first or self.begins_sweep(number):
@@ -211,6 +210,7 @@ class PassRun(ABC):
                 self.workspace.launched(number)
             pipeline.drain()
         self.finish()
+        took_s.append(perf_counter() - begun_s)
         for number in range(max(first, stop - 2), stop):
             program.end(number)
 

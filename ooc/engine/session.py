@@ -17,6 +17,7 @@ from ooc.engine.first_aggregation import keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord, Taken
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
+from ooc.engine.workers import one_thread
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
@@ -178,18 +179,13 @@ class Session:
         read, and what was computed of two stores belongs to neither.
         """
         runtime, prepared = self._running(), self._prepared
-        intra_op_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         network, exchange = prepared.network, prepared.exchange
         network.forget_weights()
         heights = {space: panel_rows(rows, prepared.plan.tile_rows) for space, rows in self._store.node_counts.items()}
         sums = PanelSums(prepared.builder.reduce, heights, network, None if exchange is None else exchange.panels)
         passes = len(prepared.plan.programs[program])
-        try:
-            with self._store.unreplaced(), reported(self._listener, task, passes, "passes") as advance:
-                self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
-        finally:
-            torch.set_num_threads(intra_op_threads)
+        with one_thread(), self._store.unreplaced(), reported(self._listener, task, passes, "passes") as advance:
+            self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
 
     def forget(self) -> None:
         """Find nothing in memory that the last program has left there: what it has learnt is not to be kept."""

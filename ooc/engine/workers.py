@@ -8,17 +8,18 @@ added in the order of the tiles, so the number of threads changes no result.
 
 There are thousands of tiles in an epoch, of a few milliseconds each, and who hands them out computes on the same cores:
 a task is a queue's entry and one lock, not a future with its condition, and results are taken several at a time, so
-that the thread that takes them need not wake for each.
+that the thread that takes them need not wake for each. Of few and small tiles most is the interpreter's work, which one
+thread does at a time: handed out, they may take longer than one after the other where they are, so short passes are
+tried either way.
 """
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
@@ -27,8 +28,22 @@ from ooc.errors import OocError
 from ooc.plan.simulate.condensed import Lane
 from ooc.threads import LOOK_S, check_alive
 
+_SHORT_PASS_S, _TRIALS = 20e-3, 3
+"""One that is tried either way, so many times each."""
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it an operator called on this thread takes no others. These wait for more of the kind without sleeping,
+    for milliseconds, on a core that the next tiles are to be computed on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class WorkerPool:
@@ -36,6 +51,8 @@ class WorkerPool:
 
     def __init__(self, workers: int, ahead: int = 1) -> None:
         self.workers, self.ahead = workers, ahead
+        self._took_s: dict[Hashable, list[deque[float]]] = {}
+        """By pass: how long its last runs took whose tasks were not handed out, and whose tasks were."""
         self._busy_s = [0.0] * workers
         """By worker, which alone adds to it."""
         self._lanes: list[Lane] | None = None
@@ -83,6 +100,13 @@ class WorkerPool:
             if self._lanes is not None:
                 self._lanes[worker].add(begun - self._since_s, ended - self._since_s)
 
+    def way(self, name: Hashable) -> tuple[bool, deque[float]]:
+        """Whether tasks of pass ``name`` are to be handed out in its next run, and what is told how long that takes."""
+        ways = alone_s, handed_s = self._took_s.setdefault(name, [deque(maxlen=_TRIALS), deque(maxlen=_TRIALS)])
+        is_tried = len(handed_s) == _TRIALS and min(handed_s) < _SHORT_PASS_S
+        handed_out = not is_tried or (len(alone_s) == _TRIALS and min(handed_s) < min(alone_s))
+        return handed_out, ways[handed_out]
+
     def _work(self, tasks: "SimpleQueue[_Task[Any] | None]", worker: int) -> None:
         torch.set_grad_enabled(False)  # the mode belongs to the thread; a stage that records sets it for itself
         while (task := tasks.get()) is not None:
@@ -91,14 +115,17 @@ class WorkerPool:
 
 
 class OrderedPipeline(Generic[T, R]):
-    """Tasks put one after the other, computed on any thread of a pool, reduced on this one in order.
+    """Tasks put one after the other, computed on any thread of a pool (on this one unless ``handed_out``), reduced on
+    this one in order.
 
     Every task belongs to a ``step``, and steps only grow. A context manager: after an error it leaves when no task is
     being computed any more.
     """
 
-    def __init__(self, pool: WorkerPool, compute: Callable[[T], R], reduce: Callable[[R], None]) -> None:
-        self._pool = pool
+    def __init__(
+        self, pool: WorkerPool, compute: Callable[[T], R], reduce: Callable[[R], None], *, handed_out: bool = True
+    ) -> None:
+        self._pool, self._tasks = pool, pool.tasks if handed_out else None
         self._compute = compute
         self._reduce = reduce
         self._pending: deque[_Task[R]] = deque()
@@ -106,12 +133,12 @@ class OrderedPipeline(Generic[T, R]):
     def put(self, step: int, task: T) -> None:
         """Have ``task`` computed, and reduce what is ready to make room."""
         compute = partial(self._compute, task)
-        if self._pool.tasks is None:
+        if self._tasks is None:
             self._reduce(self._pool.timed(compute))
             return
         handed = _Task(step, compute)
         self._pending.append(handed)
-        self._pool.tasks.put(handed)
+        self._tasks.put(handed)
         if len(self._pending) > self._pool.ahead * self._pool.workers:
             self._reduce_first(self._pool.workers)
 
@@ -133,9 +160,7 @@ class OrderedPipeline(Generic[T, R]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for task in self._pending:
             task.left_out = True
         for task in self._pending:

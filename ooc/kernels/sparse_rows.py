@@ -68,9 +68,10 @@ class SparseRows:
         columns = self.columns_E.numpy()
         if not len(columns):
             return self.columns_E.long(), gradient_RO.new_empty(0, gradient_RO.shape[1])
-        order = np.argsort(columns.astype(np.uint16) if self.width <= _RADIX_COLUMNS else columns, kind="stable")
-        in_order = columns[order]
-        firsts = np.flatnonzero(np.diff(in_order, prepend=-1))
+        short = columns.astype(np.uint16) if self.width <= _RADIX_COLUMNS else columns
+        order = np.argsort(short, kind="stable")
+        in_order = short[order]
+        firsts = np.append(0, np.flatnonzero(in_order[1:] != in_order[:-1]) + 1)
         rows = np.repeat(np.arange(self.rows, dtype=columns.dtype), self.offsets_R1.diff().numpy())
         offsets = torch.from_numpy(np.append(firsts, len(in_order)).astype(columns.dtype))
         values = self.values_E[torch.from_numpy(order)]

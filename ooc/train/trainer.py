@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
+from ooc.engine.workers import one_thread
 from ooc.errors import OptionError, RunError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
@@ -53,6 +54,8 @@ __all__ = ["Saving", "Trainer", "Tuning"]
 
 Scores = dict[str, float | None]
 
+_FEW_NUMBERS = 1 << 20
+"""Of all parameters: a step of Adam takes one thread 5 ms then, and others that had helped would be awake as long."""
 _UNEVEN, _WORTH_PLANNING_S = 0.1, 0.1
 """Of the mean, and seconds: a process that computes for so much longer is to have a smaller share."""
 
@@ -203,7 +206,8 @@ class Trainer:
         elif self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(network.parameters, self._clip_norm)
         if self._kept is None or not self._planned.has_state_on_disk:
-            self.optimizer.step()
+            with one_thread() if sum(map(Tensor.numel, network.parameters)) < _FEW_NUMBERS else nullcontext():
+                self.optimizer.step()
         else:
             self._kept.step(self._session.engine)
 

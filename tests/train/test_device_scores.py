@@ -37,7 +37,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
         yield fake
 
 
-@pytest.mark.parametrize(("labels", "metric"), CASES, ids=lambda case: getattr(case, "value", case))
+UNLIKE = [case for case in CASES if case[0] != "multilabel" or case[1] in (Metric.MACRO_F1, Metric.AVERAGE_PRECISION)]
+"""Counts and rankings of labels each; all metrics of labels of which some are missing."""
+
+
+@pytest.mark.parametrize(("labels", "metric"), UNLIKE, ids=lambda case: getattr(case, "value", case))
 def test_scores_are_the_cpus_and_nobody_waits_for_a_tile(
     labels: str, metric: Metric, tmp_path: Path, device: FakeDevice
 ) -> None:

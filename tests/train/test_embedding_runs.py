@@ -57,6 +57,12 @@ def outcome(store: Store, case: ModelCase, run: Path, *, resume: bool = False, *
     return [(r.epoch, r.loss, r.valid_acc, r.test_acc) for r in records], weights, rows
 
 
+@pytest.fixture(scope="module")
+def undisturbed(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[float, tuple[Any, ...]]:
+    """The outcomes of runs that nothing stops, by how much is dropped."""
+    return {case.dropout: outcome(store, case, tmp_path_factory.mktemp("whole") / "run") for case in (SHARED, APART)}
+
+
 def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
     assert found[0] == expected[0]
     assert all(map(torch.equal, found[1], expected[1]))
@@ -80,9 +86,11 @@ PLACES: dict[str, tuple[type, str, bool]] = {
 
 @pytest.mark.parametrize("case", [SHARED, APART], ids=["shared forward", "apart"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_stopped_run_goes_on_to_the_same(case: ModelCase, place: str, store: Store, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_to_the_same(
+    case: ModelCase, place: str, store: Store, undisturbed: dict[float, tuple[Any, ...]], tmp_path: Path
+) -> None:
     """Wherever it was stopped, in whichever epoch: losses, scores, weights and rows, to the bit."""
-    expected = outcome(store, case, tmp_path / "whole")
+    expected = undisturbed[case.dropout]
     kind, name, behind = PLACES[place]
     original: Callable[..., Any] = getattr(kind, name)
     for calls in (1, 3):

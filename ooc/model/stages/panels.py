@@ -52,7 +52,7 @@ class PanelSums:
         self._found: list[Tile] = []
         self._summed: list[Summed] = []
         self._moments: list[Moments] = []
-        if network is not None:
+        if network is not None and gather is not None:
             made = [v.made.sums for v in values_of(network.training) if isinstance(v, Projection) and v.own_trains]
             self._summed += [*network.parameters, *chain.from_iterable(made)]
             every = [*values_of(network.training), *values_of(network.evaluation)]

@@ -117,7 +117,7 @@ class Schedule:
 
     def _enter(self, value: Value) -> None:
         if is_constant(value):
-            self.stage[value] = self._first_stage(value)
+            self.stage[value] = self.spaces.index(value.space)  # the first over its rows
             return
         if isinstance(value, Signs):
             self.stage[value] = self.stage[value.source]
@@ -145,10 +145,6 @@ class Schedule:
         self.barriers.append(barrier)
         self.spaces.append(space)
         return len(self.barriers) - 1
-
-    def _first_stage(self, value: Value) -> int:
-        """That of what is there before any stage: the first one over its rows."""
-        return self.spaces.index(value.space)
 
     def is_idle(self, stage: int) -> bool:
         """Whether its forward has nothing to do: as most relays, or the first stage of nodes that are only summed

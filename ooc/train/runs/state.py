@@ -72,14 +72,13 @@ class TrainingState:
 
         A device is asked once, for all of them together.
         """
-        asked = None if moved is None else set(map(id, moved))
-        parameters = [(name, p) for name, p in self.model.named_parameters() if asked is None or id(p) in asked]
-        trained = {name: p.detach() for name, p in parameters if p.requires_grad}
-        flat = [weights.reshape(-1) for weights in trained.values()]
+        trained = [p for p in (self.model.parameters() if moved is None else moved) if p.requires_grad]
+        flat = [p.detach().reshape(-1) for p in trained]
         parts = (one[start : start + PIECE] for one in flat for start in range(0, len(one), PIECE))
         finite = [torch.isfinite(part).all() for part in parts]  # which makes copies
         if finite and not bool(torch.stack(finite).all()):
-            name = next(name for name, weights in trained.items() if not bool(torch.isfinite(weights).all()))
+            broken = next(p for p in trained if not bool(torch.isfinite(p).all()))
+            name = next(name for name, p in self.model.named_parameters() if p is broken)
             raise self._diverged(f"the step of epoch {self.epoch + 1} made {name} infinite or no number")
         if self.learnt is not None and self.learnt.stepping.diverged:
             raise self._diverged(f"the step of epoch {self.epoch + 1} made the embedding infinite or no number")
