@@ -32,9 +32,7 @@ from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.storage.types import perm_name
 from ooc.train.embedding import LearntRows
-from ooc.train.loss import Loss
-from ooc.train.metrics import Metric, Scorer
-from ooc.train.objective import Objective
+from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
 from ooc.train.setup import Job, Saving, check_types, edge_counts, lower_model, whole_tiles
@@ -249,7 +247,7 @@ class Prediction(Predictions):
             edge_counts(store),
             resources,
             whole_tiles(reaching, resources.tile_rows),
-            Objective(store.task, Loss(_nothing, 1.0), Scorer(Metric.ACCURACY, network.outputs), tile_rows=1),
+            no_objective(store, network.outputs),
             self._programs,
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
             learnt=learnt,
@@ -386,7 +384,3 @@ def _layer(what: What, layer: int | None, network: Network, *, least: int) -> in
     if not least <= chosen < network.depth:
         raise OptionError(f"layer {chosen} is no hidden layer; the model has {least} to {network.depth - 1}")
     return chosen
-
-
-def _nothing(outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    raise AssertionError("nothing is trained")

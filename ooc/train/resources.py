@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Self
@@ -47,12 +47,12 @@ TILE_ROWS = 1024
 keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
 also the unit in which gradients are summed, which makes results independent of block rows."""
 _NARROW_COLUMNS = 128
-_MOST_VALUES, _MOST_VALUES_ON_A_GPU = 1 << 20, 1 << 23
-"""Of the widest tile: with more columns than 1,024 (on a large graph on a GPU 128) there are fewer rows. A block holds
-whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide features."""
-_MULTIPLIES_ON_A_GPU = 1 << 33
-"""Of a tile's largest product: with so many an H200, by its data sheet, computes twice as long as launching a tile's
-operators takes. Where weights are that large, tiles have fewer rows, and no fewer values than on the CPU."""
+_MOST_VALUES = 1 << 20
+"""Of the widest tile of the CPU: with more columns than 1,024 there are fewer rows. A block holds whole tiles of all
+columns of a matrix that is read by rows, so this decides the least memory for wide features."""
+WORKING_BYTES = 1 << 27
+"""Of what a device computes a tile in, and of the blocks of two such steps, whatever the widths, the layers and their
+number."""
 _FEWEST_ROWS = 16
 _MOST_EDGE_BYTES = 1 << 20
 """Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
@@ -104,11 +104,11 @@ class Resources:
 
     def for_model(self, model: nn.Module, store: Store, *, makes_dense: bool = False, learnt: int = 0) -> Self:
         """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
-        that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for.
-        OptionError if blocks are to be no whole tiles. The width of features without their zeros counts only where the
-        model ``makes_dense`` rows of them. ``learnt``: columns of the widest embedding that is trained along."""
+        that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for;
+        a device's tiles are lower where rows take more (``for_rows_of``). The width of features without their zeros
+        counts only where the model ``makes_dense`` rows of them. ``learnt``: columns of the widest embedding that is
+        trained along."""
         shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
-        weight = max(map(prod, shapes), default=0)
         x, features, nodes = store.sparse_features, store.num_features, store.num_nodes
         if store.types is not None:
             features, nodes = max(store.types.features.values()), max(store.types.nodes.values())
@@ -116,7 +116,7 @@ class Resources:
             shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
-        usual = usual_tile_rows(columns, nodes, on_device=self.on_device, weight=weight)
+        usual = usual_tile_rows(columns, nodes, on_device=self.on_device)
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             joined_features = Counter[str]()
             for relation in store.types.edges:
@@ -128,10 +128,16 @@ class Resources:
             edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, joined)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
+        return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
+
+    def for_rows_of(self, row_bytes: int) -> Self:
+        """With so few rows in a tile that ``WORKING_BYTES`` do for them, ``row_bytes`` each being at hand at a time.
+        OptionError if blocks are to be no whole tiles."""
+        tile_rows = min(self.tile_rows, _height_of(WORKING_BYTES, row_bytes))
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
-        return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
+        return replace(self, tile_rows=tile_rows)
 
     def within_memory(self) -> Self:
         """With budgets that this machine has the memory for, which is said where they are cut. Plans are then for what
@@ -239,16 +245,15 @@ class Resources:
         )
 
 
-def usual_tile_rows(columns: int, nodes: int, *, on_device: bool, weight: int = 0) -> int:
-    """Rows of a tile where the widest matrix has so many columns, and as many as suit the CPU times a power of two on
-    a device with memory of its own, where the largest ``weight`` has so many numbers."""
+def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
+    """Rows of a tile where the widest matrix has so many columns; on a device with memory of its own as many as the
+    graph has enough tiles of."""
     rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
     if not on_device:
         return min(rows, _height_of(_MOST_VALUES, columns))
     most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
     most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
-    values = max(_MOST_VALUES, min(_MOST_VALUES_ON_A_GPU, _MULTIPLIES_ON_A_GPU // max(1, weight) * columns))
-    return min(rows << max(0, (most // rows).bit_length() - 1), _height_of(values, columns))
+    return rows << max(0, (most // rows).bit_length() - 1)
 
 
 def _height_of(values: int, columns: int) -> int:

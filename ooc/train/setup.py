@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,15 +70,17 @@ from ooc.storage.store import Store, Task, array_shapes
 from ooc.train.embedding import LearntRows
 from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
-from ooc.train.objective import Objective
+from ooc.train.objective import Objective, no_objective
 from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
-from ooc.train.resources import Resources, spill_dtype
+from ooc.train.resources import CPU, Resources, spill_dtype
 from ooc.train.schedule import Averaging
 
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
 
 _EDGES_AT_ONCE = 1 << 20
+_BYTES_OF_AN_EDGE = 24
+"""That a device takes of a tile's for a sum: indices put together, and parts of long rows."""
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
@@ -680,7 +682,32 @@ def lower_model(
         network = lower(model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
         if not network.makes_dense:  # then tiles are as low as they are for dense features
             break
+    by_rows = given.on_device and not given.tile_rows
+    resources = resources.for_rows_of(_row_bytes(network, store, active_rows(network.hops)) if by_rows else 1)
     return resources, network, active_rows(network.hops)
+
+
+def _row_bytes(network: Network, store: Store, active: ActiveRows) -> int:
+    """What a device has of a row at a time, at most: what it computes it in, its edges, and blocks of two steps."""
+    builder = StageBuilder(
+        network=network,
+        rows=GraphRows(),
+        objective=no_objective(store, network.outputs),
+        columns=matrix_columns(network, store),
+        active=active,
+        backward_direction=Direction.OUT,
+        aggregated=(),
+        recomputed_stages=(),
+        seed=0,
+        place=CPU,
+        on_device=True,
+        sparse="x" if store.sparse_features is not None else None,
+    )
+    stages = [step.spec for step in (*builder.prepare(), *builder.train())]
+    moved = max(sum(builder.columns[name] for name in (*stage.loads, *stage.stores)) for stage in stages)
+    computed = max(stage.scratch_bytes_per_row for stage in stages)
+    edges = ceil(store.num_edges / store.num_nodes)
+    return computed + 2 * moved * network.dtype.itemsize + _BYTES_OF_AN_EDGE * edges
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:

@@ -20,6 +20,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import QuantileAggregation
 
+from ooc.errors import BudgetError
 from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
@@ -159,8 +160,10 @@ def test_budgets_do_not_matter(tmp_path: Path, pieces: None) -> None:
         assert all(torch.equal(epoch.gradients[name], part) for name, part in found[0].gradients.items())
 
 
-def test_what_cannot_be_split_is_taken_whole(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
-    """Its row of many edges counts against the budget."""
+def test_what_cannot_be_split_is_taken_whole(
+    shared: tuple[Data, Store], tmp_path: Path, pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row of many edges counts against the budget, and an error names it."""
     data, store = shared
     assert not probed(Product(4, 6)).calls
     case = CustomCase(make=Product)
@@ -169,6 +172,10 @@ def test_what_cannot_be_split_is_taken_whole(shared: tuple[Data, Store], tmp_pat
         kinds = [item.pull.per_edge for item in trainer.plan.programs["train"] if item.pull is not None]
     most = int(torch.bincount(data.edge_index[1]).max())
     assert {kind.row_edges for kind in kinds if kind is not None} == {most}
+    monkeypatch.setattr(opaque, "EDGES_AT_ONCE", 8)
+    named = rf"{most} edges of one row, which the layer needs at once, [\d.]+ .?B a thread"
+    with pytest.raises(BudgetError, match=named):
+        make_trainer(case, store, tmp_path, gpu_budget="10K", host_budget="10K")
 
 
 def test_columns_of_rows_that_are_taken_whole_come_in_slices(

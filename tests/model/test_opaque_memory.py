@@ -38,7 +38,7 @@ def general(conv: MessagePassing) -> Opaque:
     layer, _ = layer_of(conv, "Layer", [source, Graph()], {})
     module = sharing(conv, "Layer")
     findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
-    return Opaque(2, source, layer, module, findings, site=1, keep=True, against=False)
+    return Opaque(2, source, layer, module, findings, site=1, keep=True, against=False, most_edges=0)
 
 
 LAYERS: dict[str, Callable[[], MessagePassing]] = {

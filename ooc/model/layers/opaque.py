@@ -78,7 +78,8 @@ added: tiles have half as many edges on average."""
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
-    ``target``: where neighbours are nodes of another type, the rows themselves."""
+    ``target``: where neighbours are nodes of another type, the rows themselves; ``most_edges``: of a row, whichever
+    way."""
 
     pulls_targets = True
 
@@ -93,6 +94,7 @@ class Opaque(EdgeAggregate):
         site: int,
         keep: bool,
         against: bool,
+        most_edges: int,
         target: Value | None = None,
     ) -> None:
         super().__init__(index, source, target, groups=1, result=probed.columns, kept=0, keep=keep)
@@ -102,6 +104,7 @@ class Opaque(EdgeAggregate):
         self.layer = replace(layer, pairs=probed.pairs)
         self.probed = probed
         self.site = site
+        self.most_edges = most_edges
         self.retained: Retained | None = None
         self._module = module
         self._of_thread = local()
@@ -401,8 +404,9 @@ def lower_opaque(
     assembly.convolved.append(source)
     flipped = any(isinstance(one, Graph) and one.flipped for one in (*args, *kwargs.values()))
     against = flipped != layer.sums_at_sources
-    options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "target": target}
-    return kind(assembly.next_index(), source, layer, module, probed, **options)
+    most_edges = int(min(setting.most_edges(), 1 << 62))
+    options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
+    return kind(assembly.next_index(), source, layer, module, probed, target=target, **options)
 
 
 def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:

@@ -25,7 +25,7 @@ from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.program import Program
-from ooc.model.stages.schedule import Recipe
+from ooc.model.stages.schedule import Recipe, last_uses
 from ooc.plan.workload import Pull
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
@@ -174,7 +174,9 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     context, schedule, names = program.context, program.schedule, program.names
     incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.incoming(stage)]
     active = program.active(stage)
-    followed = [(v, active.training_rows(schedule.reach(v))) for v in schedule.backward_of(stage)]
+    values = schedule.backward_of(stage)
+    done_with = last_uses(values, schedule.used_backward, schedule.upstream_needs(stage))
+    followed = [(v, active.training_rows(schedule.reach(v)), done) for v, done in zip(values, done_with, strict=True)]
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
     learnt = schedule.learnt.get(stage)
     stepped = step_of_rows(program, stage) if program.steps_in_backward(stage) else None
@@ -185,7 +187,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
             if scaling is not None:
                 gradient = context.unscaled_after(gradient, tile, scaling)
             add(gradients, value, shaped(gradient, value.tail))
-        for value, stop in followed:
+        for value, stop, done in followed:
             if isinstance(value, Moments):
                 add(gradients, value.source, value.statistics.gradient(known[value.source]))
             elif value in gradients and tile.start < stop:
@@ -193,6 +195,8 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
             else:  # rows from ``stop`` on reach no loss: zero, if there is one
                 gradients.pop(value, None)
                 rows.tape.pop(value, None)
+            for need in done:
+                known.pop(need, None)
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:

@@ -21,7 +21,7 @@ from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Sink, Step, Tensors, Tile
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import Forward
-from ooc.model.stages.schedule import Recipe
+from ooc.model.stages.schedule import Recipe, last_uses, rows_in
 
 RowsOf = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
@@ -149,10 +149,8 @@ def materialise(
         return active.nodes if reach is None else active.training_rows(reach)
 
     loaded = [(v, names.value(v, recipe.recomputed.get(v)), stop_of(v)) for v in recipe.leaves]
-    computed = [
-        (v, [source for source in v.inputs if not isinstance(source, Moments)], stop_of(v), v in recorded)
-        for v in recipe.order
-    ]
+    computed = [(v, rows_in(v), stop_of(v), v in recorded) for v in recipe.order]
+    done_with = last_uses(recipe.order, rows_in, recipe.targets)
 
     def values_of(tile: Tile, rows: Rows) -> RowsOf:
         known: RowsOf = {}
@@ -168,9 +166,11 @@ def materialise(
         if pulled is not None:
             result = inputs[sums]
             known[pulled] = context.scaled_after(result, tile, pulled.scaling) if is_scaled else result
-        for value, sources, stop, record in computed:
+        for (value, sources, stop, record), done in zip(computed, done_with, strict=True):
             if start < stop:
                 known[value] = value.compute([known[source] for source in sources], rows, record=record)
+            for source in done:
+                known.pop(source, None)
         return known
 
     return values_of

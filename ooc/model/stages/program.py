@@ -12,14 +12,13 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import ceil
 
 from torch import Tensor
 
 from ooc.kernels.sparse_rows import DRAWN_BYTES, DRAWN_NUMBERS, ENTRY_BYTES
 from ooc.model.graph import ActiveRows, AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.projection import Projection, SparseProduct
 from ooc.model.lowering.rectified import Rectified, Signs
@@ -30,6 +29,7 @@ from ooc.model.lowering.values import (
     Dropout,
     Linear,
     Moments,
+    Multiplied,
     Noise,
     Normalized,
     Rows,
@@ -40,7 +40,7 @@ from ooc.model.lowering.values import (
 from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
 from ooc.model.stages.names import Names, embedding_gradient, embedding_name
 from ooc.model.stages.recomputation import Recomputation
-from ooc.model.stages.schedule import Recipe, Schedule, is_constant
+from ooc.model.stages.schedule import Recipe, Schedule, is_constant, last_uses, rows_in
 from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
 
 _SCORING_COPIES = 8
@@ -151,7 +151,7 @@ class Program:
             found = replace(found, copied_columns=apart)
         if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
             return found
-        return replace(found, row_edges=self._most_edges(self.context.along(aggregate)))
+        return replace(found, row_edges=self._most_edges(self.context.along(aggregate)) or aggregate.most_edges)
 
     @cache  # noqa: B019  # as long as the program is there
     def _most_edges(self, direction: EdgesKey) -> int:
@@ -188,22 +188,18 @@ class Program:
             wanted = min(rows, active.training_rows(reach[name])) if name in reach else rows
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
         differentiated = self.schedule.backward_of(backward) if backward is not None else []
-        temporaries = [v.columns * _copies(v, v in differentiated) for v in recipe.order if v.entries_per_row is None]
-        temporaries += [v.inner_columns for v in recipe.order if isinstance(v, Differentiated)]
+        temporaries = [self._most_at_once(recipe, differentiated, backward, sum(stores.values()))]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
         temporaries.append(max((of_moments * v.columns for v in measured), default=0))
-        temporaries.append(2 * max((_columns_at(v) for v in differentiated), default=0))
         learnt = self.schedule.learnt.get(stage)
         stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
         temporaries.append(_STEP_COPIES * stepped)
-        upstream = self.schedule.pulled(backward) if backward is not None else None
-        if isinstance(upstream, EdgeAggregate) and upstream.finds_upstream:
-            temporaries.append(2 * (upstream.upstream_columns + upstream.columns))
-        widths = [columns[name] for name in (*names, *stores) if name != self.context.sparse]
-        if pull is not None:
-            widths += [columns[name] for name in (pull.source, pull.output, *pull.own)]
+        widths = [columns[name] for name in names if name != self.context.sparse]
+        if pull is not None:  # a plain sum's rows, and these scaled
+            widths += [columns[name] for name in (pull.output, *pull.own)]
+            widths.append(columns[pull.output] if pull.per_edge is None else 0)
 
         # What is loaded is read once, what is stored read and written; what is pulled or stored to be pulled is scaled
         # by rows, and gradients that several values give are added up.
@@ -231,6 +227,46 @@ class Program:
             space=self.schedule.spaces[stage],
         )
         return Step(spec, compute, kernel)
+
+    def _most_at_once(self, recipe: Recipe, differentiated: Sequence[Value], backward: int | None, stored: int) -> int:
+        """Columns that a tile has at a time, at most, of values, of what is recorded of them, and of gradients; the
+        ``stored`` ones may be copies, at the end."""
+        schedule, most = self.schedule, 0
+        known, tape, gradients = dict[Value, int](), dict[Value, int](), dict[Value, int]()
+
+        def make(columns: int) -> None:
+            nonlocal most
+            most = max(most, columns + sum(map(sum, (known.values(), tape.values(), gradients.values()))))
+
+        for value, done in zip(recipe.order, last_uses(recipe.order, rows_in, recipe.targets), strict=True):
+            make(made := _made_columns(value, value in differentiated))
+            known[value] = value.columns if value.entries_per_row is None else 0
+            if value in differentiated and isinstance(value, (Dropout, Differentiated)):
+                tape[value] = made - known[value]
+            for source in done:
+                known.pop(source, None)
+        if backward is None:
+            make(stored)
+            return most
+        inner = {*differentiated}
+        gradients = {v: v.columns for v in inner if not schedule.users[v] or not inner.issuperset(schedule.users[v])}
+        done_with = last_uses(differentiated, schedule.used_backward, schedule.upstream_needs(backward))
+        for value, done in zip(differentiated, done_with, strict=True):
+            gradients.pop(value, None)
+            added = sum(gradients.get(source, 0) for source in value.inputs)  # to those that are there, making others
+            drawn = isinstance(value, Dropout) and value not in tape
+            unpacked = any(isinstance(need, Signs) for need in schedule.used_backward(value))
+            make(_columns_at(value) + added + 2 * value.columns * (drawn or unpacked))
+            gradients |= {source: source.columns for source in value.inputs if source.trains}
+            for one in (value, *done):
+                tape.pop(one, None)
+                known.pop(one, None)
+        pulled = schedule.pulled(backward)
+        if isinstance(pulled, EdgeAggregate) and pulled.finds_upstream:
+            gradients.pop(pulled, None)
+            make(2 * (pulled.upstream_columns + pulled.groups * pulled.result))
+        make(stored)
+        return most
 
     def spec(
         self,
@@ -332,25 +368,32 @@ class Program:
         return sorted(stages, reverse=True)
 
 
-def _copies(value: Value, differentiated: bool) -> int:
-    """Matrices of its own width that computing ``value`` makes, and keeps for its backward."""
+def _made_columns(value: Value, differentiated: bool) -> int:
+    """Columns of what computing ``value`` makes, and keeps for its backward."""
+    if value.entries_per_row is not None:
+        return 0
     if value.packed:  # a byte for each of its bits, twice, before they are packed
-        return 5
+        return 5 * value.columns
+    inner = value.inner_columns if isinstance(value, Differentiated) else 0
     if isinstance(value, Normalized):
-        return 5 * max(1, ceil(value.source.columns / value.columns))
+        return 5 * max(value.columns, value.source.columns) + inner
     if isinstance(value, Rowwise):
-        return 3 if differentiated else 2
+        return (3 if differentiated else 2) * value.columns + inner
     if isinstance(value, Noise):  # two numbers of 64 bits for each, and what is made of them
-        return 10
-    return 2 if isinstance(value, Dropout) else 1
+        return 10 * value.columns
+    return (2 if isinstance(value, Dropout) else 1) * value.columns
 
 
 def _columns_at(value: Value) -> int:
-    """Columns of the gradients at hand while that of ``value`` is taken to its inputs, as far as these need one."""
+    """Columns of the gradients that are made while that of ``value`` is taken to its inputs, as far as these need one;
+    twice as many where autograd may make others on the way."""
     needed = [
         v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and v.entries_per_row is None)
     ]
-    return value.columns + sum(needed) + 2 * _product_columns(value)
+    made = value.columns + sum(needed)
+    return (1 if isinstance(value, (Sum, Multiplied, Dropout, Rectified, Result)) else 2) * made + 2 * _product_columns(
+        value
+    )
 
 
 def _product_columns(value: Value) -> int:
@@ -372,7 +415,7 @@ def _forward_work(value: Value) -> Work:
     match value:
         case SparseProduct():
             return Work(_SPARSE_FORWARD * inputs * value.columns, 2 * inputs + value.columns, 4)
-        case Linear():
+        case Multiplied():
             narrow, wide = sorted((inputs, value.columns))
             packed = _PACKED_VALUES * wide * max(0, _WIDE - narrow) // _WIDE
             return Work(inputs * value.columns, inputs + value.columns + packed, 2)
@@ -397,7 +440,7 @@ def _backward_work(value: Value) -> Work:
     match value:
         case SparseProduct():
             return Work(_SPARSE_BACKWARD * forward.multiplies // _SPARSE_FORWARD, forward.values, 24)
-        case Linear():
+        case Multiplied():
             products = value.inputs[0].trains + value.own_trains
             return Work(products * forward.multiplies, products * forward.values, 2 * products)
         case Sum():
@@ -405,6 +448,8 @@ def _backward_work(value: Value) -> Work:
             return Work(0, (2 * scaled + len(value.parameters)) * value.columns, 1 + scaled + 2 * len(value.parameters))
         case Dropout() | Rectified():
             return Work(0, 3 * value.columns)
+        case Result():
+            return NO_WORK
         case _:
             return Work(2 * forward.multiplies, 2 * forward.values, _RECORDED_OPERATORS)
 

@@ -60,8 +60,7 @@ class Recomputation:
     def loss_recipe(self) -> Recipe:
         """How the last stage has its output and what its backward needs."""
         schedule, last = self._schedule, self._schedule.last
-        recorded = schedule.recorded(last)
-        return schedule.recipe([schedule.output, *schedule.backward_needs(last), *recorded], last, forced=recorded)
+        return schedule.recipe([schedule.output, *schedule.backward_needs(last)], last, forced=schedule.recorded(last))
 
     def forward(self, stage: int) -> Forward:
         """The epoch's own run of ``stage``, which computes what moments are taken of besides. Of what is recomputed,

@@ -22,7 +22,7 @@ would wait for their turns otherwise, and so would their gradients.
 Pure: nothing here computes anything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -55,7 +55,7 @@ def is_constant(value: Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to have some values: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
+    """How to have ``targets``: load ``leaves``, then compute ``order``. ``pulled``: it needs what the stage pulls.
 
     ``reach``: up to how many hops before the output rows of a value are needed; every row of those not in it.
     ``recomputed``: of the leaves those computed again (``recomputation``), with the backward stage that this was
@@ -65,6 +65,7 @@ class Recipe:
     leaves: tuple[Value, ...]
     order: tuple[Value, ...]
     pulled: bool
+    targets: tuple[Value, ...] = ()
     reach: Mapping[Value, int] = field(default_factory=dict)
     recomputed: Mapping[Value, int] = field(default_factory=dict)
     repeated: int | None = None
@@ -194,10 +195,7 @@ class Schedule:
 
     def backward_needs(self, stage: int) -> dict[Value, int]:
         """The values whose rows that takes, and up to how many hops before the output."""
-        return _furthest(
-            (need.source if isinstance(need, Signs) and need not in self.kept else need, reach)
-            for need, reach in self._needs(stage)
-        )
+        return _furthest((self._at_hand(need), reach) for need, reach in self._needs(stage))
 
     def recorded(self, stage: int) -> list[Value]:
         """The values of ``stage`` that autograd differentiates, and which its backward therefore has to compute."""
@@ -206,22 +204,33 @@ class Schedule:
     def backward_recipe(self, stage: int, needs: Mapping[Value, int] | None = None) -> Recipe:
         """How to have what the backward of ``stage`` needs, or ``needs`` of that, for the rows that need it."""
         recorded = self.recorded(stage)
-        targets = dict(self.backward_needs(stage) if needs is None else needs)
-        for value in recorded:
-            targets[value] = max(self.reach(value), targets.get(value, 0))
+        targets = self.backward_needs(stage) if needs is None else needs
         recipe = self.recipe(targets, forced=recorded)
         reach = dict(targets)
+        for value in recorded:
+            reach[value] = max(self.reach(value), reach.get(value, 0))
         for value in reversed(recipe.order):
             for source in value.inputs:
                 reach[source] = max(reach[value], reach.get(source, 0))
         return replace(recipe, reach=reach)
 
+    def used_backward(self, value: Value) -> list[Value]:
+        """What taking the gradient of ``value`` further needs, as it is at hand."""
+        return [*map(self._at_hand, value.needs())]
+
+    def upstream_needs(self, stage: int) -> tuple[Value, ...]:
+        """What the gradient of what ``stage`` pulls is made with, last of all."""
+        pulled = self.pulled(stage)
+        return pulled.needs() if pulled is not None and pulled.finds_upstream else ()
+
+    def _at_hand(self, need: Value) -> Value:
+        return need.source if isinstance(need, Signs) and need not in self.kept else need
+
     def _needs(self, stage: int) -> list[tuple[Value, int]]:
         """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
-        pulled = self.pulled(stage)
-        own = pulled.needs() if pulled is not None and pulled.finds_upstream else ()
         values = self.backward_of(stage)
-        return [(n, EVERYWHERE) for n in own] + [(n, self.reach(v)) for v in values for n in v.needs()]
+        needs = [(n, EVERYWHERE) for n in self.upstream_needs(stage)]
+        return needs + [(n, self.reach(v)) for v in values for n in v.needs()]
 
     def later_users(self, value: Value) -> list[Value]:
         """The local users of ``value`` in later stages."""
@@ -264,14 +273,14 @@ class Schedule:
 
     # ---- what is kept ------------------------------------------------------------------------------------
 
-    def recipe(self, targets: Iterable[Value], stage: int | None = None, forced: Sequence[Value] = ()) -> Recipe:
-        """How to have ``targets`` in ``stage``; None: outside, where nothing is pulled. ``forced`` are computed, even
-        where they are kept."""
+    def recipe(self, targets: Collection[Value], stage: int | None = None, forced: Sequence[Value] = ()) -> Recipe:
+        """How to have ``targets`` in ``stage``; None: outside, where nothing is pulled. ``forced`` are computed
+        besides, even where they are kept."""
         available = self.pulled(stage) if stage is not None else None
         leaves: set[Value] = set()
         order: set[Value] = set()
         pulled = False
-        waiting = list(targets)
+        waiting = [*targets, *forced]
         while waiting:
             value = waiting.pop()
             if value in leaves or value in order or isinstance(value, Moments):
@@ -285,7 +294,7 @@ class Schedule:
             else:
                 order.add(value)
                 waiting.extend(value.inputs)
-        return Recipe(in_order(leaves), in_order(order), pulled)
+        return Recipe(in_order(leaves), in_order(order), pulled, tuple(targets))
 
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
@@ -359,7 +368,7 @@ class Schedule:
         """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
         light = (Dropout, Rectified, Rowwise, Normalized)
         while isinstance(value, light) and not value.heavy:
-            sources = [source for source in value.inputs if not isinstance(source, Moments)]
+            sources = rows_in(value)
             if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):
                 break
             value = sources[0]
@@ -398,6 +407,22 @@ def _furthest(needs: Iterable[tuple[Value, int]]) -> dict[Value, int]:
     for value, reach in needs:
         found[value] = max(reach, found.get(value, 0))
     return found
+
+
+def rows_in(value: Value) -> list[Value]:
+    """The inputs that it is computed from row by row."""
+    return [source for source in value.inputs if not isinstance(source, Moments)]
+
+
+def last_uses(
+    order: Sequence[Value], used: Callable[[Value], Iterable[Value]], kept: Iterable[Value]
+) -> list[tuple[Value, ...]]:
+    """Of each in ``order`` what it is the last to have ``used``, but for what is ``kept`` beyond all of them."""
+    later, found = set(kept), list[tuple[Value, ...]]()
+    for value in reversed(order):
+        found.append(tuple(source for source in dict.fromkeys(used(value)) if source not in later))
+        later.update(found[-1])
+    return found[::-1]
 
 
 def in_order(values: Iterable[V]) -> tuple[V, ...]:

@@ -156,10 +156,22 @@ class Capacity:
         slabs, blocks, item = max(_frames_by_pass(layout, work), key=lambda needed: needed[0] + needed[1])
         return {
             "parameters, gradients and optimizer": work.fixed_device_bytes,
-            f"temporaries of tiles{f' ({layout.heaviest.title})' if layout.heaviest else ''}": layout.scratch_bytes,
+            f"temporaries of tiles{self._heaviest(layout.heaviest)}": layout.scratch_bytes,
             f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
             f"blocks of two steps ({item.title})": blocks * layout.frame_bytes,
         }
+
+    def _heaviest(self, item: Pass | None) -> str:
+        """What takes the temporaries: a pass, and the edges of a row where its layer needs all of them at once."""
+        if item is None:
+            return ""
+        kind, work = item.pull.per_edge if item.pull else None, self.workload
+        if item.pull is None or kind is None or kind.row_edges <= kind.edges_at_once:
+            return f" ({item.title})"
+        of_tile = most_edges(work.topologies[item.pull.direction], work.tile_rows, item.rows, work.tile_rows)
+        edges = min(kind.row_edges, of_tile)
+        held = f"{edges:,} edges of one row, which the layer needs at once, {format_size(edges * kind.bytes_per_edge)}"
+        return f" ({item.title}: {held} a thread)"
 
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
