@@ -435,7 +435,7 @@ NOT_TRIED: dict[str, tuple[str, str]] = {
     "MetaPath2Vec": _WALKS,
     "DeepGraphInfomax": (
         "principle",
-        "is trained on rows that are dealt out anew in each epoch; its encoder alone trains as any model",
+        "is trained on rows that are shuffled anew in each epoch; its encoder alone trains as any model",
     ),
     **dict.fromkeys(("InnerProductDecoder", "GAE"), _LINKS),
     "VGAE": _VARIATIONAL,

@@ -5,7 +5,7 @@ of other shares need.
 A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
 columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
 row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
-rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are dealt out:
+rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are sharded:
 each pulls its own for the rows of all, and is sent what others have pulled of theirs. Sums over rows are told
 panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process after the
 other, in the order of the tiles.

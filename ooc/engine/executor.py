@@ -14,11 +14,11 @@ from ooc.engine.operands import Input, Output, blocks_within
 from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
 from ooc.engine.pull_run import (
     BucketedPull,
-    DealtPull,
-    DealtSlabs,
     EdgeSweep,
     FeatureSweep,
     PullRun,
+    ShardedPull,
+    ShardedSlabs,
     SlabBuffers,
     SlabPull,
     WholePull,
@@ -41,7 +41,7 @@ from ooc.plan.layout.passes import (
     stored_slabs,
 )
 from ooc.plan.layout.shuffle import BucketedRows
-from ooc.plan.program.received import dealt_by, sent_parts_of
+from ooc.plan.program.received import sent_parts_of, sharded_by
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Kind
 from ooc.sizes import format_size
@@ -76,8 +76,8 @@ def run_program(
                 case RowPass():
                     running = RowPassRun(run, item, slabs)
                 case ColumnPass() if item.processes > 1:
-                    slabs = dealt = DealtSlabs(run, item)
-                    running = DealtPassRun(run, item, dealt)
+                    slabs = sharded = ShardedSlabs(run, item)
+                    running = ShardedPassRun(run, item, sharded)
                 case ColumnPass():
                     slabs = SlabBuffers(run, item)
                     running = ColumnPassRun(run, item, slabs)
@@ -159,7 +159,7 @@ class RowPassRun(TilePassRun):
         first_row = 0
         for reader in run.passes[item.index + 1 :]:
             if isinstance(reader, ColumnPass) and reader.pull.source == name and direct_slabs(run.passes, reader):
-                buffers = DealtSlabs(run, reader) if reader.processes > 1 else SlabBuffers(run, reader)
+                buffers = ShardedSlabs(run, reader) if reader.processes > 1 else SlabBuffers(run, reader)
                 direct, first_row = buffers.buffers, buffers.first_row
         return Output(
             self.runtime.matrices[name],
@@ -200,7 +200,7 @@ class RowPassRun(TilePassRun):
         return task
 
     def _sent_outputs(self) -> list[Callable[[range], Future[None]]]:
-        """What begins to send a part of what later passes pull, and is in memory whole, or dealt out."""
+        """What begins to send a part of what later passes pull, and is in memory whole, or sharded."""
         found: list[Callable[[range], Future[None]]] = []
         exchange, passes = self.runtime.exchange, self.program.passes
         if exchange is None:
@@ -211,8 +211,8 @@ class RowPassRun(TilePassRun):
             if whole is not None and directions:
                 of_one = directions[0] if len(directions) == 1 else None
                 found.append(partial(exchange.begin, whole[: self.item.rows], self.item.space, of_one))
-        for dealt in (DealtSlabs(self.program, one) for one in dealt_by(self.item, passes)):
-            found += [partial(dealt.deal, slab) for slab in dealt.direct]
+        for sharded in (ShardedSlabs(self.program, one) for one in sharded_by(self.item, passes)):
+            found += [partial(sharded.send, slab) for slab in sharded.direct]
         return found
 
     def reduce(self, result: Tile | None) -> None:
@@ -292,15 +292,15 @@ class ColumnPassRun(TilePassRun):
         return task if task.scattered is not None else None
 
 
-class DealtPassRun(TilePassRun):
-    """One execution of a column pass whose slabs are dealt out: in each turn this process pulls one slab, for the rows
+class ShardedPassRun(TilePassRun):
+    """One execution of a column pass whose slabs are sharded: in each turn this process pulls one slab, for the rows
     of one process after the other, who are sent them part by part while the next ones are pulled, and parts of the next
     turn's slabs between these. With its own rows, the last, what the others have pulled of their slabs is put where it
     belongs."""
 
-    pull: DealtPull
+    pull: ShardedPull
 
-    def __init__(self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs) -> None:
+    def __init__(self, run: ProgramRun, item: ColumnPass, buffers: ShardedSlabs) -> None:
         super().__init__(run, item)
         assert run.runtime.exchange is not None
         self.item, self.buffers, self.exchange = item, buffers, run.runtime.exchange
@@ -327,7 +327,7 @@ class DealtPassRun(TilePassRun):
             self.slab, self.turn_begins = step.slab, True
         self.out.clear()
         kernel = self.program.kernels[self.item.pull]
-        self.pull = DealtPull(self.program, self.item, self.buffers, self.slab, kernel)
+        self.pull = ShardedPull(self.program, self.item, self.buffers, self.slab, kernel)
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
@@ -364,7 +364,7 @@ class DealtPassRun(TilePassRun):
                 return
             self.sending.append(self.buffers.give_back(self.slab, at + 1, part))
             if begun % self.others == 0:  # as all do: they are to begin the same in the same order
-                self.buffers.deal_next(self.slab, range(begun // self.others, parts))
+                self.buffers.send_next(self.slab, range(begun // self.others, parts))
 
     def reduce(self, result: Tile | None) -> None:
         """Rows up to those of a tile have been pulled."""

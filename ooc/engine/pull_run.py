@@ -27,13 +27,13 @@ from ooc.model.graph import AnyScaling, damaged
 from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.passes import (
     ColumnPass,
-    DealtMemory,
     RowPass,
+    ShardedMemory,
     columns_beside,
-    dealt_memory,
-    dealt_rows,
     direct_slabs,
     edges_name,
+    sharded_memory,
+    sharded_rows,
     slabs_nbytes,
 )
 from ooc.plan.program.received import returned_parts
@@ -296,19 +296,19 @@ class SlabBuffers:
         self._filling.clear()
 
 
-class DealtRows:
-    """Of a matrix that goes into the pull of slabs that are dealt out: own rows of some slabs, and of all rows the
+class ShardedRows:
+    """Of a matrix that goes into the pull of slabs that are sharded: own rows of some slabs, and of all rows the
     columns that go with this process's slab of each turn at once. ``rows``: of all processes."""
 
-    def __init__(self, run: ProgramRun, item: ColumnPass, name: str, memory: Tensor, sizes: DealtMemory) -> None:
+    def __init__(self, run: ProgramRun, item: ColumnPass, name: str, memory: Tensor, sizes: ShardedMemory) -> None:
         planned, share, place = run.plan.matrices[name], run.plan.share, sizes.places[name]
-        assert share is not None, "columns are dealt out among several processes"
+        assert share is not None, "columns are sharded among several processes"
         self._item, self._grid, self._source = item, planned.grid, run.plan.matrices[item.pull.source].grid
         self._memory, self._dtype, self._place = memory, run.runtime.matrices[name].region_dtype, place
         self._whole, is_source = run.whole(name, item.index), name == item.pull.source
         self._count = run.written_rows(name, item.index) if is_source else item.rows
         self.rows = [share.of(rank, planned.matrix.space, self._count) for rank in range(share.count)]
-        own = dealt_rows(item, run.passes, planned, share, share.rank)
+        own = sharded_rows(item, run.passes, planned, share, share.rank)
         self.first_row, widths = own.start, (self._grid.width(k) for k in range(place.slabs))
         self.slabs = [self._matrix(place.own_at + k * place.own, len(own), width) for k, width in enumerate(widths)]
 
@@ -338,23 +338,23 @@ class DealtRows:
         return self._matrix(at, self._count, len(columns_beside(self._grid, self._source, slab)))
 
 
-class DealtSlabs(SlabBuffers):
-    """The buffers of a column pass whose slabs are dealt out among processes: turn after turn, as many as there are.
+class ShardedSlabs(SlabBuffers):
+    """The buffers of a column pass whose slabs are sharded among processes: turn after turn, as many as there are.
     Each has its own rows of all slabs of a turn; they are sent to those that pull them, and then there is what these
     have pulled for them. Where there are buffers for two turns, they come for the next one while one is pulled."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass) -> None:
         super().__init__(run, item)
         share, matrices = run.plan.share, run.plan.matrices
-        assert run.runtime.exchange is not None and share is not None, "columns are dealt out among several processes"
+        assert run.runtime.exchange is not None and share is not None, "columns are sharded among several processes"
         self._link, self._share, self._target = run.runtime.exchange, share, matrices[item.output].grid
-        self._sizes = sizes = dealt_memory(item, run.passes, matrices, share)
-        self._rows_of = {name: DealtRows(run, item, name, self._memory, sizes) for name in sizes.places}
+        self._sizes = sizes = sharded_memory(item, run.passes, matrices, share)
+        self._rows_of = {name: ShardedRows(run, item, name, self._memory, sizes) for name in sizes.places}
         source = self._rows_of[item.pull.source]
         self.first_row, self.buffers, self._targets = source.first_row, source.slabs, share.own(item.space, item.rows)
         self.direct = range(share.rank, direct_slabs(run.passes, item), item.processes)
         """Slabs of this process that are computed right into these buffers."""
-        self._dealing: list[Future[None]] = []
+        self._sending: list[Future[None]] = []
         self.parts = returned_parts(item, self._planned, share)
 
     def arrived(self, slab: int) -> list[Tensor]:
@@ -375,7 +375,7 @@ class DealtSlabs(SlabBuffers):
     def _place(self, name: str, slab: int, rows: range) -> Tensor:
         return self._rows_of[name].own(rows, slab)
 
-    def deal(self, slab: int, part: range, names: Sequence[str] = ()) -> Future[None]:
+    def send(self, slab: int, part: range, names: Sequence[str] = ()) -> Future[None]:
         """Begin to have ``part`` of all rows of ``slab``, and to send the others theirs of the same turn; of the
         source, or of ``names``."""
         turn, rank, shifts = self._item.turn(slab), self._share.rank, list[tuple[int, Tensor, Tensor]]()
@@ -402,23 +402,23 @@ class DealtSlabs(SlabBuffers):
         come, where there are buffers for them."""
         self._read(number)
         slab = self._run.program.steps[number].slab
-        if not self._dealing:
-            self._deal_read(slab, range(1))
-        self._link.wait(*self._dealing)
-        self._dealing.clear()
+        if not self._sending:
+            self._send_read(slab, range(1))
+        self._link.wait(*self._sending)
+        self._sending.clear()
 
-    def deal_next(self, slab: int, part: range) -> None:
-        """While ``slab`` is pulled: the same as ``deal`` of the next turn, where there are buffers for it."""
+    def send_next(self, slab: int, part: range) -> None:
+        """While ``slab`` is pulled: the same as ``send`` of the next turn, where there are buffers for it."""
         if self._item.turns_at_once > 1 and slab + self._item.processes < self._item.slabs:
-            self._deal_read(slab + self._item.processes, part)
+            self._send_read(slab + self._item.processes, part)
 
-    def _deal_read(self, slab: int, part: range) -> None:
-        """Deal out what is read into the buffers."""
+    def _send_read(self, slab: int, part: range) -> None:
+        """Send what is read into the buffers."""
         read = [name for name in self._rows_of if slab not in self.direct or name != self._item.pull.source]
         for each in (*self._item.turn(slab), _BROUGHT) if read else ():
             self._take(each)
         if read:
-            self._dealing.append(self.deal(slab, part, read))
+            self._sending.append(self.send(slab, part, read))
 
 
 class SlabPull(PullRun):
@@ -455,11 +455,11 @@ class SlabPull(PullRun):
         return [part.tile(tile.start, tile.stop) for part in self._own]
 
 
-class DealtPull(PullRun):
+class ShardedPull(PullRun):
     """From all rows of a slab that is this process's, with what rows bring to it."""
 
     def __init__(
-        self, run: ProgramRun, item: ColumnPass, buffers: DealtSlabs, slab: int, kernel: Kernel | AnyScaling
+        self, run: ProgramRun, item: ColumnPass, buffers: ShardedSlabs, slab: int, kernel: Kernel | AnyScaling
     ) -> None:
         source, *self._own = buffers.arrived(slab)
         super().__init__(run, item.pull, kernel, source, _groups(run, item, slab))

@@ -63,7 +63,7 @@ class BucketRows:
     def _check(found: Tensor, wanted: Tensor) -> None:
         if not torch.equal(found, wanted):
             raise StoreError(
-                "rows that have an edge into others have not been dealt out to them: the edges of both directions are "
+                "rows that have an edge into others have not been shuffled to them: the edges of both directions are "
                 "not alike; ooc verify tells where; convert again"
             )
 

@@ -132,7 +132,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
 
 
 def _processes(item: Pass) -> int:
-    """Among how many the slabs of a pass are dealt out."""
+    """Among how many the slabs of a pass are sharded."""
     return item.processes if isinstance(item, ColumnPass) else 1
 
 
@@ -144,12 +144,12 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
     if sweeps is not None:
         source = layout.matrices[sweeps.pull.source]
         grid = source.grid
-        is_dealt, slabs = sweeps.processes > 1, sweeps.slabs - sweeps.direct * sweeps.slab_buffers
-        if is_dealt and sweeps.turns_at_once > 1:
+        is_sharded, slabs = sweeps.processes > 1, sweeps.slabs - sweeps.direct * sweeps.slab_buffers
+        if is_sharded and sweeps.turns_at_once > 1:
             slabs = 0 if sweeps.direct else sweeps.processes
-        if sweeps.slab_buffers == 1 < grid.slabs or is_dealt:  # a slab is read while nothing can be computed
+        if sweeps.slab_buffers == 1 < grid.slabs or is_sharded:  # a slab is read while nothing can be computed
             slabs_bytes = grid.slab_nbytes(0) * (slabs if sweeps is item else 1)
-            if is_dealt:
+            if is_sharded:
                 slabs_bytes = slabs_bytes * len(workload.own(source.matrix.space, grid.rows)) // grid.rows
             stalled = max(
                 ssd_seconds(

@@ -49,8 +49,8 @@ class Moves:
         for name in self.sources:
             matrix = self.workload.matrices[name]
             loaded = any(name in s.loads for stages in self.workload.programs.values() for s in stages)
-            dealable = name in self.workload.dealable
-            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded, dealable), []).append(name)
+            shardable = name in self.workload.shardable
+            groups.setdefault((matrix.rows, matrix.columns, matrix.itemsize, loaded, shardable), []).append(name)
         return list(groups.values())
 
     def in_memory(self, choice: Choice) -> list[Choice]:
@@ -72,7 +72,7 @@ class Moves:
     def direct(self, choice: Choice, group: list[str]) -> list[Choice]:
         """The first slabs computed into their buffers, or by way of blocks."""
         cut = choice.cuts[group[0]]
-        if not (cut.columns or cut.dealt) or (cut.direct and not self.on_device):
+        if not (cut.columns or cut.sharded) or (cut.direct and not self.on_device):
             return []
         return [_held(choice, group, replace(cut, direct=not cut.direct))]
 
@@ -81,14 +81,14 @@ class Moves:
         cut = choice.cuts[group[0]]
         return [_held(choice, group, replace(cut, overlap_last=not cut.overlap_last))] if cut.columns else []
 
-    def deal(self, choice: Choice, group: list[str]) -> list[Choice]:
-        """Slabs of all of ``group``, or of one source, dealt out among the processes, as wide as they can be or as they
-        are; or dealt out no longer."""
-        if self.limits.exchange is not ExchangeForm.AUTO or group[0] not in self.workload.dealable:
+    def shard(self, choice: Choice, group: list[str]) -> list[Choice]:
+        """Slabs of all of ``group``, or of one source, sharded among the processes, as wide as they can be or as they
+        are; or sharded no longer."""
+        if self.limits.exchange is not ExchangeForm.AUTO or group[0] not in self.workload.shardable:
             return []
         found = []
         for names in (group, *([name] for name in group if len(group) > 1)):
-            other = replace(choice.cuts[names[0]], dealt=not choice.cuts[names[0]].dealt)
+            other = replace(choice.cuts[names[0]], sharded=not choice.cuts[names[0]].sharded)
             for cut in dict.fromkeys((other, replace(other, columns=0))):
                 found.append(replace(choice, cuts={**choice.cuts, **dict.fromkeys(names, cut)}))
         return found
@@ -196,6 +196,6 @@ class Moves:
 
 
 def _held(choice: Choice, group: list[str], cut: SlabChoice) -> Choice:
-    """The same, but for how the sources of ``group`` are held; dealt out as they were."""
-    cuts = {name: replace(cut, dealt=choice.cuts[name].dealt) for name in group}
+    """The same, but for how the sources of ``group`` are held; sharded as they were."""
+    cuts = {name: replace(cut, sharded=choice.cuts[name].sharded) for name in group}
     return replace(choice, cuts={**choice.cuts, **cuts})

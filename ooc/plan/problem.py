@@ -93,11 +93,13 @@ class Problem:
         return None if known is None else replace(known, choice=choice)
 
     def _as_asked(self, choice: Choice) -> Choice:
-        """The same with columns dealt out wherever they can be, if the user wants that."""
+        """The same with columns sharded wherever they can be, if the user wants that."""
         if self.limits.exchange is not ExchangeForm.COLUMNS:
             return choice
-        dealt = {name: replace(cut, dealt=True) for name, cut in choice.cuts.items() if name in self.workload.dealable}
-        return replace(choice, cuts=choice.cuts | dealt)
+        sharded = {
+            name: replace(cut, sharded=True) for name, cut in choice.cuts.items() if name in self.workload.shardable
+        }
+        return replace(choice, cuts=choice.cuts | sharded)
 
     def candidates(self) -> list[Candidate]:
         """All that fitted so far."""

@@ -144,7 +144,7 @@ class _Solver:
             for group in moves.groups():
                 best = self._better(best, moves.cuts(best.choice, group))
                 best = self._better(best, moves.direct(best.choice, group))
-                other = self._better(best, moves.deal(best.choice, group))
+                other = self._better(best, moves.shard(best.choice, group))
                 best = other if other.score < (best.score[0], (1 - TIE) * best.seconds) else best
                 if self.on_device:
                     # Not on the CPU, which computes longer than it moves blocks: there epochs became no shorter.

@@ -417,8 +417,8 @@ class Workload:
         return frozenset(pull.source for pull in self.pulls).difference(self.groupings)
 
     @cached_property
-    def dealable(self) -> frozenset[str]:
-        """The matrices whose slabs may be dealt out among the processes, each of which pulls its own for all rows:
+    def shardable(self) -> frozenset[str]:
+        """The matrices whose slabs may be sharded among the processes, each of which pulls its own for all rows:
         those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does
         what rows bring to the pull."""
         found = {pull.source for pull in self.pulls}
@@ -433,13 +433,13 @@ class Workload:
                     or any(o.rows < stage.rows for o in brought)
                 ):
                     found.discard(pull.source)
-        return frozenset(name for name in found if processes_of(self.share) > 1 and self.dealt_widths(name))
+        return frozenset(name for name in found if processes_of(self.share) > 1 and self.sharded_widths(name))
 
-    def dealt_widths(self, name: str) -> tuple[int, ...]:
+    def sharded_widths(self, name: str) -> tuple[int, ...]:
         """Columns of a slab of matrix ``name``, the most first, so that all processes have as many slabs."""
         columns, kind = self.matrices[name].columns, self.groupings.get(name)
         groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
-        return tuple(columns // groups * some for some in dealt_widths(groups, processes_of(self.share), slices))
+        return tuple(columns // groups * some for some in sharded_widths(groups, processes_of(self.share), slices))
 
     @cached_property
     def groupings(self) -> dict[str, PerEdge]:
@@ -453,7 +453,7 @@ def processes_of(share: Share | None) -> int:
 
 
 @lru_cache(maxsize=64)
-def dealt_widths(groups: int, count: int, slices: int = 1) -> tuple[int, ...]:
+def sharded_widths(groups: int, count: int, slices: int = 1) -> tuple[int, ...]:
     """Groups of columns of a slab, the most first, so that ``count`` processes have as many slabs each: whole heads, of
     which each is so many ``slices``, or as many of one."""
     fitting = (width for width in range(-(-groups // count), 0, -1) if width % slices == 0 or slices % width == 0)

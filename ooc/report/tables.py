@@ -438,7 +438,7 @@ def describe_ranks(
             "pulled": of_ranks[0].source,
             "halo_bytes": max(one.halo_bytes for one in of_ranks),
             "columns_bytes": None if of_ranks[0].columns_bytes is None else max(o.columns_bytes or 0 for o in of_ranks),
-            "sent": ExchangeForm.COLUMNS.value if of_ranks[0].is_dealt else ExchangeForm.HALO.value,
+            "sent": ExchangeForm.COLUMNS.value if of_ranks[0].is_sharded else ExchangeForm.HALO.value,
         }
         for of_ranks in zip(*forms, strict=True)
     ]

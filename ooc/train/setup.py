@@ -262,8 +262,8 @@ class Job:
         self._speeds: Sequence[float] = [1.0] * resources.ranks.count
         self._exchange_bytes = 0
         self._halo_rows: dict[EdgesKey, int] = {}
-        self._dealt: frozenset[str] = frozenset()
-        """What the plan that was made last deals out, of which all pull as much, whatever their rows."""
+        self._sharded: frozenset[str] = frozenset()
+        """What the plan that was made last shards, of which all pull as much, whatever their rows."""
 
     @property
     def workload(self) -> Workload:
@@ -350,14 +350,14 @@ class Job:
         return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
 
     def _is_uneven(self, plan: Plan) -> bool:
-        """Whether rows are to be shared out otherwise, now that it is known what ``plan`` deals out."""
+        """Whether rows are to be shared out otherwise, now that it is known what ``plan`` shards."""
         columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
-        before, self._dealt = self._dealt, frozenset(item.pull.source for item in columns)
-        return before != self._dealt and self._divided(self._panels()) != self._shares
+        before, self._sharded = self._sharded, frozenset(item.pull.source for item in columns)
+        return before != self._sharded and self._divided(self._panels()) != self._shares
 
     def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
         """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
-        different rows: who has none of the first ones has nothing to do in some. Of what is dealt out all pull as much,
+        different rows: who has none of the first ones has nothing to do in some. Of what is sharded all pull as much,
         whatever their rows: that is left out."""
         found = {}
         for space, nodes in self.store.node_counts.items():
@@ -368,7 +368,7 @@ class Job:
     def _panel_seconds(self, space: str, starts: range) -> list[list[float]]:
         workload, hardware, found = self.workload, self.resources.hardware, dict[int, list[float]]()
         for stage in (one for one in workload.programs["train"] if one.space == space):
-            if stage.pull is not None and stage.pull.source in self._dealt:
+            if stage.pull is not None and stage.pull.source in self._sharded:
                 stage = replace(stage, pull=None)
             seconds = found.setdefault(stage.rows, [0.0] * len(starts))
             edges = None if stage.pull is None else workload.topologies[stage.pull.direction]
@@ -381,13 +381,13 @@ class Job:
     def even_out(self, taken_s: Sequence[float]) -> bool:
         """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
         where these are as even as panels allow. To be asked by all of them with the same figures."""
-        workload, hardware, dealt_s = self.workload, self.resources.hardware, 0.0
+        workload, hardware, sharded_s = self.workload, self.resources.hardware, 0.0
         for stage in workload.programs["train"]:
-            if stage.pull is not None and stage.pull.source in self._dealt:  # that all processes pull together
+            if stage.pull is not None and stage.pull.source in self._sharded:  # that all processes pull together
                 edges = workload.topologies[stage.pull.direction].edges_of(range(stage.rows), workload.tile_rows)
-                dealt_s += stage_seconds(stage, stage.rows, edges, workload, hardware)
-                dealt_s -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
-        panels, done = self._panels(), [dealt_s / len(taken_s)] * len(taken_s)
+                sharded_s += stage_seconds(stage, stage.rows, edges, workload, hardware)
+                sharded_s -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
+        panels, done = self._panels(), [sharded_s / len(taken_s)] * len(taken_s)
         for space, (height, weights) in panels.items():
             for rank, one in enumerate(self._shares[space]):
                 own = slice(one.start // height, -(-one.stop // height) if one else 0)

@@ -404,7 +404,7 @@ class Trainer:
         of what is free (on the CPU they are two parts of ``memory``). ``spill_dir`` takes scratch data (default: the
         disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
         ``slab_columns`` override the planner, and so does ``exchange``, which says what several processes send each
-        other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be dealt out; by
+        other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be sharded; by
         default what takes less time where each receives ``link`` bytes a second (default: as is measured first); none
         of them nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD
         (scoring comes on top). ``optimizer_state`` says where what the optimizer keeps of large parameters is:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are dealt out through a file are those of memory; and how many every bucket gets is counted right."""
+"""Rows that are shuffled through a file are those of memory; and how many every bucket gets is counted right."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -92,17 +92,17 @@ def lowest(store: Store, *, columns: int) -> BucketedRows:
     return BucketedRows(NODES, columns, 4, TILE_ROWS, 1 << 12, tuple(entries), NODES)
 
 
-def deal_out(file: ShuffleFile[BucketedRows], store: Store, values_RC: Tensor, memory: Tensor) -> None:
+def shuffle_rows(file: ShuffleFile[BucketedRows], store: Store, values_RC: Tensor, memory: Tensor) -> None:
     """The rows of a source, tile by tile."""
-    dealer = RowsWriter(file, memory)
+    writer = RowsWriter(file, memory)
     for start in range(0, len(values_RC), TILE_ROWS):
         stop = min(len(values_RC), start + TILE_ROWS)
-        dealer.add(start, values_RC[start:stop], rows_by_bucket(file.plan, tile_of(store, start, stop)))
-    dealer.finish()
+        writer.add(start, values_RC[start:stop], rows_by_bucket(file.plan, tile_of(store, start, stop)))
+    writer.finish()
 
 
-def memory_for(deal: BucketedRows) -> Tensor:
-    arena = Arena(deal.memory_nbytes)
+def memory_for(shuffle: BucketedRows) -> Tensor:
+    arena = Arena(shuffle.memory_nbytes)
     return torch.from_numpy(arena.view(0, arena.nbytes))
 
 
@@ -160,18 +160,18 @@ def test_rows_are_those_of_memory(
     tmp_path: Path,
 ) -> None:
     """All that a step's targets gather, in either direction, while the step before it is still computed; once more
-    after other values have been dealt; bytes moved are the plan's."""
+    after other values have been shuffled; bytes moved are the plan's."""
     neighbours = neighbours_of(store)
-    deal = planned(
+    shuffle = planned(
         store, rows=NODES, targets=targets, columns=columns, itemsize=dtype.itemsize, steps=steps, memory=memory
     )
-    file = ShuffleFile("m", deal, dtype, create_spill(tmp_path, "m", deal.nbytes), engine)
+    file = ShuffleFile("m", shuffle, dtype, create_spill(tmp_path, "m", shuffle.nbytes), engine)
     step_rows = steps * TILE_ROWS
     for seed in (1, 2):
         whole = torch.randn(NODES, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
         before = engine.counters.read_bytes, engine.counters.write_bytes
-        deal_out(file, store, whole, memory_for(deal))
-        reader = RowsReader(file, memory_for(deal), targets=targets, reverse=reverse)
+        shuffle_rows(file, store, whole, memory_for(shuffle))
+        reader = RowsReader(file, memory_for(shuffle), targets=targets, reverse=reverse)
         starts = range(0, targets, step_rows)
         still_computed: list[int] = []
         for start in reversed(starts) if reverse else starts:
@@ -185,22 +185,22 @@ def test_rows_are_those_of_memory(
                 assert torch.equal(found.index_select(0, wanted), whole[wanted])
             still_computed = [start]
         after = engine.counters.read_bytes, engine.counters.write_bytes
-        assert [b - a for a, b in zip(before, after, strict=True)] == [deal.nbytes, deal.nbytes]
+        assert [b - a for a, b in zip(before, after, strict=True)] == [shuffle.nbytes, shuffle.nbytes]
     file.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_many_chunks_a_bucket(engine: Engine, store: Store, tmp_path: Path) -> None:
     """More than there is memory for at a time; rows do not end where chunks do."""
-    deal = lowest(store, columns=999)
-    assert deal.buckets > 2 and max(map(deal.bucket_nbytes, range(deal.buckets))) > 3 * deal.chunk_bytes
-    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    shuffle = lowest(store, columns=999)
+    assert shuffle.buckets > 2 and max(map(shuffle.bucket_nbytes, range(shuffle.buckets))) > 3 * shuffle.chunk_bytes
+    file = ShuffleFile("m", shuffle, torch.float32, create_spill(tmp_path, "m", shuffle.nbytes), engine)
     whole = torch.randn(NODES, 999)
-    deal_out(file, store, whole, memory_for(deal))
-    reader = RowsReader(file, memory_for(deal), targets=NODES, reverse=False)
-    for bucket in range(deal.buckets):
-        start = bucket * deal.bucket_rows
-        reader.open(start, min(NODES, start + deal.bucket_rows))
+    shuffle_rows(file, store, whole, memory_for(shuffle))
+    reader = RowsReader(file, memory_for(shuffle), targets=NODES, reverse=False)
+    for bucket in range(shuffle.buckets):
+        start = bucket * shuffle.bucket_rows
+        reader.open(start, min(NODES, start + shuffle.bucket_rows))
         wanted = torch.tensor(gathered_by(neighbours_of(store), range(start, min(NODES, start + TILE_ROWS)), NODES))
         assert torch.equal(reader.tile(start).index_select(0, wanted), whole[wanted])
     file.close()
@@ -208,11 +208,11 @@ def test_many_chunks_a_bucket(engine: Engine, store: Store, tmp_path: Path) -> N
 
 def test_a_step_still_computed_has_its_rows_while_the_next_opens(engine: Engine, store: Store, tmp_path: Path) -> None:
     """Before every line of it: a thread that computes may run between any two."""
-    deal = lowest(store, columns=5)
-    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    shuffle = lowest(store, columns=5)
+    file = ShuffleFile("m", shuffle, torch.float32, create_spill(tmp_path, "m", shuffle.nbytes), engine)
     whole = torch.randn(NODES, 5)
-    deal_out(file, store, whole, memory_for(deal))
-    reader = RowsReader(file, memory_for(deal), targets=NODES, reverse=False)
+    shuffle_rows(file, store, whole, memory_for(shuffle))
+    reader = RowsReader(file, memory_for(shuffle), targets=NODES, reverse=False)
     reader.open(0, TILE_ROWS)
     looked = start = 0
 
@@ -230,24 +230,24 @@ def test_a_step_still_computed_has_its_rows_while_the_next_opens(engine: Engine,
             reader.open(start, min(NODES, start + TILE_ROWS))
         finally:
             sys.settrace(None)
-    assert looked > 10 * deal.buckets
+    assert looked > 10 * shuffle.buckets
     file.close()
 
 
 def test_edges_that_are_not_alike_in_both_directions_are_found(engine: Engine, store: Store, tmp_path: Path) -> None:
     """Whether a bucket gets more rows than it gathers, fewer, or others: an error of the store's."""
-    deal = lowest(store, columns=999)
-    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
+    shuffle = lowest(store, columns=999)
+    file = ShuffleFile("m", shuffle, torch.float32, create_spill(tmp_path, "m", shuffle.nbytes), engine)
     values = torch.randn(TILE_ROWS, 999)
     everyone = torch.arange(NODES).repeat(TILE_ROWS)
     offsets = torch.arange(TILE_ROWS + 1) * NODES
-    dealer = RowsWriter(file, memory_for(deal))
+    writer = RowsWriter(file, memory_for(shuffle))
     with pytest.raises(StoreError, match="not alike"):
         for start in range(0, NODES - TILE_ROWS, TILE_ROWS):
-            dealer.add(start, values, rows_by_bucket(deal, TileEdges(everyone, offsets, start, NODES)))
-    dealer = RowsWriter(file, memory_for(deal))
+            writer.add(start, values, rows_by_bucket(shuffle, TileEdges(everyone, offsets, start, NODES)))
+    writer = RowsWriter(file, memory_for(shuffle))
     with pytest.raises(StoreError, match="not alike"):
-        dealer.finish()
+        writer.finish()
     file.close()
     rows = BucketRows(9, torch.tensor([1, 2, 5]), torch.randn(3, 2))
     for missing in ([0], [2, 3], [1, 8]):
@@ -260,11 +260,11 @@ def test_edges_that_are_not_alike_in_both_directions_are_found(engine: Engine, s
 @pytest.mark.parametrize("faults", [Faults(full=1.0), Faults(broken=1.0)], ids=["full", "broken"])
 def test_a_disk_that_fails_is_one_line(faults: Faults, store: Store, tmp_path: Path) -> None:
     """It names the matrix, and nothing is left under way."""
-    deal = lowest(store, columns=99)
+    shuffle = lowest(store, columns=99)
     engine = faulty_engine(faults)
-    file = ShuffleFile("m dealt", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
-    with pytest.raises(SpillError, match=r"m dealt: writing .* at byte \d+ failed: "):
-        deal_out(file, store, torch.randn(NODES, 99), memory_for(deal))
+    file = ShuffleFile("m shuffled", shuffle, torch.float32, create_spill(tmp_path, "m", shuffle.nbytes), engine)
+    with pytest.raises(SpillError, match=r"m shuffled: writing .* at byte \d+ failed: "):
+        shuffle_rows(file, store, torch.randn(NODES, 99), memory_for(shuffle))
     file.close()
     engine.close()
 
@@ -274,27 +274,27 @@ def test_a_disk_that_fails_is_one_line(faults: Faults, store: Store, tmp_path: P
 
 @pytest.mark.parametrize("degree", [2, 40])
 @pytest.mark.parametrize("columns", [2, 200])
-def test_what_dealing_allocates_is_within_its_bound(degree: int, columns: int, engine: Engine, tmp_path: Path) -> None:
+def test_what_shuffling_allocates_is_bounded(degree: int, columns: int, engine: Engine, tmp_path: Path) -> None:
     """And near it: a tile's rows sorted by bucket, and one bucket's at a time as they are in the file."""
     rows, nodes = 256, 4096
     generator = torch.Generator().manual_seed(0)
     indices = torch.randint(0, nodes, (rows, degree), generator=generator).sort().values.view(-1).int()
     tile = TileEdges(indices, torch.arange(rows + 1, dtype=torch.int32) * degree, 0, nodes)
-    deal = BucketedRows(nodes, columns, 4, nodes // 4, 1 << 12, (nodes,) * 4, nodes)
-    file = ShuffleFile("m", deal, torch.float32, create_spill(tmp_path, "m", deal.nbytes), engine)
-    dealer = RowsWriter(file, memory_for(deal))
+    shuffle = BucketedRows(nodes, columns, 4, nodes // 4, 1 << 12, (nodes,) * 4, nodes)
+    file = ShuffleFile("m", shuffle, torch.float32, create_spill(tmp_path, "m", shuffle.nbytes), engine)
+    writer = RowsWriter(file, memory_for(shuffle))
     values = torch.randn(rows, columns)
-    per_edge, per_row = shuffle_scratch(deal)
-    dealing = peak_bytes(lambda: rows_by_bucket(deal, tile))
-    assert dealing <= (len(indices) + rows) * per_edge <= 5 * dealing
-    dealt = rows_by_bucket(deal, tile)
-    adding = peak_bytes(lambda: dealer.add(0, values, dealt))
+    per_edge, per_row = shuffle_scratch(shuffle)
+    shuffling = peak_bytes(lambda: rows_by_bucket(shuffle, tile))
+    assert shuffling <= (len(indices) + rows) * per_edge <= 5 * shuffling
+    shuffled = rows_by_bucket(shuffle, tile)
+    adding = peak_bytes(lambda: writer.add(0, values, shuffled))
     assert adding <= rows * per_row
     file.close()
 
 
 @pytest.mark.parametrize("degree", [2, 40])
-def test_gathering_from_dealt_rows_is_within_the_layers_bound(degree: int) -> None:
+def test_gathering_from_shuffled_rows_is_within_the_layers_bound(degree: int) -> None:
     """As gathering from memory is."""
     aggregate = general(GENERAL_LAYERS["ResGatedGraphConv"]())
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that run as they are, where not even what they gather from fits in memory: it is dealt out, results are the
+"""Layers that run as they are, where not even what they gather from fits in memory: it is shuffled, results are the
 same."""
 
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def assert_same(epochs: list[Any], expected: list[Any]) -> None:
 
 
 def gathered_in(plan: Plan) -> set[str]:
-    """The matrices that are dealt out in training."""
+    """The matrices that are shuffled in training."""
     return {
         item.pull.source for item in plan.programs["train"] if isinstance(item, ShufflePass) and item.pull is not None
     }
@@ -119,13 +119,13 @@ def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: di
     plan = trainer.plan
     assert gathered_in(plan) == {"m1", "m2"} and plan.arena_bytes < WHOLE_BYTES
     titles = [item.title for item in plan.programs["train"]]
-    assert [title for title in titles if "deal" in title] == [
-        "deal out m1",
-        "forward 1, general path, sources dealt out",
-        "deal out m2",
-        "loss, general path, sources dealt out",
-        "sources 2, general path, sources dealt out, sources' gradients spilled",
-        "sources 1, general path, sources dealt out, sources' gradients spilled",
+    assert [title for title in titles if "shuffle" in title] == [
+        "shuffle m1",
+        "forward 1, general path, sources shuffled",
+        "shuffle m2",
+        "loss, general path, sources shuffled",
+        "sources 2, general path, sources shuffled, sources' gradients spilled",
+        "sources 1, general path, sources shuffled, sources' gradients spilled",
     ]
     expected, roomy = trained(store, tmp_path)
     assert not roomy.plan.bucketed_rows and not roomy.plan.ssd_write_bytes
@@ -133,7 +133,7 @@ def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: di
 
 
 def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
-    """What is dealt is written once, and read forward and backward; nothing is left of it. Nor is the arena filled
+    """What is shuffled is written once, and read forward and backward; nothing is left of it. Nor is the arena filled
     beyond what is planned, which keeps the budgets."""
     with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
         records = trainer.fit(epochs=2, eval_every=0)
@@ -142,9 +142,9 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, An
     for record in records:
         assert record.device_peak_bytes <= plan.device_peak_bytes <= scarce["gpu_budget"]
         assert record.host_peak_bytes <= plan.host_peak_bytes <= scarce["host_budget"]
-    dealt = sum(deal.nbytes for deal in plan.bucketed_rows.values())
-    assert dealt > 2 * WHOLE_BYTES
-    assert plan.ssd_write_bytes >= dealt and plan.ssd_read_bytes >= 2 * dealt
+    shuffled = sum(shuffle.nbytes for shuffle in plan.bucketed_rows.values())
+    assert shuffled > 2 * WHOLE_BYTES
+    assert plan.ssd_write_bytes >= shuffled and plan.ssd_read_bytes >= 2 * shuffled
     assert list((tmp_path / "spill").iterdir()) == []
 
 
@@ -175,7 +175,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
         prospect.plan(Limits(1000, 50_000), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
     _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
-    assert other.bucketed_rows and all(deal.nbytes >= WHOLE_BYTES for deal in other.bucketed_rows.values())
+    assert other.bucketed_rows and all(shuffle.nbytes >= WHOLE_BYTES for shuffle in other.bucketed_rows.values())
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_plans_and_threads_do_not_matter(
         budgets["gpu_budget"] += more_bytes
         epochs, trainer = trained(store, tmp_path, epochs=1, **options, **budgets)
         assert "m2" in gathered_in(trainer.plan), (block_rows, more_bytes)
-        buckets.add(trainer.plan.bucketed_rows["m2 dealt"].bucket_rows)
+        buckets.add(trainer.plan.bucketed_rows["m2 shuffled"].bucket_rows)
         assert_same(epochs, expected)
     assert len(buckets) > 1
 
@@ -233,15 +233,15 @@ def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks:
 
 
 def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
-    """In the order of hops from few training nodes, rows within reach are dealt, to targets within reach."""
+    """In the order of hops from few training nodes, rows within reach are shuffled, to targets within reach."""
     graph = GraphCase(nodes=3000, edges=4500, unlabelled=2250, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=32)
     plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
-    (item,) = [item for item in plan.programs["train"] if item.title == "deal out m2"]
+    (item,) = [item for item in plan.programs["train"] if item.title == "shuffle m2"]
     assert item.pull is not None
-    deal = plan.bucketed_rows[item.pull.output]
-    assert deal.targets < deal.rows < graph.nodes
+    shuffle = plan.bucketed_rows[item.pull.output]
+    assert shuffle.targets < shuffle.rows < graph.nodes
 
 
 def test_dropout_in_layers_drops_the_same(store: Store, tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ def test_predictions(store: Store, tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
         predicted(1000, 60_000)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
-    (expected, whole), (found, dealt) = predicted(10**8, 10**8), predicted(named, 60_000)
-    assert dealt and not whole
+    (expected, whole), (found, shuffled) = predicted(10**8, 10**8), predicted(named, 60_000)
+    assert shuffled and not whole
     assert torch.equal(found, expected)
 
 
@@ -287,7 +287,7 @@ def test_a_disk_that_fails_ends_the_run_with_one_line(
         return faulty_engine(Faults(seed=4, **faults), depth=8, bulk_depth=4), "a test"
 
     monkeypatch.setattr("ooc.engine.runtime.choose_engine", engine)
-    with pytest.raises(OocError, match=r"^\S+( dealt)?: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
+    with pytest.raises(OocError, match=r"^\S+( shuffled)?: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
         trained(store, tmp_path, **scarce)
     assert_no_more_held(before)
     assert list((tmp_path / "spill").iterdir()) == []

@@ -42,7 +42,7 @@ _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],
 }
-_DEALT: dict[str, Callable[[int, int], nn.Module]] = {
+_SHARDED: dict[str, Callable[[int, int], nn.Module]] = {
     "heads": lambda f, c: GAT(f, 9, 3, c, heads=3, v2=True, dropout=0.3, norm="batch_norm"),
     "sums and maxima": models.MODELS["sums and maxima"],
 }
@@ -57,15 +57,15 @@ def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with tuned_trainer(model, store, optimizer=optimizer, **options) as trainer:
-        return _trained(trainer, nearby=nearby, dealt=options.get("exchange") == "columns" or "link" in options)
+        return _trained(trainer, nearby=nearby, sharded=options.get("exchange") == "columns" or "link" in options)
 
 
-def _trained(trainer: ooc.Trainer, *, nearby: bool = False, dealt: bool = False) -> dict[str, Any]:
+def _trained(trainer: ooc.Trainer, *, nearby: bool = False, sharded: bool = False) -> dict[str, Any]:
     records = trainer.fit(_EPOCHS, progress=False)
     plan, last = trainer.plan, records[-1]
     program = "train_and_score" if "train_and_score" in plan.programs else "train"
     titles = [item.title for item in plan.programs[program]]
-    assert not dealt or trainer.ranks.count == 1 or any("columns dealt out" in title for title in titles)
+    assert not sharded or trainer.ranks.count == 1 or any("columns sharded" in title for title in titles)
     assert last.ssd_write_bytes == plan.bytes_written(program)
     if trainer.ranks.count > 1:
         sent = plan.received_bytes(program)
@@ -98,10 +98,10 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
-        for name, make in (_OF_EVERY_KIND | _DEALT).items():
+        for name, make in (_OF_EVERY_KIND | _SHARDED).items():
             torch.manual_seed(rank)  # what is not the first's begins as the first's
             model = make(store.num_features, store.num_classes).double()
-            form, nearby = "columns" if name in _DEALT else "halo", name in _OF_EVERY_KIND and name != "opaque layers"
+            form, nearby = "columns" if name in _SHARDED else "halo", name in _OF_EVERY_KIND and name != "opaque layers"
             options = {"memory": "300M", "threads": 2, "tile_rows": 8, "exchange": form}
             found[name] = _outcome(model, store, nearby=nearby, **options)
         return found
@@ -159,7 +159,7 @@ def test_any_case(
 
 def test_scores_of_ranks_and_a_limit_on_memory(tmp_path: Path) -> None:
     """What ranks all rows gathers them. Memory is that of all processes, and too little is refused by all of them. By
-    links that are slow columns are dealt out, which is less than all rows."""
+    links that are slow columns are sharded, which is less than all rows."""
     data = random_data(GraphCase(nodes=150, edges=3000, features=9))
     data.y = data.y.clamp(max=1)
     store = ooc.convert(data, tmp_path / "g.ooc")
@@ -213,7 +213,7 @@ def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pyt
 
 
 def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slabs are sent while the one before them is pulled, or dealt out, those of a turn amid the one before it. What
+    """Slabs are sent while the one before them is pulled, or sharded, those of a turn amid the one before it. What
     two keep of the first aggregation is what one finds. The process whose disk is full says so itself; the other one
     knows who it was, whatever it waits for."""
     store = ooc.convert(random_data(GraphCase(nodes=600, edges=2400, features=30)), tmp_path / "g.ooc")

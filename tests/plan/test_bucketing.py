@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are dealt out to their targets: how buckets are cut, what memory and bytes that takes, and when."""
+"""Sources that are shuffled to their targets: how buckets are cut, what memory and bytes that takes, and when."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,27 +36,27 @@ def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
     return counts
 
 
-def dealable_workload() -> Workload:
-    """Two layers, the second as it is, whose source can be dealt out and whose gradients can be spilled."""
+def bucketable_workload() -> Workload:
+    """Two layers, the second as it is, whose source can be shuffled and whose gradients can be spilled."""
     return replace(spillable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, gathered)})
 
 
 def planned(device_bytes: int, work: Workload | None = None, hardware: Hardware = UNMEASURED) -> Plan:
-    plan = make_plan(work or dealable_workload(), Limits(device_bytes=device_bytes, host_bytes=1_000_000), hardware)
+    plan = make_plan(work or bucketable_workload(), Limits(device_bytes=device_bytes, host_bytes=1_000_000), hardware)
     verify_plan(plan)
     return plan
 
 
 @cache
-def least_dealt() -> int:
-    """The least for a source that may be dealt out and sums that may be spilled."""
-    return least_bytes(dealable_workload())
+def least_shuffled() -> int:
+    """The least for a source that may be shuffled and sums that may be spilled."""
+    return least_bytes(bucketable_workload())
 
 
 @cache
 def scarce() -> Plan:
     """The plan within that: of many small blocks, which takes seconds."""
-    return planned(least_dealt())
+    return planned(least_shuffled())
 
 
 @given(
@@ -88,76 +88,76 @@ def test_every_target_has_its_bucket(
             gathered=gathered,
         )
 
-    deal, least, most = cut(memory_bytes), cut(0), cut(1 << 60)
-    assert deal.bucket_rows % step == 0 and deal.bucket_rows * (deal.buckets - 1) < targets
-    assert targets <= deal.bucket_rows * deal.buckets
-    expected = next(counts for counts in gathered(targets, rows, deal.bucket_rows))
-    assert list(deal.entries) == list(expected)
+    shuffle, least, most = cut(memory_bytes), cut(0), cut(1 << 60)
+    assert shuffle.bucket_rows % step == 0 and shuffle.bucket_rows * (shuffle.buckets - 1) < targets
+    assert targets <= shuffle.bucket_rows * shuffle.buckets
+    expected = next(counts for counts in gathered(targets, rows, shuffle.bucket_rows))
+    assert list(shuffle.entries) == list(expected)
     entry = (columns + 1) * itemsize
-    ends = [*deal.offsets(), deal.nbytes]
+    ends = [*shuffle.offsets(), shuffle.nbytes]
     for bucket, (start, stop) in enumerate(pairwise(ends)):
-        assert start % PAGE_BYTES == 0 and 0 <= stop - start - deal.entries[bucket] * entry < PAGE_BYTES
-    assert deal.read_nbytes(targets) == deal.nbytes and deal.read_nbytes(1) == deal.bucket_nbytes(0)
-    assert deal.writing_nbytes > deal.buckets * deal.chunk_bytes and deal.chunk_bytes % PAGE_BYTES == 0
-    assert deal.reading_nbytes >= min(2, deal.buckets) * max(deal.entries) * (entry + 8)
+        assert start % PAGE_BYTES == 0 and 0 <= stop - start - shuffle.entries[bucket] * entry < PAGE_BYTES
+    assert shuffle.read_nbytes(targets) == shuffle.nbytes and shuffle.read_nbytes(1) == shuffle.bucket_nbytes(0)
+    assert shuffle.writing_nbytes > shuffle.buckets * shuffle.chunk_bytes and shuffle.chunk_bytes % PAGE_BYTES == 0
+    assert shuffle.reading_nbytes >= min(2, shuffle.buckets) * max(shuffle.entries) * (entry + 8)
     assert most.buckets == 1
-    assert least.memory_nbytes <= deal.memory_nbytes <= max(memory_bytes, least.memory_nbytes)
+    assert least.memory_nbytes <= shuffle.memory_nbytes <= max(memory_bytes, least.memory_nbytes)
 
 
-def test_sources_are_dealt_where_they_do_not_fit_and_nowhere_else() -> None:
+def test_sources_are_shuffled_where_they_do_not_fit_and_nowhere_else() -> None:
     """Beside what the layer makes of edges, less than the source alone takes is enough, and the plan says so; with more
-    nothing is dealt."""
-    assert least_dealt() < scarce_bytes() - WHOLE_BYTES / 2
+    nothing is shuffled."""
+    assert least_shuffled() < scarce_bytes() - WHOLE_BYTES / 2
     plan = scarce()
     assert plan.arena_bytes < WHOLE_BYTES / 2
     titles = [item.title for item in plan.programs["train"]]
-    assert "loss, general path, sources dealt out" in titles
-    assert "sources 2, general path, sources dealt out, sources' gradients spilled" in titles
-    assert titles.count("deal out m2") == 1, "what is dealt forward is gathered backward, too"
-    assert list(plan.bucketed_rows) == ["m2 dealt"] and not plan.matrices["m2"].whole
-    (line,) = [line for line in plan.summary() if line["matrix"] == "m2 dealt"]
+    assert "loss, general path, sources shuffled" in titles
+    assert "sources 2, general path, sources shuffled, sources' gradients spilled" in titles
+    assert titles.count("shuffle m2") == 1, "what is shuffled forward is gathered backward, too"
+    assert list(plan.bucketed_rows) == ["m2 shuffled"] and not plan.matrices["m2"].whole
+    (line,) = [line for line in plan.summary() if line["matrix"] == "m2 shuffled"]
     assert line["fate"] == "ssd" and line["bytes"] > WHOLE_BYTES
     roomy = planned(400_000_000)
     assert not roomy.bucketed_rows and roomy.matrices["m2"].whole
-    assert not any("dealt" in item.title or "deal out" in item.title for item in roomy.programs["train"])
+    assert not any("shuffled" in item.title or "shuffle" in item.title for item in roomy.programs["train"])
     assert Direction.OUT in plan.topologies and Direction.OUT not in roomy.topologies, "nobody else needs these edges"
 
 
-def test_nothing_is_counted_where_nothing_has_to_be_dealt() -> None:
+def test_nothing_is_counted_where_nothing_has_to_be_shuffled() -> None:
     """Counting reads all edges."""
 
     def uncounted(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
         raise AssertionError("counted")
 
-    work = replace(dealable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, uncounted)})
+    work = replace(bucketable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, uncounted)})
     assert not planned(400_000_000, work).bucketed_rows
 
 
 def test_the_least_budget_does_and_less_does_not() -> None:
     """The one that the error names."""
-    assert scarce().device_peak_bytes <= least_dealt()
+    assert scarce().device_peak_bytes <= least_shuffled()
     with pytest.raises(BudgetError, match="gpu_budget="):
-        planned(int(0.98 * least_dealt()))
+        planned(int(0.98 * least_shuffled()))
 
 
 def test_more_memory_makes_buckets_higher() -> None:
-    """Then fewer rows are dealt twice: less is written and read."""
-    larger = planned(least_dealt() + WHOLE_BYTES // 3)
-    deals = [plan.bucketed_rows.get("m2 dealt") for plan in (scarce(), larger)]
-    assert deals[0] is not None and deals[1] is not None
-    assert deals[1].bucket_rows > deals[0].bucket_rows and deals[1].nbytes < deals[0].nbytes
+    """Then fewer rows are shuffled twice: less is written and read."""
+    larger = planned(least_shuffled() + WHOLE_BYTES // 3)
+    shuffles = [plan.bucketed_rows.get("m2 shuffled") for plan in (scarce(), larger)]
+    assert shuffles[0] is not None and shuffles[1] is not None
+    assert shuffles[1].bucket_rows > shuffles[0].bucket_rows and shuffles[1].nbytes < shuffles[0].nbytes
 
 
 def test_their_bytes_are_the_plans_and_the_simulators() -> None:
     """Written once, read forward and backward; and on the disk as long as the run lasts."""
     plan = scarce()
-    deal, runs = plan.bucketed_rows["m2 dealt"], plan.partial_sums["dm2"]
+    shuffle, runs = plan.bucketed_rows["m2 shuffled"], plan.partial_sums["dm2"]
     program = plan.unrolled["train"]
-    assert plan.ssd_read_bytes == program.read_bytes + 2 * deal.nbytes + runs.nbytes
-    assert plan.ssd_write_bytes == program.write_bytes + deal.nbytes + runs.nbytes
+    assert plan.ssd_read_bytes == program.read_bytes + 2 * shuffle.nbytes + runs.nbytes
+    assert plan.ssd_write_bytes == program.write_bytes + shuffle.nbytes + runs.nbytes
     blocks = sum(plan.matrices[name].grid.file_nbytes for name in plan.spilled)
-    assert plan.spill_bytes == deal.nbytes + runs.nbytes + blocks
-    timeline = simulate(plan, dealable_workload(), UNMEASURED)
+    assert plan.spill_bytes == shuffle.nbytes + runs.nbytes + blocks
+    timeline = simulate(plan, bucketable_workload(), UNMEASURED)
     assert timeline.moved_bytes[Resource.SSD_READ] == plan.ssd_read_bytes
     assert timeline.moved_bytes[Resource.SSD_WRITE] == plan.ssd_write_bytes
     for resource in (Resource.SSD_READ, Resource.SSD_WRITE):
@@ -167,46 +167,46 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
 
 def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what would do."""
-    work = dealable_workload()
-    limits = Limits(device_bytes=least_dealt(), host_bytes=1_000_000, ssd_write_bytes=0)
-    with pytest.raises(BudgetError, match=r"of which .* are (m2 dealt|dm2), .*max_ssd_writes="):
+    work = bucketable_workload()
+    limits = Limits(device_bytes=least_shuffled(), host_bytes=1_000_000, ssd_write_bytes=0)
+    with pytest.raises(BudgetError, match=r"of which .* are (m2 shuffled|dm2), .*max_ssd_writes="):
         make_plan(work, limits, UNMEASURED)
 
 
 def test_a_device_with_memory_of_its_own_gathers_from_memory() -> None:
     """Its budget must hold the source."""
-    needed = least_bytes(dealable_workload(), WITH_DEVICE_MEMORY)
+    needed = least_bytes(bucketable_workload(), WITH_DEVICE_MEMORY)
     assert needed == least_bytes(spillable_workload(), WITH_DEVICE_MEMORY) > WHOLE_BYTES
 
 
-def test_a_plan_that_gathers_what_it_has_not_dealt_is_not_trusted() -> None:
+def test_a_plan_that_gathers_what_it_has_not_shuffled_is_not_trusted() -> None:
     """Nor one whose buckets have no room, whose steps lie in several, or that misses some targets or some rows."""
     plan = scarce()
-    deal, passes = plan.bucketed_rows["m2 dealt"], plan.programs["train"]
+    shuffle, passes = plan.bucketed_rows["m2 shuffled"], plan.programs["train"]
 
-    def with_deal(**changes: object) -> Plan:
-        changed = replace(plan.matrices["m2 dealt"], shuffle=replace(deal, **changes))
-        return replace(plan, matrices=plan.matrices | {"m2 dealt": changed})
+    def with_shuffle(**changes: object) -> Plan:
+        changed = replace(plan.matrices["m2 shuffled"], shuffle=replace(shuffle, **changes))
+        return replace(plan, matrices=plan.matrices | {"m2 shuffled": changed})
 
     def with_passes(*changed: object) -> Plan:
         return replace(plan, programs=plan.programs | {"train": tuple(changed)})
 
     with pytest.raises(AssertionError, match="is not in memory"):
-        verify_plan(with_deal(chunk_bytes=deal.chunk_bytes << 12))
+        verify_plan(with_shuffle(chunk_bytes=shuffle.chunk_bytes << 12))
     with pytest.raises(AssertionError, match="several buckets"):
-        verify_plan(with_deal(bucket_rows=deal.bucket_rows + 1))
+        verify_plan(with_shuffle(bucket_rows=shuffle.bucket_rows + 1))
     with pytest.raises(AssertionError, match="in no bucket"):
-        verify_plan(with_deal(entries=deal.entries[:-1]))
+        verify_plan(with_shuffle(entries=shuffle.entries[:-1]))
     with pytest.raises(AssertionError, match="not all of m2 is shuffled"):
-        verify_plan(with_deal(rows=deal.rows - 1))
+        verify_plan(with_shuffle(rows=shuffle.rows - 1))
     unshuffled = [item for item in passes if not isinstance(item, ShufflePass)]
-    with pytest.raises(AssertionError, match="reads m2 dealt before it is written"):
+    with pytest.raises(AssertionError, match="reads m2 shuffled before it is written"):
         verify_plan(with_passes(*unshuffled))
-    (dealing,) = [item for item in passes if isinstance(item, ShufflePass)]
+    (shuffling,) = [item for item in passes if isinstance(item, ShufflePass)]
     later = [item for item in unshuffled if not (isinstance(item, RowPass) and item.bucketed)]
     again = next(item for item in passes if "m2" in item.stores)
     gathering = [item for item in unshuffled if isinstance(item, RowPass) and item.bucketed]
-    wrong = [*passes[: dealing.index], dealing, again, *gathering, *later]
+    wrong = [*passes[: shuffling.index], shuffling, again, *gathering, *later]
     with pytest.raises(AssertionError, match="gathered before it is shuffled"):
         verify_plan(with_passes(*wrong))
-    assert deal.rows == ROWS
+    assert shuffle.rows == ROWS

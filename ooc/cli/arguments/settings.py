@@ -339,7 +339,7 @@ class TrainSettings:
         "auto",
         ChoiceType("auto", "halo", "columns"),
         "What several processes send each other for a pull: rows that are wanted, some columns of all rows where these "
-        "can be dealt out, or whichever takes less time.",
+        "can be sharded, or whichever takes less time.",
     )
     link: int | None = _RESOURCES(
         None, SIZE, "Bytes a second that each of several processes receives. [default: measured; for ooc plan 1G]"

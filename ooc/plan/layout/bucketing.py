@@ -81,7 +81,7 @@ def shuffle_passes(
     matrices[name] = MatrixPlan(matrix, grid, matrix.itemsize, shuffle=shuffle)
     per_edge, per_row = shuffle_scratch(shuffle)
     pull = Pull(source, name, way.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
-    shuffling = Stage(f"deal out {source}", shuffle.rows, (source,), pull, (name,), per_row)
+    shuffling = Stage(f"shuffle {source}", shuffle.rows, (source,), pull, (name,), per_row)
     return [ShufflePass(len(before), shuffling, (source,), pull)], name
 
 
@@ -92,5 +92,5 @@ def shuffle_scratch(shuffle: BucketedRows) -> tuple[int, int]:
 
 def _name(source: str, shuffle: BucketedRows, matrices: dict[str, MatrixPlan]) -> str:
     """Of a shuffled source: programs that shuffle it alike share it, others have one of their own."""
-    names = (f"{source} dealt{f' {number}' if number > 1 else ''}" for number in count(1))
+    names = (f"{source} shuffled{f' {number}' if number > 1 else ''}" for number in count(1))
     return next(name for name in names if name not in matrices or matrices[name].shuffle == shuffle)

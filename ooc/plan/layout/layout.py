@@ -37,7 +37,7 @@ class SlabChoice:
     ``overlap_last``: the last slab is pulled by the pass that reads what is pulled, beside its other work. Its sums are
     then neither written nor read, and its buffer is taken in that pass, too.
 
-    ``dealt``: slabs are dealt out among the processes, each of which pulls its own for the rows of all. They are as
+    ``sharded``: slabs are sharded among the processes, each of which pulls its own for the rows of all. They are as
     wide as ``columns`` or narrower, so that all have as many; with two ``buffers`` those of two turns are in memory.
     """
 
@@ -45,7 +45,7 @@ class SlabChoice:
     buffers: int
     direct: bool = True
     overlap_last: bool = False
-    dealt: bool = False
+    sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
             width = widths[name]
             slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
         buffers = _buffers(cut, slabs, processes_of(workload.share))
-        cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.dealt))
+        cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
     return choice.step_rows, frame_bytes, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
 
@@ -189,23 +189,23 @@ def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
 
 
 def _in_slabs(cut: SlabChoice) -> bool:
-    return cut.columns > 0 or cut.dealt
+    return cut.columns > 0 or cut.sharded
 
 
 def _buffers(cut: SlabChoice, slabs: int, processes: int) -> int:
-    """How many slabs are in memory at a time: of those that are dealt out those of one turn, or of two."""
-    if not cut.dealt:
+    """How many slabs are in memory at a time: of those that are sharded those of one turn, or of two."""
+    if not cut.sharded:
         return min(cut.buffers, slabs)
     return processes * (2 if cut.buffers > 1 and slabs > processes else 1)
 
 
 def _width(matrix: Matrix, choice: Choice, workload: Workload) -> int:
     """Columns of a slab: where they lie in groups whole ones, and where those are slices of heads either some slices of
-    one, of which every slab has as many, or whole heads; where they are dealt out, as all can have as many slabs."""
+    one, of which every slab has as many, or whole heads; where they are sharded, as all can have as many slabs."""
     cut, grouping = choice.cuts.get(matrix.name), workload.groupings.get(matrix.name)
     columns = (cut.columns if cut else 0) or matrix.columns
-    if cut is not None and cut.dealt:
-        widths = workload.dealt_widths(matrix.name)
+    if cut is not None and cut.sharded:
+        widths = workload.sharded_widths(matrix.name)
         return next((width for width in widths if width <= columns), widths[-1])
     if grouping is None:
         return min(matrix.columns, columns)
@@ -264,9 +264,9 @@ def _passes(
         shuffling, name = shuffle_passes(stage, before, matrices, workload, choice.step_rows, memory_bytes=memory_bytes)
         return [*shuffling, RowPass(index + len(shuffling), stage, loads, stage.pull, spills, name)]
     cut, grid = choice.cuts[stage.pull.source], source.grid
-    processes = processes_of(workload.share) if cut.dealt else 1
+    processes = processes_of(workload.share) if cut.sharded else 1
     buffers = _buffers(cut, grid.slabs, processes)
-    overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.dealt
+    overlap_last = cut.overlap_last and grid.slabs > 1 and not cut.sharded
     if buffers == 1 and stage.pull.source in loads:  # its blocks would be read and copied to the buffer at once
         overlap_last = False
     columns = grid.columns - grid.width(grid.slabs - 1) * overlap_last

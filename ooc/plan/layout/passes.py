@@ -16,7 +16,7 @@ _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
 _SPILLING = ", sources' gradients spilled"
 """Of one whose sums of gradients are not in memory whole: slower still."""
-_SHUFFLED = ", sources dealt out"
+_SHUFFLED = ", sources shuffled"
 """Of one whose source is not in memory whole, but read as it has been shuffled to its targets."""
 
 
@@ -170,7 +170,7 @@ class ColumnPass:
     space: str = ""
     """The type of nodes whose rows these are."""
     processes: int = 1
-    """Among so many the slabs are dealt out, so many at a time: each pulls one for the rows of all, and sends them what
+    """Among so many the slabs are sharded, so many at a time: each pulls one for the rows of all, and sends them what
     is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
     them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
     ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
@@ -182,7 +182,7 @@ class ColumnPass:
     def title(self) -> str:
         """What it is called in tables and drawings."""
         if not self.pull.is_opaque:
-            return f"pull {self.pull.source}, {'slab by slab' if self.processes == 1 else 'columns dealt out'}"
+            return f"pull {self.pull.source}, {'slab by slab' if self.processes == 1 else 'columns sharded'}"
         return f"pull {self.pull.source}{_GENERAL}{_SPILLING if self.spills_sums else ''}"
 
     @cached_property
@@ -195,7 +195,7 @@ class ColumnPass:
 
     @property
     def turns_at_once(self) -> int:
-        """Where slabs are dealt out: of how many turns there are some in memory."""
+        """Where slabs are sharded: of how many turns there are some in memory."""
         return self.slab_buffers // self.processes
 
     def turn(self, slab: int) -> range:
@@ -274,14 +274,14 @@ def direct_slabs(passes: Sequence[Pass], column_pass: ColumnPass) -> int:
 
 
 def pulled_columns(item: Pass, source: Grid) -> int:
-    """Columns of its source, cut like ``source``, that a pass pulls; of slabs that are dealt out the first process."""
+    """Columns of its source, cut like ``source``, that a pass pulls; of slabs that are sharded the first process."""
     first = item.sweeps.slabs if item.sweeps else 0
     stop = item.slabs if isinstance(item, ColumnPass) else source.slabs
     return sum(map(source.width, range(first, stop, item.processes if isinstance(item, ColumnPass) else 1)))
 
 
-class DealtPlace(NamedTuple):
-    """Where what goes into the pull of slabs that are dealt out lies, of one matrix; bytes. From ``begin`` on all rows
+class ShardedPlace(NamedTuple):
+    """Where what goes into the pull of slabs that are sharded lies, of one matrix; bytes. From ``begin`` on all rows
     of a slab of each turn at once, ``rows`` each; from ``own_at`` on own rows of so many ``slabs``, ``own`` each."""
 
     begin: int
@@ -291,12 +291,12 @@ class DealtPlace(NamedTuple):
     slabs: int
 
 
-class DealtMemory(NamedTuple):
-    """The region of a column pass whose slabs are dealt out, of ``nbytes``: the source and, all columns, what rows
+class ShardedMemory(NamedTuple):
+    """The region of a column pass whose slabs are sharded, of ``nbytes``: the source and, all columns, what rows
     bring of their own, which may have to be put together for the others; behind these, from ``pulled_at`` on, what is
     pulled for another process."""
 
-    places: dict[str, DealtPlace]
+    places: dict[str, ShardedPlace]
     pulled_at: int
     nbytes: int
 
@@ -308,25 +308,25 @@ def columns_beside(own: Grid, source: Grid, slab: int) -> range:
     return range(*(column * own.columns // source.columns for column in at))
 
 
-def dealt_memory(
+def sharded_memory(
     item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
-) -> DealtMemory:
+) -> ShardedMemory:
     """That of ``item``; the same for all processes."""
-    places, end, source = dict[str, DealtPlace](), 0, matrices[item.pull.source]
+    places, end, source = dict[str, ShardedPlace](), 0, matrices[item.pull.source]
     targets = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     columns = item.pull.output_columns(source.grid.width(0), source.grid.columns)
     pulled = align_up(targets * columns * source.region_itemsize)
     for name in (item.pull.source, *item.pull.own):
         one, is_source = matrices[name], name == item.pull.source
-        most = max(len(dealt_rows(item, passes, one, share, rank)) for rank in range(share.count))
+        most = max(len(sharded_rows(item, passes, one, share, rank)) for rank in range(share.count))
         width = len(columns_beside(one.grid, source.grid, 0))
         rows = align_up((one.grid.rows if is_source else item.rows) * width * one.region_itemsize)
         own = align_up(most * one.grid.width(0) * one.region_itemsize)
         slabs, begin = item.slab_buffers if is_source else one.grid.slabs * (not one.whole), end
         own_at, own = begin + item.turns_at_once * rows, max(own, pulled) if is_source else own
-        places[name] = DealtPlace(begin, rows, own_at, own, slabs)
+        places[name] = ShardedPlace(begin, rows, own_at, own, slabs)
         end = own_at + slabs * own * (1 if is_source else 2)
-    return DealtMemory(places, end, end + pulled)
+    return ShardedMemory(places, end, end + pulled)
 
 
 def slabs_nbytes(
@@ -334,12 +334,12 @@ def slabs_nbytes(
 ) -> int:
     """Bytes of the region of a column pass."""
     if item.processes > 1 and share is not None:
-        return dealt_memory(item, passes, matrices, share).nbytes
+        return sharded_memory(item, passes, matrices, share).nbytes
     return item.slab_buffers * matrices[item.pull.source].slab_stride()
 
 
-def dealt_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
-    """The rows of its source, or of what rows bring, that process ``rank`` has in the buffers of slabs that are dealt
+def sharded_rows(item: ColumnPass, passes: Sequence[Pass], planned: MatrixPlan, share: Share, rank: int) -> range:
+    """The rows of its source, or of what rows bring, that process ``rank`` has in the buffers of slabs that are sharded
     out: its own, and where blocks are read into them all that these blocks have."""
     grid = planned.grid
     own = share.of(rank, planned.matrix.space, grid.rows)

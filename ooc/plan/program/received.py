@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, direct_slabs, pulled_by, sweeps_of
-from ooc.plan.workload import EdgesKey, Pull, Share, Topology, dealt_widths
+from ooc.plan.workload import EdgesKey, Pull, Share, Topology, sharded_widths
 
 _MOST_PARTS = 8
 _PART_BYTES = 1 << 18
@@ -43,14 +43,14 @@ def received_of(
     share: Share,
 ) -> list[list[Received]]:
     """What the process with ``share`` is sent in each pass of a program: rows of what is pulled, as they
-    are computed, or slab by slab as it is pulled, or slabs that are dealt out, and what is pulled of these; and sums of
+    are computed, or slab by slab as it is pulled, or slabs that are sharded, and what is pulled of these; and sums of
     what is scattered, from one process to the next."""
     found: list[list[Received]] = [[] for _ in passes]
     received_rows = partial(_received_rows, topologies, share)
     for item in passes:
         sweeps = sweeps_of(item)
         if isinstance(item, ColumnPass) and item.processes > 1:
-            for at, received in _dealt(item, passes, matrices, share):
+            for at, received in _sharded(item, passes, matrices, share):
                 found[at].append(received)
         elif sweeps is not None:
             planned, rows = matrices[sweeps.pull.source], written_rows(sweeps.pull, passes[: item.index])
@@ -80,12 +80,12 @@ def received_of(
 
 class Forms(NamedTuple):
     """Bytes that a process is sent for a pull of ``source``: rows of others, or columns of all rows and back (None:
-    these cannot be dealt out); and whether they are."""
+    these cannot be sharded); and whether they are."""
 
     source: str
     halo_bytes: int
     columns_bytes: int | None
-    is_dealt: bool
+    is_sharded: bool
 
 
 def forms_of(
@@ -102,15 +102,15 @@ def forms_of(
         planned, rows = matrices[item.pull.source], written_rows(item.pull, passes[: item.index])
         columns, nbytes = planned.matrix.columns, planned.region_itemsize
         halo = _received_rows(topologies, share, planned, rows, [item.pull.direction])
-        dealt, kind = None, item.pull.per_edge
+        sharded, kind = None, item.pull.per_edge
         groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
-        if not item.pull.is_opaque and (widths := dealt_widths(groups, share.count, slices)):
+        if not item.pull.is_opaque and (widths := sharded_widths(groups, share.count, slices)):
             width = columns // groups * max(0, min(widths[0], groups - share.rank * widths[0]))
             others, own = rows - len(share.own(planned.matrix.space, rows)), len(share.own(item.space, item.rows))
             pulled = item.pull.output_columns(columns - width, columns)
-            dealt = (others * width + own * pulled) * nbytes + _brought(item, width, columns, matrices, share)
-        is_dealt = isinstance(item, ColumnPass) and item.processes > 1
-        found.append(Forms(item.pull.source, halo * columns * nbytes, dealt, is_dealt))
+            sharded = (others * width + own * pulled) * nbytes + _brought(item, width, columns, matrices, share)
+        is_sharded = isinstance(item, ColumnPass) and item.processes > 1
+        found.append(Forms(item.pull.source, halo * columns * nbytes, sharded, is_sharded))
     return found
 
 
@@ -143,37 +143,37 @@ def written_rows(pull: Pull, passes: Sequence[Pass]) -> int:
     return max(one.rows for one in passes if pull.source in one.stores)
 
 
-def dealt_by(item: Pass, passes: Sequence[Pass]) -> list[ColumnPass]:
-    """The column passes whose slabs are dealt out as ``item`` computes them right into their buffers."""
+def sharded_by(item: Pass, passes: Sequence[Pass]) -> list[ColumnPass]:
+    """The column passes whose slabs are sharded as ``item`` computes them right into their buffers."""
     found = (one for one in passes[item.index + 1 :] if isinstance(one, ColumnPass) and one.processes > 1)
     return [one for one in found if one.pull.source in item.stores and direct_slabs(passes, one)]
 
 
 def sent_parts_of(item: RowPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan]) -> int:
     """In how many parts all processes send what a row pass computes while it does: what is in memory whole, and slabs
-    that are dealt out, of each of which one process gets one."""
+    that are sharded, of each of which one process gets one."""
     nbytes = 0
     for name in item.stage.stores:
         planned = matrices[name]
         if planned.whole and pulled_by(name, passes[item.index + 1 :]):
             nbytes += min(item.rows, planned.grid.rows) * planned.grid.columns * planned.region_itemsize
-    for one in dealt_by(item, passes):
+    for one in sharded_by(item, passes):
         grid = matrices[one.pull.source].grid
         nbytes += item.rows * one.turns_at_once * grid.width(0) * matrices[one.pull.source].region_itemsize
     return sent_parts(nbytes)
 
 
 def returned_parts(item: ColumnPass, planned: MatrixPlan, share: Share) -> int:
-    """In how many parts what is pulled of a slab that is dealt out is sent to each of the others."""
+    """In how many parts what is pulled of a slab that is sharded is sent to each of the others."""
     most = max(len(share.of(rank, item.space, item.rows)) for rank in range(share.count))
     pulled = item.pull.output_columns(planned.grid.width(0), planned.grid.columns)
     return sent_parts(most * pulled * planned.region_itemsize)
 
 
-def _dealt(
+def _sharded(
     item: ColumnPass, passes: Sequence[Pass], matrices: Mapping[str, MatrixPlan], share: Share
 ) -> list[tuple[int, Received]]:
-    """By pass: what comes of slabs that are dealt out, and of what others have pulled of theirs."""
+    """By pass: what comes of slabs that are sharded, and of what others have pulled of theirs."""
     planned, rows, direct = (
         matrices[item.pull.source],
         written_rows(item.pull, passes[: item.index]),
@@ -187,7 +187,7 @@ def _dealt(
         at, parts = item.index, ahead
         if slab < direct:
             writer = next(one for one in passes if item.pull.source in one.stores)
-            assert isinstance(writer, RowPass), "what is dealt out is computed by a stage"
+            assert isinstance(writer, RowPass), "what is sharded is computed by a stage"
             at, parts = writer.index, sent_parts_of(writer, passes, matrices)
         found.append((at, Received(others * grid.width(slab) * planned.region_itemsize, parts)))
         brought = _brought(item, grid.width(slab), grid.columns, matrices, share)

@@ -224,7 +224,7 @@ def uses_of(
     for item in passes:
         first = len(steps)
         if isinstance(item, ColumnPass):
-            uses = _column_uses if item.processes == 1 else _dealt_uses
+            uses = _column_uses if item.processes == 1 else _sharded_uses
             mine, used = uses(item, first, passes, layout, workload, blocks)
         else:
             mine, used = _row_uses(item, first, passes, layout, workload, blocks)
@@ -280,13 +280,13 @@ def _column_uses(
     return steps, spans
 
 
-def _dealt_uses(
+def _sharded_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[list[Step], list[Span]]:
-    """Slabs that are dealt out: one for the rows of all, own ones last, with which those of all slabs are stored."""
+    """Slabs that are sharded: one for the rows of all, own ones last, with which those of all slabs are stored."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
-    assert workload.share is not None, "columns are dealt out among several processes"
+    assert workload.share is not None, "columns are sharded among several processes"
     *others, own = workload.share.in_turn(item.space, item.rows)
     copies, direct = _written_blocks(item, passes, layout, workload), direct_slabs(passes, item)
     steps: list[Step] = []
@@ -309,7 +309,7 @@ def _dealt_uses(
 
 
 def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: Share) -> Iterator[tuple[str, int]]:
-    """What is read at the beginning of a pass whose slabs are dealt out: of the matrices of which rows bring their own
+    """What is read at the beginning of a pass whose slabs are sharded: of the matrices of which rows bring their own
     the blocks with this process's, counted from the first of each matrix."""
     for name in item.pull.own:
         planned = matrices[name]

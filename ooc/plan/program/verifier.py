@@ -172,7 +172,7 @@ def _verify_slabs(plan: Plan, program: str) -> None:
         if not isinstance(item, ColumnPass):
             continue
         if item.processes > 1:
-            _verify_dealt_slabs(plan, program, item)
+            _verify_sharded_slabs(plan, program, item)
             continue
         name = item.pull.source
         grid, base = plan.matrices[name].grid, plan.blocks.base(name)
@@ -190,12 +190,12 @@ def _verify_slabs(plan: Plan, program: str) -> None:
                 raise AssertionError(f"{program}: slab {slab} of {name} is not in its buffer when it is pulled")
 
 
-def _verify_dealt_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
+def _verify_sharded_slabs(plan: Plan, program: str, item: ColumnPass) -> None:
     """Of every slab of this process all rows that there are to pull are pulled, those for others first, one process
     after the other, as the others expect them. With its own ones the blocks of what all pull in a turn are in use; and
     what is copied to the buffers of a turn is copied when the turn that had them before is over."""
     passes, unrolled, name = plan.programs[program], plan.unrolled[program], item.pull.source
-    assert plan.share is not None, "columns are dealt out among several processes"
+    assert plan.share is not None, "columns are sharded among several processes"
     rank, source, target = plan.share.rank, plan.matrices[name].grid, plan.matrices[item.output].grid
     every = item.slabs == source.slabs and item.slabs % item.processes == 0 and item.processes == plan.share.count
     _claim(every, f"{program}: not every process has as many slabs of {name}")

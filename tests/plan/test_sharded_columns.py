@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that are dealt out among processes: every row of every slab is pulled once, by whom others expect it of, what
+"""Columns that are sharded among processes: every row of every slab is pulled once, by whom others expect it of, what
 each is sent is that of both forms, and the planner takes the one that takes less time."""
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, ExchangeForm
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.workload import Share, dealt_widths
+from ooc.plan.workload import Share, sharded_widths
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WIDTH, ROWS = 64, 40_000
@@ -28,9 +28,9 @@ def of_rank(rank: int) -> Workload:
 
 
 @cache
-def dealt(columns: int, buffers: int = 1, *, direct: bool, on_device: bool = False) -> list[Plan]:
+def sharded(columns: int, buffers: int = 1, *, direct: bool, on_device: bool = False) -> list[Plan]:
     """By rank: slabs of so many columns, of so many turns at once."""
-    cuts = dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(columns, buffers, direct, dealt=True))
+    cuts = dict.fromkeys(["m1", "m2", "m3", "dp2", "dp3"], SlabChoice(columns, buffers, direct, sharded=True))
     machine, plans = WITH_DEVICE_MEMORY if on_device else UNMEASURED, []
     for rank in range(len(SHARES)):
         work = of_rank(rank)
@@ -44,7 +44,7 @@ def dealt(columns: int, buffers: int = 1, *, direct: bool, on_device: bool = Fal
 def test_every_row_of_every_slab_is_pulled_by_one_process(
     columns: int, buffers: int, direct: bool, on_device: bool
 ) -> None:
-    plans = dealt(columns, buffers, direct=direct, on_device=on_device)
+    plans = sharded(columns, buffers, direct=direct, on_device=on_device)
     for plan in plans:
         verify_plan(plan)
     for item in plans[0].programs["train"]:
@@ -62,17 +62,17 @@ def bounds_of(plan: Plan, item: ColumnPass) -> tuple[int, int]:
 
 def test_what_is_sent_is_a_slab_of_all_rows_and_what_others_have_pulled() -> None:
     pulls, row_bytes = 5, WIDTH * 4
-    for plan, share in zip(dealt(0, direct=True), SHARES, strict=True):
+    for plan, share in zip(sharded(0, direct=True), SHARES, strict=True):
         forms = plan.forms("train")
         both = (ROWS - len(share)) * row_bytes // 4 + len(share) * row_bytes * 3 // 4
-        assert len(forms) == pulls and {(one.halo_bytes, one.columns_bytes, one.is_dealt) for one in forms} == {
+        assert len(forms) == pulls and {(one.halo_bytes, one.columns_bytes, one.is_sharded) for one in forms} == {
             ((ROWS - len(share)) * row_bytes, both, True)
         }
         assert plan.received_bytes("train") == pulls * both
 
 
 def test_what_others_do_not_expect_is_no_proof() -> None:
-    plan = dealt(4, direct=True)[1]
+    plan = sharded(4, direct=True)[1]
     item = next(one for one in plan.programs["train"] if isinstance(one, ColumnPass))
     first, _ = bounds_of(plan, item)
     program = plan.unrolled["train"]
@@ -91,16 +91,16 @@ def test_what_others_do_not_expect_is_no_proof() -> None:
         verify_plan(replace(plan, share=others))
 
 
-def test_heads_of_several_slices_are_dealt_out_whole_or_slice_by_slice() -> None:
-    assert dealt_widths(12, 2, 4) == (2, 1)  # three heads: a half each, or a quarter
-    assert dealt_widths(16, 2, 4) == (8, 4, 2, 1)
+def test_heads_of_several_slices_are_sharded_out_whole_or_slice_by_slice() -> None:
+    assert sharded_widths(12, 2, 4) == (2, 1)  # three heads: a half each, or a quarter
+    assert sharded_widths(16, 2, 4) == (8, 4, 2, 1)
 
 
 @pytest.mark.parametrize(("columns", "count"), [(256, 4), (13, 3), (47, 8), (16, 3), (9, 4), (5, 5), (1, 2)])
 def test_all_have_as_many_slabs(columns: int, count: int) -> None:
-    for width in dealt_widths(columns, count):
+    for width in sharded_widths(columns, count):
         assert -(-columns // width) % count == 0 and width <= -(-columns // count)
-    assert bool(dealt_widths(columns, count)) == ((columns, count) not in [(9, 4), (1, 2)])
+    assert bool(sharded_widths(columns, count)) == ((columns, count) not in [(9, 4), (1, 2)])
 
 
 def test_the_planner_sends_what_takes_less_time() -> None:
@@ -110,7 +110,7 @@ def test_the_planner_sends_what_takes_less_time() -> None:
 
     def sent(found: dict[Any, Any], **limits: Any) -> set[bool]:
         plan = make_plan(replace(work, topologies=found), Limits(room, room, **limits), UNMEASURED)
-        return {one.is_dealt for one in plan.forms("train")}
+        return {one.is_sharded for one in plan.forms("train")}
 
     assert sent(scattered, link_bytes_per_s=10**7) == {True}
     assert sent(nearby, link_bytes_per_s=10**7) == {False}
