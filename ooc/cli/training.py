@@ -17,7 +17,6 @@ from ooc import __version__
 from ooc.cli.arguments.configuration import as_toml
 from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
-from ooc.cli.train import is_first
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
 from ooc.events import Listener, Relay, ignore
@@ -68,7 +67,7 @@ class Call:
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes."""
-        return is_first(self.ranks)
+        return self.ranks is None or self.ranks.rank == 0
 
     def write_report(self, runs: Sequence[Path]) -> None:
         """Where a page was asked for, once there is something to write it of."""
