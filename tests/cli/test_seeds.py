@@ -91,7 +91,7 @@ def test_dry_runs_and_errors_leave_nothing(run: RunCommand, graph: Path, here: P
     code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--out", "a", "--dry-run")
     assert code == 0 and out.count("forecast") == 1
     assert "it would be 3 runs, a/seed-0 to a/seed-2" in out
-    code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--memory", "1M", "--out", "a")
+    code, out, err = run("train", graph, *SMALL, "--seeds", "3", "--memory", "100K", "--out", "a")
     assert code == 2 and "the smallest plan needs" in err and err.count("\n") == 1
     assert not list(here.iterdir())
 

@@ -35,7 +35,7 @@ RICH = [
     *("--clip", "0.5", "--optimizer", "adamw", "--weight-decay", "0.01", "--log", "csv"),
 ]
 AVERAGED = [*LONG, "--average", "ema", "--average-from", "2", "--schedule", "cosine", "--norm", "batch"]
-TIGHT = ["--gpu-budget", "4437K", "--host-budget", "300K", "--block-rows", "2048", "--slab-columns", "5"]
+TIGHT = ["--gpu-budget", "2840K", "--host-budget", "300K", "--block-rows", "2048", "--slab-columns", "5"]
 TIGHT += ["--threads", "2"]
 
 

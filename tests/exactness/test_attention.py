@@ -193,7 +193,7 @@ CUTS: list[dict[str, Any]] = [
     {"slab_columns": 80},
     {"slab_columns": 1000},
     {"block_rows": 128, "slab_columns": 5},
-    {"threads": 3},
+    {"threads": 3, "slab_columns": 4},
 ]
 
 

@@ -65,6 +65,8 @@ class BatchTrainer(Trainer):
     """The model, or what calls it for batches."""
     memory_bytes: int
     """Of this process."""
+    _is_bounded = False
+    """Whether a model is refused whose batches cannot be counted."""
 
     def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
         for name, values in _FULL_GRAPH.items():
@@ -72,7 +74,6 @@ class BatchTrainer(Trainer):
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
         if accumulate < 1:
             raise OptionError(f"accumulate must be positive, not {accumulate}")
-        self._is_bounded = any(options.get(name) is not None for name in ("memory", "gpu_budget", "host_budget"))
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
         self.batch_model = model

@@ -239,6 +239,7 @@ class GraphTrainer(BatchTrainer):
         **options: Any,
     ) -> None:
         self._bounds = GraphBounds(batch_size, batch_nodes, batch_edges, batch_paths, paths, hops)
+        self._is_bounded = any(options.get(name) is not None for name in ("memory", "gpu_budget", "host_budget"))
         super().__init__(model, graph, accumulate=accumulate, **options)
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
