@@ -121,7 +121,7 @@ def test_other_bytes_than_were_stored_are_never_computed_with(
         except OocError as error:
             assert disk[-1].struck > 0
             told.append(str(error).partition(":")[0])
-            # When a block is read first its checksum is not known yet; indices that are no node's are found all the same.
+            # When a block is read first its checksum is not known yet; what is no node's index is found all the same.
             assert "returns other bytes" in str(error) or "is damaged; ooc verify" in str(error)
     assert len(set(told)) > 2, "of several matrices"
 
