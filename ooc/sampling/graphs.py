@@ -7,8 +7,9 @@ thread reads one batch while the one before is in use. G graphs, N nodes and E e
 n nodes, e edges, P paths and H pairs of near nodes.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ooc.errors import BudgetError, OptionError
+from ooc.errors import OptionError
 from ooc.events import Listener, ignore
 from ooc.model.graph import damaged
-from ooc.plan.program.capacity import budget_of
-from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, work_pages
-from ooc.sampling.loader import BatchLoader, Held, ahead, order_of, rows_of
-from ooc.sampling.pages import MOST_BATCHES, frame_bytes, paged_bytes, pages_of
-from ooc.sampling.pages import resident_bytes as held_bytes
+from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division
+from ooc.sampling.loader import BatchLoader, Held, ahead, foreseen, order_of, read_ahead, rows_of
+from ooc.sampling.pages import MOST_BATCHES, pages_of, resident_bytes
 from ooc.sampling.paths import (
     check_hops,
     check_paths,
@@ -34,7 +33,6 @@ from ooc.sampling.paths import (
     making_bytes,
     most_walks,
 )
-from ooc.sizes import format_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
 
@@ -232,7 +230,31 @@ class GraphLoader(BatchLoader):
         self.seed, self.epoch, self._shuffle, self._is_own = seed, 0, shuffle, _is_own
         self._made: tuple[int, list[Ints]] = -1, []
         self.most = self.bounds.largest(every)
-        self.plan = _plan(self.store, sizes, self.most, self._memory_bytes(memory), _beside, _processes)
+        self.plan = self._planned(self._memory_bytes(memory), partial(_beside, self.most), _processes)
+
+    def _planned(self, memory_bytes: int, beside: Callable[[int], int], processes: int) -> BatchPlan:
+        """What no batch can do without comes first; then arrays as a whole, the smallest first, as long as they fit;
+        the rest is for pages, by the sizes of those that do not."""
+        store, sizes, most, arrays = self.store, self.sizes, self.most, self._arrays()
+        batch_bytes = batch_nbytes(store, most, sizes.path_edges)
+        rows = 2 * most.nodes + most.edges + 2 * most.graphs
+        seen = [min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays]
+        one_ahead = 12 * sum(seen)  # pages of a batch and their next uses, and while these are found
+        fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows + 2 * one_ahead
+        fixed += 8 * most.near + (making_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
+        smaller = "or smaller batches, more of them a step; those by nodes, edges or paths are all alike"
+        given = arrays, batch_bytes, fixed, beside, memory_bytes, processes
+        division = Division(*given, what=f"batches come to {most}", remedy=smaller)
+        for array in sorted(arrays, key=resident_bytes):
+            division.hold(array.name)
+        outside = [array for array in arrays if array.name not in division.resident]
+        lookahead = 2
+        if outside:
+            further = division.left // _LOOKAHEAD_SHARE // max(1, 2 * one_ahead)
+            lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, 2 + 2 * further)
+            division.left -= (lookahead - 2) * one_ahead
+        pages = sum(map(pages_of, outside))
+        return division.plan(lookahead, {array.name: division.left * pages_of(array) // pages for array in outside})
 
     def __len__(self) -> int:
         """Batches of the next epoch; by nodes, edges or paths others may have more or fewer."""
@@ -253,38 +275,22 @@ class GraphLoader(BatchLoader):
 
     def read(self, batches: Sequence[Ints]) -> Generator["Batch"]:
         """Batches of these graphs, none larger than the bounds allow."""
-        return self._begun(lambda held: ahead(_batches(self, held, batches), name="ooc-graphs"))
+        sight = max(1, self.plan.lookahead // 2)
+        groups = [[*batches[first : first + sight]] for first in range(0, len(batches), sight)]
+
+        def needed(held: Held, graphs: Ints) -> dict[str, AnyArray]:
+            wanted = _wanted(self, graphs)
+            return {name: wanted[_kind(name)] for name in held.rows}
+
+        def made(held: Held) -> Generator["Batch"]:
+            known = foreseen(held, groups, partial(needed, held))
+            return ahead(read_ahead(held, known, partial(_batch, self, held)), name="ooc-graphs")
+
+        return self._begun(made)
 
     def _arrays(self) -> list[Array]:
-        return _arrays(self.store)
-
-
-def _batches(loader: GraphLoader, held: Held, batches: Sequence[Ints]) -> Generator["Batch"]:
-    """Batches one after the other; of so many as are in sight, which pages each needs is known before the first."""
-    sight = max(1, loader.plan.lookahead // 2)
-    groups = [batches[first : first + sight] for first in range(0, len(batches), sight)]
-    needed = _needs(loader, held, groups[0]) if groups else {}
-    for number, group in enumerate(groups):
-        later = _needs(loader, held, groups[number + 1]) if number + 1 < len(groups) else {}
-        uses: dict[str, list[Any]] = {}
-        for name, rows in held.rows.items():
-            foresight = rows.foresee(needed[name], later.get(name, ()))
-            if foresight is not None:
-                rows.begin(foresight)
-                uses[name] = foresight.uses
-        for place, graphs in enumerate(group):
-            yield _batch(loader, held, graphs, {name: found[place] for name, found in uses.items()})
-        needed = later
-
-
-def _needs(loader: GraphLoader, held: Held, group: Iterable[Ints]) -> dict[str, list[Any]]:
-    """The pages of every array that each batch of a group needs."""
-    found: dict[str, list[Any]] = {name: [] for name in held.rows}
-    for graphs in group:
-        wanted = _wanted(loader, graphs)
-        for name, rows in held.rows.items():
-            found[name].append(rows.needs(wanted[_kind(name)]))
-    return found
+        store = self.store
+        return [store.array("x"), *store.topology("in"), store.array("y"), *store.edge_data("in")]
 
 
 def _wanted(loader: GraphLoader, graphs: Ints) -> dict[str, Ints]:
@@ -359,65 +365,6 @@ def batch_nbytes(store: Store, most: Size, path_edges: int) -> int:
     graph = 24 + max(4, store.array("y").itemsize) * store.array("y").columns
     made = most.paths * 8 * (path_edges + 1) + most.near * 16
     return most.nodes * node + most.edges * edge + most.graphs * graph + made
-
-
-def _plan(
-    store: Store,
-    sizes: GraphSizes,
-    most: Size,
-    memory_bytes: int,
-    beside: Callable[[Size, int], int],
-    processes: int,
-) -> BatchPlan:
-    """What no batch can do without comes first; then arrays as a whole, the smallest first, as long as they fit; the
-    rest is for pages, by the sizes of those that do not."""
-    arrays = _arrays(store)
-    batch_bytes = batch_nbytes(store, most, sizes.path_edges)
-    rows = 2 * most.nodes + most.edges + 2 * most.graphs
-    fixed = _GRAPH_BYTES * store.num_graphs + BATCHES_ALIVE * batch_bytes + _ROW_BYTES * rows
-    fixed += 8 * most.near + (making_bytes(sizes.walks) if sizes.path_edges or sizes.hops else 0)
-    work = {array.name: work_pages(array, batch_bytes) for array in arrays}
-    paged = {array.name: paged_bytes(array, cache_pages=0, work_pages=work[array.name]) for array in arrays}
-    whole = {array.name: held_bytes(array) for array in arrays}
-    seen = {array.name: min(pages_of(array), rows * -(-array.row_bytes // 4096) + 2 * most.graphs) for array in arrays}
-    one_ahead = 12 * sum(seen.values())  # pages of a batch and their next uses, and while these are found
-    least = fixed + 2 * one_ahead + sum(min(whole[name], paged[name]) for name in paged)
-    beside_bytes = beside(most, max(0, memory_bytes - least))
-    least += beside_bytes
-    if least > memory_bytes:
-        model = f", and {format_size(beside_bytes)} for the model" if beside_bytes else ""
-        each = f" in each of {processes} processes" if processes > 1 else ""
-        raise BudgetError(
-            f"batches come to {most} at most, {format_size(batch_bytes)} each{model}, and need {format_size(least)} of "
-            f"memory{each}; it may take {format_size(memory_bytes)}; give memory='{budget_of(processes * least)}', or "
-            "smaller batches, more of them a step; those by nodes, edges or paths are all alike"
-        )
-    left, resident = memory_bytes - least, {name for name in paged if whole[name] <= paged[name]}
-    for name in sorted(paged, key=whole.__getitem__):
-        more = whole[name] - paged[name]
-        if name not in resident and more <= left:
-            resident.add(name)
-            left -= more
-    outside = [array for array in arrays if array.name not in resident]
-    lookahead, cache_pages = 2, dict[str, int]()
-    if outside:
-        lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, 2 + 2 * (left // _LOOKAHEAD_SHARE // max(1, 2 * one_ahead)))
-        left -= (lookahead - 2) * one_ahead
-        pages = sum(map(pages_of, outside))
-        cache_pages = {array.name: left * pages_of(array) // pages // frame_bytes() for array in outside}
-        left -= sum(cache_pages.values()) * frame_bytes()
-    return BatchPlan(
-        batch_bytes=batch_bytes,
-        lookahead=lookahead,
-        cache_pages=cache_pages,
-        resident=frozenset(resident),
-        nbytes=memory_bytes - left,
-        least_bytes=least,
-    )
-
-
-def _arrays(store: Store) -> list[Array]:
-    return [store.array("x"), *store.topology("in"), store.array("y"), *store.edge_data("in")]
 
 
 def _most(counts: Ints, costs: Ints, bound: int) -> int:

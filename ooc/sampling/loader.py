@@ -7,8 +7,9 @@ other reads the rows of one batch while the one before is in use. N nodes; n nod
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,8 +24,9 @@ from ooc.memory import available_memory_bytes
 from ooc.model.graph import damaged, load_offsets
 from ooc.plan.workload import Direction
 from ooc.prefetch.engines.choice import choose_engine
-from ooc.sampling.budget import BatchPlan, plan_sampling, work_pages
+from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division, work_pages
 from ooc.sampling.pages import (
+    MOST_BATCHES,
     SUM_BYTES,
     Foresight,
     PagedRows,
@@ -34,6 +36,7 @@ from ooc.sampling.pages import (
     SparseRows,
     Sums,
     Uses,
+    most_pages_of_row,
     pages_of,
 )
 from ooc.sampling.sampler import Ints, SampledBatch, Sampler, most_by_hop
@@ -53,6 +56,16 @@ _DEFAULT_SHARE = 0.5
 _CHUNK_ROWS = 1 << 16
 _SHUFFLED = 2**32
 """Beside seed and epoch in the key of the order of the seeds; no batch has this number."""
+_SUPERBATCHES = 3
+"""One whose rows are read, one that is known to come next, and one that is sampled meanwhile."""
+_MOST_LOOKAHEAD = 64
+"""Batches ahead: beyond, what more is known of hardly saves a read."""
+_LOOKAHEAD_SHARE, _TOPOLOGY_SHARE, _ROWS_SHARE = 3, 2, 8
+"""Of what is left: sampling ahead takes a third, topology a half, and another array an eighth, at most."""
+_DRAWN_EDGE_BYTES = 96
+"""Of each edge of a batch while it is drawn: places, random numbers, what is sorted."""
+_TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
+"""Of each row while rows are picked, and of each page of theirs: their order, where they lie, and what is read."""
 
 
 class Held:
@@ -180,21 +193,40 @@ class NeighborLoader(BatchLoader):
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
         most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
         self.most = most[-1]
-        self.plan = plan_sampling(
-            self.store,
-            self.store.array("x"),
-            _other_arrays(self.store),
-            most=self.most,
-            seeds=len(self._seeds),
-            batches=len(self),
-            batch_size=min(batch_size, len(self._seeds)),
-            fanouts=self.fanouts,
-            memory_bytes=self._memory_bytes(memory),
-            offset_bytes=offsets.nbytes,
-            beside=partial(_beside, most),
-            processes=_processes,
-        )
+        self.plan = self._planned(self._memory_bytes(memory), partial(_beside, most), _processes)
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
+
+    def _planned(self, memory_bytes: int, beside: Callable[[int], int], processes: int) -> BatchPlan:
+        """First comes where every row's in-edges begin, where a node is in a batch, and batches as large as degrees and
+        fanouts let them be. Of what is left a third at most lets more batches be sampled ahead; topology and labels
+        stay in memory where they take less than their share; all else is for pages of the features."""
+        store, (features, *others), (nodes, edges) = self.store, self._arrays(), self.most
+        node_rows = sum(array.row_bytes for array in (features, *others) if array.shape[0] == store.num_nodes)
+        edge_rows = sum(array.row_bytes for array in others[1:] if array.shape[0] == store.num_edges)
+        batch_bytes = nodes * (node_rows + 16) + edges * (edge_rows + 24)
+        width = 4 if max(store.num_edges, store.num_nodes) < 2**31 else 8
+        pages = min(pages_of(features), nodes * most_pages_of_row(features))
+        ids = (width + 4) * (nodes + edges) + 6 * pages
+        ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
+        fixed = self._offsets.nbytes + 4 * store.num_nodes + 24 * len(self._seeds) + ahead
+        fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
+        fixed += _TAKEN_PAGE_BYTES * (pages + min(pages_of(others[0]), edges))
+        drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in self.fanouts)
+        size = f"{min(self.batch_size, len(self._seeds)):,} nodes and of neighbours {drawn}"
+        what = f"batches of {size} come to {nodes:,} nodes and {edges:,} edges"
+        given = (features, *others), batch_bytes, fixed, beside, memory_bytes, processes
+        division = Division(*given, what=what, remedy="a smaller batch or smaller fanouts")
+        batches, everything = len(self), sum(division.more.values())
+        all_fits = everything <= division.left
+        if all_fits:  # nothing is gained by knowing more
+            lookahead = min(batches, 1 + (division.left - everything) // _LOOKAHEAD_SHARE // ahead, 4)
+        else:
+            lookahead = min(MOST_BATCHES, _MOST_LOOKAHEAD, batches, 1 + division.left // _LOOKAHEAD_SHARE // ahead)
+        division.left -= (lookahead - 1) * ahead
+        for place, array in enumerate(others):
+            division.hold(array.name, 1 if all_fits else _ROWS_SHARE if place else _TOPOLOGY_SHARE)
+        division.hold(features.name)
+        return division.plan(lookahead, {features.name: 0 if features.name in division.resident else division.left})
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -205,13 +237,18 @@ class NeighborLoader(BatchLoader):
         epoch, self.epoch = self.epoch, self.epoch + 1
 
         def batches(held: Held) -> Generator["Data"]:
-            sampled = ahead(_superbatches(self, held, epoch), name="ooc-sample")
-            return ahead(_read(held, sampled), name="ooc-rows")
+            sampled = ahead(
+                foreseen(held, self._sampled(held, epoch), lambda one: {"x": one[0].rows}), name="ooc-sample"
+            )
+            return ahead(read_ahead(held, sampled, partial(_data, held)), name="ooc-rows")
 
         return self._begun(batches)
 
     def _arrays(self) -> list[Array]:
-        return [self.store.array("x"), *_other_arrays(self.store)]
+        """The features; then neighbours, labels, what edges carry, and what rows are called."""
+        store = self.store
+        found = [store.array("x"), store.topology("in")[1], store.array("y"), *store.edge_data("in")]
+        return found if store.attributes.get("order", "none") == "none" else [*found, store.array("perm")]
 
     @property
     def retained_bytes(self) -> int:
@@ -234,24 +271,22 @@ class NeighborLoader(BatchLoader):
         order = order_of(len(self._seeds), self.seed, epoch) if self._shuffle else np.arange(len(self._seeds))
         return [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
 
-    def own_batches(self) -> list[int]:
-        """The numbers of the batches that this process makes of an epoch."""
-        return [number for number in range(len(self)) if self._is_own(number)]
-
-    def sampled(self, epoch: int, numbers: list[int], seeds: Sequence[Ints], neighbours: Rows) -> list[SampledBatch]:
-        """The subgraphs of the batches of these ``numbers``, around these ``seeds``."""
+    def _sampled(self, held: Held, epoch: int) -> Generator[list[tuple[SampledBatch, Ints]]]:
+        """The epoch's batches that are this process's, with the places of their seeds among the input nodes: so many at
+        once as the plan lets be sampled ahead."""
+        seeds, own = self.seeds_of(epoch), [number for number in range(len(self)) if self._is_own(number)]
 
         def take(edges: Ints) -> AnyArray:
-            found = neighbours.take(edges)
+            found = held.rows["in/indices"].take(edges)
             if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.store.num_nodes:
                 raise damaged(self.store, "in/indices")
             return found
 
-        return self._sampler.sample([self._seeds[places] for places in seeds], take, epoch=epoch, numbers=numbers)
-
-
-_Superbatch = tuple[list[SampledBatch], list[Ints], Foresight | None]
-"""Batches sampled together, the places of their seeds among the input nodes, and what they need of the features."""
+        for first in range(0, len(own), self.plan.lookahead):
+            numbers = own[first : first + self.plan.lookahead]
+            around = [self._seeds[seeds[number]] for number in numbers]
+            batches = self._sampler.sample(around, take, epoch=epoch, numbers=numbers)
+            yield [*zip(batches, (seeds[number] for number in numbers), strict=True)]
 
 
 def ahead(items: Generator[T], *, name: str) -> Generator[T]:
@@ -272,41 +307,47 @@ def order_of(count: int, seed: int, epoch: int) -> Ints:
     return order
 
 
-def _superbatches(loader: NeighborLoader, held: Held, epoch: int) -> Generator[_Superbatch]:
-    """The epoch, so many batches at once as the plan lets be sampled ahead. When the first of them is read, as many
-    that come after them are known."""
-    seeds, ahead, own, x = loader.seeds_of(epoch), loader.plan.lookahead, loader.own_batches(), held.rows["x"]
-    before: tuple[list[SampledBatch], list[Ints], list[Any]] | None = None
-    for first in range(0, len(own), ahead):
-        numbers = own[first : first + ahead]
-        part = [seeds[number] for number in numbers]
-        batches = loader.sampled(epoch, numbers, part, held.rows["in/indices"])
-        needs: list[Any] = [x.needs(batch.rows) for batch in batches]
+def foreseen(
+    held: Held, groups: Iterable[list[T]], needed: Callable[[T], Mapping[str, AnyArray]]
+) -> Generator[tuple[list[T], dict[str, Foresight | None]]]:
+    """Groups of batches with what they need of arrays by name, of which a batch needs rows: known of a group before
+    its first, and what comes after it as far as the next group tells."""
+    before: tuple[list[T], dict[str, list[Any]]] | None = None
+    for group in chain(groups, [[]]):
+        needs: dict[str, list[Any]] = {}
+        for batch in group:
+            for name, rows in needed(batch).items():
+                needs.setdefault(name, []).append(held.rows[name].needs(rows))
         if before is not None:
-            yield *before[:2], x.foresee(before[2], needs)
-        before = batches, part, needs
-    if before is not None:
-        yield *before[:2], x.foresee(before[2])
+            own = before[1].items()
+            yield before[0], {name: held.rows[name].foresee(pages, needs.get(name, ())) for name, pages in own}
+        before = group, needs
 
 
-def _read(held: Held, superbatches: Generator[_Superbatch]) -> Generator["Data"]:
-    """Every batch with its rows."""
-    with contextlib.closing(superbatches):
-        for batches, seeds, foresight in superbatches:
-            if foresight is not None:
-                held.rows["x"].begin(foresight)
-            for place, batch in enumerate(batches):
-                yield _data(held, batch, seeds[place], None if foresight is None else foresight.uses[place])
+def read_ahead(
+    held: Held,
+    groups: Generator[tuple[list[T], dict[str, Foresight | None]]],
+    made: Callable[[T, dict[str, Uses]], "Data"],
+) -> Generator["Data"]:
+    """Every batch of groups that are foreseen, ``made`` with its rows."""
+    with contextlib.closing(groups):
+        for group, known in groups:
+            sights = {name: one for name, one in known.items() if one is not None}
+            for name, foresight in sights.items():
+                held.rows[name].begin(foresight)
+            for place, batch in enumerate(group):
+                yield made(batch, {name: foresight.uses[place] for name, foresight in sights.items()})
 
 
-def _data(held: Held, batch: SampledBatch, seeds: Ints, uses: Uses | None) -> "Data":
+def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Uses]) -> "Data":
     from torch_geometric.data import Data
 
+    batch, seeds = sampled
     edge_index = np.empty((2, len(batch.edges)), dtype=np.int64)
     edge_index[0], edge_index[1] = batch.sources, batch.targets
     rows = held.rows
     made: dict[str, Any] = {
-        "x": rows["x"].take(batch.rows, uses),
+        "x": rows["x"].take(batch.rows, uses.get("x")),
         "edge_index": edge_index,
         "y": rows["y"].take(batch.rows),
         "n_id": rows["perm"].take(batch.rows) if "perm" in rows else batch.rows.astype(np.int64, copy=False),
@@ -334,14 +375,6 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     if not fanouts or any(fanout < -1 or fanout == 0 for fanout in fanouts):
         raise OptionError(f"neighbours to draw must be a number a hop, -1 for all, not {list(fanouts)}")
     return tuple(fanouts)
-
-
-def _other_arrays(store: Store) -> list[Array]:
-    """What is read beside the features: neighbours first, then labels, what edges carry, and what rows are called."""
-    found = [store.topology("in")[1], store.array("y"), *store.edge_data("in")]
-    if store.attributes.get("order", "none") != "none":
-        found.append(store.array("perm"))
-    return found
 
 
 def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:
