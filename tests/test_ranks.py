@@ -16,9 +16,9 @@ from torch import nn
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
-from ooc.ranks import Ranks, RunningStatistics, group, heartbeat
+from ooc.ranks import Ranks, RunningStatistics, group
 from ooc.storage.store import Store
-from ooc.train.batched.sampled import SampledTrainer, Sampling
+from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 from tests.processes import together
 
@@ -68,9 +68,8 @@ def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not answer is found out within a second."""
-    for module in (heartbeat, group):
-        monkeypatch.setattr(module, "BEAT_S", 0.1)
-    monkeypatch.setattr(heartbeat, "SILENT_BEATS", 8)
+    monkeypatch.setattr(group, "BEAT_S", 0.1)
+    monkeypatch.setattr(group, "SILENT_BEATS", 8)
 
 
 def test_a_process_that_is_slow_is_waited_for_and_one_that_is_stopped_is_named(tmp_path: Path, _soon: None) -> None:

@@ -37,7 +37,7 @@ def import_everything() -> None:
     for name in (
         *(f"ooc.cli.{command}" for command in COMMANDS),
         "ooc.cli.arguments.recipe",
-        "ooc.train.batched.sampled",
+        "ooc.train.batched.batches",
     ):
         importlib.import_module(name)
     for name in ("torch_geometric.nn.models", "zarr", "ooc.report.console", "ooc.report.logs", "ooc.report.runs"):

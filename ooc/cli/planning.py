@@ -80,7 +80,7 @@ from ooc.train.schedule import Averaging
 from ooc.train.setup import Job, Saving, prepare, store_of_statistics
 
 if TYPE_CHECKING:
-    from ooc.train.links.objective import LinkObjective
+    from ooc.train.links.trainer import LinkObjective
 
 NARROW = "bfloat16"
 
@@ -258,7 +258,7 @@ class Planning:
 
     def _objective_of_links(self, resources: Resources) -> "LinkObjective":
         from ooc.train.links.metrics import LinkMetric
-        from ooc.train.links.objective import LinkObjective
+        from ooc.train.links.trainer import LinkObjective
 
         settings = self.settings
         if isinstance(self.graph, GraphStatistics):

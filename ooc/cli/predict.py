@@ -92,7 +92,7 @@ def command(
     from ooc.cli.arguments.recipe import build_embedding, graph_bounds, rebuild_model
     from ooc.storage.store import open_store
     from ooc.train.batched.graphs import GraphPrediction
-    from ooc.train.links.objective import PairScores
+    from ooc.train.links.trainer import PairScores
     from ooc.train.prediction import Prediction
     from ooc.train.resources import Resources
     from ooc.train.rows_file import check_target

@@ -42,8 +42,8 @@ from ooc.report.tables import (
 )
 from ooc.sizes import format_size
 from ooc.storage.store import open_store
+from ooc.train.batched.batches import SampledTrainer
 from ooc.train.batched.graphs import GraphTrainer
-from ooc.train.batched.sampled import SampledTrainer
 from ooc.train.links.metrics import LinkMetric
 from ooc.train.metrics import Metric, resolve_metric
 from ooc.train.runs.run import RunFolder, SeedRuns, holds_run

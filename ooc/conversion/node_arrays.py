@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc.conversion.budget import Options
-from ooc.conversion.journal import Journal
-from ooc.conversion.output import Workplace
+from ooc.conversion.output import Journal, Workplace
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched

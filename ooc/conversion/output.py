@@ -3,22 +3,87 @@
 
 ``OUT.partial`` holds ``store`` (what will be OUT), ``scratch`` and ``journal.json``. It outlives a killed conversion,
 and the same conversion goes on in it.
+
+The journal, one small file, says which stages of a conversion are done and on the disk, so that a killed one goes on. A
+mark promises that what it speaks of is there: everything that lies beside the journal is flushed before it is written.
+Marks of stages that follow one another within seconds are written together, but for those after which what a stage was
+made of is removed.
 """
 
 import hashlib
+import json
 import os
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from ooc.conversion.journal import Journal
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Listener, Note, reported
-from ooc.storage.array import exchanged, flush, lock, lock_holder
+from ooc.storage.array import exchanged, flush, flush_all, lock, lock_holder, replace_file
 from ooc.storage.store import PARTIAL_SUFFIX
 from ooc.storage.zarr_json import METADATA_FILE
+
+_LEAST_SECONDS = 5.0
+"""Between two times at which all is flushed."""
+
+
+class Journal:
+    """The marks of a conversion, one a stage, in the file ``path``; ``key`` identifies it, ``created``: when it began.
+
+    Made by :meth:`begin` or, of what an earlier process left, by :meth:`read`.
+    """
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.key: dict[str, Any] = content["key"]
+        self.created = str(content["created"])
+        self._results: dict[str, dict[str, Any]] = content["results"]
+        self._path = path
+        self._saved_s = time.monotonic()
+
+    @classmethod
+    def begin(cls, path: Path, key: dict[str, Any]) -> "Journal":
+        """A new conversion's."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        journal = cls(path, {"key": key, "created": now, "results": {}})
+        journal.save()
+        return journal
+
+    @classmethod
+    def read(cls, path: Path) -> "Journal | None":
+        """What an earlier process left; None where there is nothing that can be relied on."""
+        try:
+            return cls(path, json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def stages(self) -> list[str]:
+        """The stages that are done, in order."""
+        return list(self._results)
+
+    def result(self, stage: str) -> Any:
+        """What ``stage`` came to; None while it is not done."""
+        return self._results.get(stage)
+
+    def finish(self, stage: str, result: dict[str, Any], *, now: bool = False) -> dict[str, Any]:
+        """``stage`` is done; the ``result``, as JSON has it. ``now``: it must be on the disk before anything else is
+        done."""
+        self._results[stage] = result
+        if now or time.monotonic() - self._saved_s >= _LEAST_SECONDS:
+            self.save()
+        return result
+
+    def save(self) -> None:
+        """Have all that was done, and the marks that say so, on the disk."""
+        flush_all([self._path.parent])
+        replace_file(
+            self._path, json.dumps({"key": self.key, "created": self.created, "results": self._results}).encode()
+        )
+        self._saved_s = time.monotonic()
+
 
 _STORE, _SCRATCH, _JOURNAL, _OLD = "store", "scratch", "journal.json", "old"
 _FINISHED = "finished"

@@ -3,16 +3,35 @@
 
 Ids are whole numbers, int64, or texts, which are UTF-8 in arrays of objects. More than memory holds are sorted in runs,
 which are merged as they are read.
+
+Then which node each end of each edge is, in as little memory as there is. An id is 16 bytes here, its *key*: a whole
+number, or a text of at most 16 bytes, is its own key; of a longer text it is 120 bits of BLAKE2b and a last byte that
+no text in UTF-8 has. So short ids are compared as they are, and two long ones are mistaken for each other with the
+probability of 2⁻¹²⁰; two *nodes* with the same key are compared in full.
+
+Where the keys of all nodes fit, they are held and searched, and the ends stream by. Else it is a hash join as databases
+do it out of core (Grace join): keys of nodes and of ends are spread over files by their hash until the nodes of a file
+fit, and what is found goes to files by the ends' places, which brings it into the order of the edges again. Everything
+is written and read in sequence. (DuckDB would do the same, but its memory limit is of its buffers alone, and a hundred
+megabytes or so must be over it; a conversion here may have 32.)
+
+N nodes, E edges, n keys of a block; an edge k has the ends 2k (source) and 2k + 1 (target).
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ooc.errors import SourceError
+from ooc.events import Listener, reported
+from ooc.sources.source import Ids, Mask
 from ooc.storage.array import AnyArray, flush
 
 MOST_BYTES = 1024
@@ -25,6 +44,7 @@ _TEXT_BYTES = 100
 """Of memory for each text while runs are merged, besides its own bytes."""
 _MOST_RUNS = 64
 _SPAN = 8
+"""Of numbers, how many times as many there may be in their range as nodes, that they are looked up by place."""
 
 
 class IdFile:
@@ -185,3 +205,272 @@ def _held_bytes(ids: AnyArray) -> int:
 
 def _lengths(path: Path) -> Path:
     return path.with_name(path.name + ".lengths")
+
+
+Keys = npt.NDArray[np.uint64]
+"""[n, 2]; beside a place, a node's number or an end's, [n, 3]."""
+KEY_BYTES = 16
+NODE_BYTES = 80
+"""Of memory for each node whose key is held: the key, its hash and the node's number, and all again while sorting."""
+_LONG = b"\xff"  # No byte of UTF-8.
+_FAN_OUT_BITS = 7
+_LEVELS = 64 // _FAN_OUT_BITS
+_RECORD_BYTES = 24
+_END_BYTES = 256  # Of memory for each end of a block that is spread or searched for.
+_FOUND = np.dtype([("place", "<u8"), ("node", "<u4")])
+_ABSENT = np.iinfo(np.uint32).max
+
+
+def keys_of(ids: AnyArray) -> Keys:
+    """The keys [n, 2] of ``ids``, whole numbers or texts, none of which holds a zero byte."""
+    if ids.dtype != np.object_:
+        return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
+    short = [text if len(text) <= KEY_BYTES else _digest(text) for text in ids.tolist()]
+    return np.array(short, dtype=f"S{KEY_BYTES}").view(np.uint64).reshape(-1, 2)
+
+
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=KEY_BYTES - len(_LONG)).digest() + _LONG
+
+
+@dataclass(frozen=True)
+class Joined:
+    """``ends``: how many there were. ``twice``: two nodes of the same key. ``absent``: the first end that is no node's.
+
+    Where one of the latter two is not None, nothing else is known.
+    """
+
+    ends: int
+    twice: tuple[int, int] | None = None
+    absent: int | None = None
+
+
+def join(
+    nodes: Iterable[Keys], count: int, ends: Iterable[Keys], out: Path, *, limit_bytes: int, listener: Listener
+) -> Joined:
+    """Write the node of each of the ``ends``, in order, as uint32 to the file ``out``, which appears when it is whole.
+
+    ``nodes``: the keys of ``count`` nodes in order; ``ends``: of all ends of edges. Takes about ``limit_bytes`` of
+    memory; what it needs of the disk lies beside ``out``.
+    """
+    if count * NODE_BYTES > limit_bytes:
+        partial = _partial(out)
+        found = _OnDisk(partial, limit_bytes, listener).join(nodes, ends)
+        return found if found.twice is not None or found.absent is not None else _whole(out, found)
+    table = _Table(np.concatenate([*_placed(nodes), np.empty((0, 3), dtype=np.uint64)]))
+    return Joined(0, twice=table.twice) if table.twice is not None else _written(map(table.numbers, ends), out)
+
+
+def take_rows(ends: Iterable[Ids], count: int, out: Path) -> Joined:
+    """The same where nodes are called by their numbers, 0 … ``count`` - 1."""
+    return _written(((ids, (ids >= 0) & (ids < count)) for ids in ends), out)
+
+
+def _written(found: Iterable[tuple[AnyArray, Mask]], out: Path) -> Joined:
+    """Write nodes, of which is said whether they are some."""
+    done = 0
+    with _partial(out).open("wb") as file:
+        for numbers, there in found:
+            if not there.all():
+                return Joined(0, absent=done + int(there.argmin()))
+            file.write(numbers.astype("<u4").data)
+            done += len(numbers)
+    return _whole(out, Joined(done))
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _whole(out: Path, found: Joined) -> Joined:
+    flush(_partial(out))
+    _partial(out).rename(out)
+    return found
+
+
+def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
+    """Keys [n, 2] with their places in order [n, 3]."""
+    done = 0
+    for keys in blocks:
+        places = np.arange(done, done + len(keys), dtype=np.uint64)
+        yield np.concatenate([keys, places[:, None]], axis=1)
+        done += len(keys)
+
+
+def _hashes(keys: Keys) -> npt.NDArray[np.uint64]:
+    """64 well mixed bits of each key [n] (the last steps are those of SplitMix64)."""
+    mixed = keys[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ (keys[:, 1] + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    found: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return found
+
+
+def _first_words(keys: Keys) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(keys[:, 0])
+
+
+class _Table:
+    """The nodes of ``records`` [n, 3], found by their keys. ``twice``: two of one key.
+
+    Whole numbers that are not far apart are looked up by where they are in their range, all others by search.
+    """
+
+    def __init__(self, records: Keys) -> None:
+        # Whole numbers need no hash to be told apart, and neighbours among them are often asked for together.
+        self._hash = _hashes if records[:, 1].any() else _first_words
+        hashes = self._hash(records)
+        order = np.argsort(hashes, kind="stable")
+        if (hashes[order[1:]] == hashes[order[:-1]]).any():  # Of one key, or, which is rare, of several.
+            order = np.lexsort((records[:, 1], records[:, 0], hashes))
+        self._hashes, (self._first, self._second, self._nodes) = hashes[order], records[order].T.copy()
+        same = np.flatnonzero((self._first[1:] == self._first[:-1]) & (self._second[1:] == self._second[:-1]))
+        rows = self._nodes[same[0] : same[0] + 2].tolist() if len(same) else []
+        self.twice = (min(rows), max(rows)) if rows else None
+        self._least = self._first[:1]
+        span = int(self._first[-1]) - int(self._first[0]) + 1 if self._hash is _first_words and len(records) else 0
+        self._direct = np.full(span if span <= _SPAN * len(records) else 0, _ABSENT, dtype=np.uint32)
+        if len(self._direct):
+            self._direct[self._first - self._least] = self._nodes
+
+    def numbers(self, keys: Keys) -> tuple[AnyArray, Mask]:
+        """The node of each of the ``keys`` [n, 2], and whether there is one."""
+        last = len(self._hashes) - 1
+        if last < 0:
+            return np.zeros(len(keys), dtype=np.uint64), np.zeros(len(keys), dtype=np.bool_)
+        if len(self._direct):
+            places = keys[:, 0] - self._least
+            inside = (places < len(self._direct)) & (keys[:, 1] == 0)
+            found = self._direct[np.where(inside, places, 0)]
+            return found, inside & (found != _ABSENT)
+        hashes = self._hash(keys)
+        order = np.argsort(hashes)  # Neighbouring searches share their steps in the cache.
+        at = np.empty(len(keys), dtype=np.int64)
+        at[order] = np.minimum(np.searchsorted(self._hashes, hashes[order]), last)
+        there = self._at(at, keys)
+        while (more := ~there & (self._hashes[at] == hashes) & (at < last)).any():  # Another key of the same hash.
+            at[more] += 1
+            there |= self._at(at, keys)
+        return self._nodes[at], there
+
+    def _at(self, places: Ids, keys: Keys) -> Mask:
+        """Whether the keys are at these places of the table."""
+        found: Mask = (self._first[places] == keys[:, 0]) & (self._second[places] == keys[:, 1])
+        return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """``count`` records in the file ``path``, of nodes or of ends."""
+
+    path: Path
+    count: int
+
+    def blocks(self, size: int) -> Iterator[Keys]:
+        """The records [n, 3], at most ``size`` at a time."""
+        if not self.count:
+            return
+        with self.path.open("rb") as file:
+            while data := file.read(size * _RECORD_BYTES):
+                yield np.frombuffer(data, dtype=np.uint64).reshape(-1, 3)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class _OnDisk:
+    def __init__(self, out: Path, limit_bytes: int, listener: Listener) -> None:
+        self._out, self._listener = out, listener
+        self._folder = out.with_name(out.name + ".parts")
+        self._most_nodes = max(1, limit_bytes * 2 // 3 // NODE_BYTES)
+        self._block = max(256, limit_bytes // 3 // _END_BYTES)
+        self._height = max(1024, limit_bytes // 2 // (_FOUND.itemsize + 4))
+        self._twice: tuple[int, int] | None = None
+        self._absent: int | None = None
+
+    def join(self, nodes: Iterable[Keys], ends: Iterable[Keys]) -> Joined:
+        rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        node_parts = self._spread(_placed(nodes), "nodes", 0)
+        end_parts = self._spread(_placed(ends), "ends", 0)
+        total = sum(part.count for part in end_parts)
+        with reported(self._listener, "finding the edges' nodes", len(node_parts), "parts") as advance:
+            for done, (some_nodes, some_ends) in enumerate(zip(node_parts, end_parts, strict=True), start=1):
+                self._match(some_nodes, some_ends, 1)
+                if self._twice is not None:
+                    break
+                advance(done)
+        if self._twice is None and self._absent is None:
+            self._put_in_order(total)
+        rmtree(self._folder)
+        return Joined(total, self._twice, self._absent)
+
+    def _spread(self, blocks: Iterable[Keys], name: str, level: int) -> list[_Part]:
+        """Spread records over files by bits of their keys' hashes, others at each ``level``."""
+        fan_out = 1 << _FAN_OUT_BITS
+        counts = np.zeros(fan_out, dtype=np.int64)
+        paths = [self._folder / f"{name}-{part}" for part in range(fan_out)]
+        shift = np.uint64(64 - _FAN_OUT_BITS * (level + 1))
+        for whole in blocks:
+            for start in range(0, len(whole), self._block):
+                records = whole[start : start + self._block]
+                part_of = (_hashes(records) >> shift & np.uint64(fan_out - 1)).astype(np.uint8)
+                records = records[np.argsort(part_of, kind="stable")]
+                here = np.bincount(part_of, minlength=fan_out)
+                counts += here
+                for part, (first, last) in enumerate(pairwise([0, *np.cumsum(here).tolist()])):
+                    if first < last:
+                        with paths[part].open("ab") as file:
+                            file.write(records[first:last].data)
+        return [_Part(path, count) for path, count in zip(paths, counts.tolist(), strict=True)]
+
+    def _match(self, nodes: _Part, ends: _Part, level: int) -> None:
+        """Find the ``nodes`` of ``ends``, all of whose hashes begin alike."""
+        if nodes.count > self._most_nodes and level < _LEVELS:
+            node_parts = self._spread(nodes.blocks(self._block), nodes.path.name, level)
+            nodes.remove()
+            end_parts = self._spread(ends.blocks(self._block), ends.path.name, level)
+            ends.remove()
+            for some_nodes, some_ends in zip(node_parts, end_parts, strict=True):
+                self._match(some_nodes, some_ends, level + 1)
+            return
+        # So many of one hash are of one key, of which the first ones tell.
+        first = next(nodes.blocks(self._most_nodes), np.empty((0, 3), dtype=np.uint64))
+        table = _Table(first)
+        if table.twice is not None:
+            self._twice = table.twice
+            return
+        assert nodes.count <= self._most_nodes, "keys of the same 63 bits of their hashes, by the million"
+        for records in ends.blocks(self._block):
+            numbers, there = table.numbers(records[:, :2])
+            if not there.all():
+                absent = int(records[int(there.argmin()), 2])
+                self._absent = absent if self._absent is None else min(self._absent, absent)
+            if self._absent is None:
+                self._keep(records[:, 2], numbers)
+        nodes.remove()
+        ends.remove()
+
+    def _keep(self, places: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
+        """Put what was found for ascending ``places`` to the files of their ranges."""
+        found = np.empty(len(places), dtype=_FOUND)
+        found["place"], found["node"] = places, numbers
+        ranges = places // np.uint64(self._height)
+        cuts = [0, *(np.flatnonzero(ranges[1:] != ranges[:-1]) + 1).tolist(), len(places)]
+        for first, last in pairwise(cuts):
+            with self._range_path(int(ranges[first])).open("ab") as file:
+                file.write(found[first:last].data)
+
+    def _put_in_order(self, total: int) -> None:
+        with self._out.open("wb") as file:
+            for start in range(0, total, self._height):
+                path = self._range_path(start // self._height)
+                found = np.fromfile(path, dtype=_FOUND)
+                nodes = np.full(min(self._height, total - start), _ABSENT, dtype="<u4")
+                nodes[(found["place"] - np.uint64(start)).astype(np.int64)] = found["node"]
+                assert len(found) == len(nodes), "every end was found once"
+                file.write(nodes.data)
+                path.unlink()
+
+    def _range_path(self, number: int) -> Path:
+        return self._folder / f"range-{number}"

@@ -21,9 +21,8 @@ from ooc.sources.columns import FEATURE, ID, IGNORE, as_argument
 from ooc.sources.files.cells import Cells, NoWholeNumber
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table
-from ooc.sources.id_join import join, keys_of, take_rows
 from ooc.sources.labels import ClassNames
-from ooc.sources.node_ids import IdFile, collect, encoded
+from ooc.sources.node_ids import IdFile, collect, encoded, join, keys_of, take_rows
 from ooc.sources.source import EdgeBlock, Ids, ranges
 from ooc.storage.array import AnyArray, replace_file
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ooc.errors import OptionError, SourceError
 from ooc.sources.formats import (
-    dgl_reddit,
     graphbolt,
     igb,
     mag,
@@ -21,7 +20,7 @@ from ooc.sources.formats import (
     typed_tables,
 )
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source, is_pyg_data, pyg_source
-from ooc.sources.formats.edges import edge_table, matrix_market, snap, webgraph
+from ooc.sources.formats.edges import edge_table, webgraph
 from ooc.sources.formats.held_graphs import held_source, is_held_graph
 from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
 from ooc.sources.names import DATASETS
@@ -35,7 +34,7 @@ FORMATS: dict[str, Reader] = {
     "ogb": ogb.READER,
     "mag240m": mag.READER,
     "igb": igb.READER,
-    "dgl-reddit": dgl_reddit.READER,
+    "dgl-reddit": npz_formats.REDDIT_READER,
     "graphbolt": graphbolt.READER,
     "webgraph": webgraph.READER,
     "planetoid": planetoid.READER,
@@ -44,8 +43,8 @@ FORMATS: dict[str, Reader] = {
     "gnn-benchmark": npz_formats.BENCHMARK_READER,
     "npz": npz_formats.NPZ_READER,
     "table": edge_table.READER,
-    "matrix-market": matrix_market.READER,
-    "snap": snap.READER,
+    "matrix-market": edge_table.MATRIX_READER,
+    "snap": edge_table.SNAP_READER,
     "typed-tables": typed_tables.READER,
     "npy": npz_formats.NPY_READER,
 }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import OptionError
+from ooc.model.lowering.values import TileMoments
 from ooc.model.task import label_columns
 from ooc.storage.store import SPLITS, Store, Task
 
@@ -182,33 +183,22 @@ def _occurrences(classes_r: Tensor, classes: int) -> Tensor:
 
 @dataclass(slots=True)
 class SquaredErrors:
-    """Per column [L], float64: mean of the values, their squared deviations from it, squared errors; and the rows.
+    """Per column [L], float64: the ``moments`` of the values, and squared errors."""
 
-    Means and deviations of parts are joined as by Chan, Golub and LeVeque ("Updating formulae and a pairwise
-    algorithm for computing sample variances", 1979): no difference of large sums.
-    """
-
-    rows: int
-    mean_L: Tensor
-    deviation_L: Tensor
+    moments: TileMoments
     error_L: Tensor
 
     def add(self, other: Self) -> None:
-        rows = self.rows + other.rows
-        apart_L = other.mean_L - self.mean_L
-        self.deviation_L = self.deviation_L + other.deviation_L + apart_L**2 * (self.rows * other.rows / rows)
-        self.mean_L = self.mean_L + apart_L * (other.rows / rows)
-        self.error_L = self.error_L + other.error_L
-        self.rows = rows
+        self.moments, self.error_L = self.moments.joined(other.moments), self.error_L + other.error_L
 
     def value(self) -> float | None:
         """The mean over columns of 1 - errors / deviations; None with fewer than two rows.
 
         A column that never varies scores 1 where it is met exactly, otherwise 0.
         """
-        if self.rows < 2:
+        if self.moments.count < 2:
             return None
-        deviation_L, error_L = torch.stack((self.deviation_L, self.error_L)).cpu().numpy()
+        deviation_L, error_L = torch.stack((self.moments.deviations, self.error_L)).cpu().numpy()
         varying = deviation_L > 0
         share_L = np.divide(error_L, deviation_L, out=np.zeros_like(error_L), where=varying)
         constant_L = np.where(error_L == 0, 1.0, 0.0)
@@ -219,7 +209,7 @@ def _squared_errors(outputs_rC: Tensor, values_rL: Tensor) -> SquaredErrors:
     rows, values_rL = len(values_rL), values_rL.double()
     mean_L = _column_sums(values_rL) / rows
     error_L = _column_sums((outputs_rC.double() - values_rL) ** 2)
-    return SquaredErrors(rows, mean_L, _column_sums((values_rL - mean_L) ** 2), error_L)
+    return SquaredErrors(TileMoments(rows, mean_L, _column_sums((values_rL - mean_L) ** 2)), error_L)
 
 
 def _column_sums(rows_rL: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 
 import ooc
 from ooc.conversion import budget
-from ooc.conversion.journal import Journal
+from ooc.conversion.output import Journal
 from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted

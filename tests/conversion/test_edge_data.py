@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
 
 import ooc
-from ooc.conversion import budget, conversion, csr, reorder, topology
+from ooc.conversion import budget, conversion, reorder, topology
 from ooc.conversion import edges as edges_module
 from ooc.conversion.budget import Shares
 from ooc.errors import BudgetError, OocError, SourceError, StoreError
@@ -139,7 +139,7 @@ def test_edges_carry_what_they_did_whatever_is_done_to_them(
 def _scarce(patch: pytest.MonkeyPatch) -> None:
     """A memory of twenty edges, rows that are completed three at a time."""
     patch.setattr(conversion, "divide", lambda *args, **kwargs: _TINY)
-    for module in (csr, edges_module):
+    for module in (topology, edges_module):
         patch.setattr(module, "_WINDOW_ROWS", 3)
     patch.setattr(topology, "_COMPARED_BYTES", 70)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ooc
-from ooc.conversion.journal import Journal
+from ooc.conversion.output import Journal
 from ooc.errors import SourceError
 from ooc.events import Event, Note, TaskFinished, TaskStarted
 from ooc.sources.reading import READING_OPTIONS, Request

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc
-from ooc.conversion import conversion, csr, topology
+from ooc.conversion import conversion, topology
 from ooc.conversion import edges as edges_module
 from ooc.conversion.budget import Shares
 from ooc.storage.verification import verify
@@ -97,7 +97,7 @@ def test_tiny_budgets_give_the_same_bytes(
     ample = ooc.convert(arrays, tmp_path / "ample.ooc", symmetrize=symmetrize, self_loops=self_loops)
     tiny = Shares(sort_keys=20, edges=37, feature_rows=11, label_rows=13)
     monkeypatch.setattr(conversion, "divide", lambda *args, **kwargs: tiny)
-    for module in (csr, edges_module):
+    for module in (topology, edges_module):
         monkeypatch.setattr(module, "_WINDOW_ROWS", 3)
     monkeypatch.setattr(topology, "_COMPARED_BYTES", 70)
     scarce = ooc.convert(arrays, tmp_path / "scarce.ooc", symmetrize=symmetrize, self_loops=self_loops)
@@ -107,7 +107,7 @@ def test_tiny_budgets_give_the_same_bytes(
 
 @pytest.mark.parametrize("edges", [0, 3])
 def test_a_sparse_graph_has_all_its_rows(tmp_path: Path, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (csr, edges_module):
+    for module in (topology, edges_module):
         monkeypatch.setattr(module, "_WINDOW_ROWS", 100)
     arrays = random_arrays(nodes=5000, edges=edges)
     store = ooc.convert(arrays, tmp_path / "g.ooc", self_loops=True)

@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv, HEATConv, HeteroBatchNorm, HeteroLayerNo
 
 from ooc.errors import ModelError
 from ooc.model.lowering.trimming import Trimmed
-from ooc.train.batched.sampled import SampledTrainer, Sampling
+from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import CustomCase, Reference, adam
 from tests.graphs import GraphCase, random_data

@@ -154,7 +154,7 @@ def test_ids_too_many_for_the_budget_are_numbered_on_the_disk(
         columns = {"id": called, "f": np.sin(called), "label": called % 3}
         pyarrow.parquet.write_table(pa.table(columns), source / "nodes.parquet")
     held = ooc.convert(source, tmp_path / "held.ooc", **options)
-    monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    monkeypatch.setattr("ooc.sources.node_ids.NODE_BYTES", 10**6)
     joined = ooc.convert(source, tmp_path / "joined.ooc", host_budget="64M", **options)
     assert joined.has_edge_weight and joined.ids is not None and held.ids is not None
     assert joined.ids.tolist() == held.ids.tolist() and set(held.ids.tolist()) == set(edges.reshape(-1).tolist())

@@ -236,7 +236,7 @@ def test_wrong_lines_of_json_are_named(tmp_path: Path, nodes: str, message: str)
 
 
 def test_a_key_that_comes_late_is_no_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ooc.sources.files.value_tables._ROWS_WITH_KEYS", 6)
+    monkeypatch.setattr("ooc.sources.files.tables._ROWS_WITH_KEYS", 6)
     (source := tmp_path / "t").mkdir()
     (source / "nodes.jsonl").write_text(_LINES * 3 + '{"id": 9, "g": 1}')
     (source / "edges.jsonl").write_text('{"src": 1, "dst": 2}\n')

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.events import ignore
-from ooc.sources import id_join
-from ooc.sources.id_join import join, keys_of, take_rows
+from ooc.sources import node_ids
+from ooc.sources.node_ids import join, keys_of, take_rows
 from tests.examples import examples
 
 _TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40), min_size=1, max_size=80)
@@ -26,7 +26,7 @@ def _blocks(keys: np.ndarray, size: int) -> Iterator[np.ndarray]:
     return (keys[start : start + size] for start in range(0, len(keys), size))
 
 
-def _joined(folder: Path, nodes: np.ndarray, ends: np.ndarray, limit: int) -> id_join.Joined:
+def _joined(folder: Path, nodes: np.ndarray, ends: np.ndarray, limit: int) -> node_ids.Joined:
     return join(_blocks(nodes, 7), len(nodes), _blocks(ends, 5), folder / "o", limit_bytes=limit, listener=ignore)
 
 
@@ -43,13 +43,13 @@ def test_any_memory_finds_the_same_nodes(
     nodes, ends = keys_of(_objects(ids)), keys_of(_objects([ids[at] for at in asked]))
     with pytest.MonkeyPatch.context() as patch:
         if hashes == "bad":
-            good = id_join._hashes
-            patch.setattr(id_join, "_hashes", lambda keys: good(keys) % np.uint64(5) << np.uint64(60))
-            patch.setattr(id_join, "_LEVELS", 1)
+            good = node_ids._hashes
+            patch.setattr(node_ids, "_hashes", lambda keys: good(keys) % np.uint64(5) << np.uint64(60))
+            patch.setattr(node_ids, "_LEVELS", 1)
         for limit in (1 << 20, 80 * 40):
             if hashes == "bad" and limit < len(ids) * 120:
                 continue
-            assert _joined(folder, nodes, ends, limit) == id_join.Joined(60)
+            assert _joined(folder, nodes, ends, limit) == node_ids.Joined(60)
             assert np.fromfile(folder / "o", dtype="<u4").tolist() == asked.tolist()
             assert [path.name for path in folder.iterdir()] == ["o"]
 
@@ -69,7 +69,7 @@ def test_ids_of_two_nodes_and_of_none_are_found(tmp_path: Path, limit: int) -> N
 
 def test_row_numbers_are_their_nodes(tmp_path: Path) -> None:
     blocks = [np.array([3, 0]), np.array([4])]
-    assert take_rows(iter(blocks), 5, tmp_path / "o") == id_join.Joined(3)
+    assert take_rows(iter(blocks), 5, tmp_path / "o") == node_ids.Joined(3)
     assert np.fromfile(tmp_path / "o", dtype="<u4").tolist() == [3, 0, 4]
     assert take_rows(iter(blocks), 4, tmp_path / "p").absent == 2 and not (tmp_path / "p").exists()
     assert take_rows(iter([np.array([-1])]), 4, tmp_path / "p").absent == 0
@@ -99,6 +99,6 @@ def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == id_join.Joined(2 * nodes)
+    assert found == node_ids.Joined(2 * nodes)
     assert np.array_equal(np.fromfile(tmp_path / "o", "<u4"), np.tile(np.arange(nodes), 2))
     assert limit // 3 < peak < 1.5 * limit

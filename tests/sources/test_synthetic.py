@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ooc
 from ooc.sources.formats.synthetic import Parameters, synthetic_source
-from ooc.sources.shuffle import Shuffle
+from ooc.sources.labels import Shuffle
 from tests.conversion.arrays import edges_of, files_of, in_order
 from tests.examples import examples
 

@@ -59,7 +59,7 @@ def test_texts_name_nodes(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyP
     first = ooc.convert(source, tmp_path / "g.ooc")
     _is_the_graph(first)
     _is_the_graph(ooc.convert(source, tmp_path / "h.ooc", order="hop", dtype="float64"))
-    monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    monkeypatch.setattr("ooc.sources.node_ids.NODE_BYTES", 10**6)
     (other := tmp_path / "other").mkdir()
     second = ooc.convert(source, other / "g.ooc", host_budget="40M")
     assert files_of(first.path) == files_of(second.path)
@@ -103,7 +103,7 @@ def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> N
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_wrong_texts_are_named(tmp_path: Path, form: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if small:
-        monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+        monkeypatch.setattr("ooc.sources.node_ids.NODE_BYTES", 10**6)
     cases = {
         "absent": (IDS, (0, 7, "none"), r"t: edge 7 \(none → .*\) has an end that is no node: nodes are those in the "),
         "empty end": (IDS, (1, 9, ""), "t: edge 9 has an end without an id"),
@@ -143,7 +143,7 @@ def test_texts_among_numbers_need_a_table_of_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["finding the edges' nodes", "reading edges", "writing features"])
 def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     """To the same bytes; what was found of the ids is not looked for again."""
-    monkeypatch.setattr("ooc.sources.id_join.NODE_BYTES", 10**6)
+    monkeypatch.setattr("ooc.sources.node_ids.NODE_BYTES", 10**6)
     source = _tables(tmp_path, "csv")
     whole = ooc.convert(source, tmp_path / "g.ooc", host_budget="40M")
     (other := tmp_path / "other").mkdir()

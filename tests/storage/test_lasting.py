@@ -12,7 +12,7 @@ import torch
 from torch_geometric.nn.models import GCN
 
 import ooc
-from ooc.conversion.journal import Journal
+from ooc.conversion.output import Journal
 from ooc.storage.array import TEMPORARY_SUFFIX, open_alone, replace_file
 from ooc.storage.writer import ArrayWriter
 from ooc.train.runs.run import METRICS, RunFolder

@@ -14,7 +14,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 import ooc
 from ooc.engine.exchange import Exchange
-from ooc.ranks import group, heartbeat
+from ooc.ranks import group
 from ooc.storage.store import Store
 from ooc.train import optimizer_state
 from ooc.train import trainer as trainer_module
@@ -88,8 +88,7 @@ def test_a_killed_process_and_a_run_that_others_go_on_with(
 ) -> None:
     """The checkpoint that two have left is whole, and tells what its rows were, and what the optimizer keeps of weights
     on the SSD. Three go on, of whom one gets fewer rows after an epoch, then one."""
-    for module in (heartbeat, group):
-        monkeypatch.setattr(module, "BEAT_S", 0.1)
+    monkeypatch.setattr(group, "BEAT_S", 0.1)
     monkeypatch.setattr(optimizer_state, "PIECE", 32)
     options = {**_CASES["adam, blocks of several processes"], "optimizer_state": "ssd"}
     commit = LearntRows.commit

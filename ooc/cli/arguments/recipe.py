@@ -450,8 +450,8 @@ def build_trainer(
     settings: TrainSettings, store: "Store", run: "RunFolder", metric: "Metric | LinkMetric", listener: "Listener"
 ) -> "Trainer":
     """What trains the model that the options describe, in the way that they describe; it tells ``listener``."""
+    from ooc.train.batched.batches import SampledTrainer, Sampling
     from ooc.train.batched.graphs import GraphTrainer
-    from ooc.train.batched.sampled import SampledTrainer, Sampling
     from ooc.train.links.trainer import LinkTrainer
     from ooc.train.trainer import Trainer
 

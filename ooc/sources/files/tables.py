@@ -1,20 +1,365 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in files and in memory: which kind one is, and what may be asked of all of them."""
+"""Tables in files and in memory: which kind one is, what may be asked of all of them, and those of values that have
+types of their own: Parquet, for which the package ``pyarrow`` is needed, JSON lines, and columns that a Python program
+holds.
 
+A column of pandas or polars, of a networkx graph, or of JSON objects is lists of ``None``, ``bool``, ``int``,
+``float``, ``str``, dates or lists of numbers; those of one type may come as arrays of numpy.
+"""
+
+import base64
+import contextlib
+import datetime
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.cells import Block, Cells
-from ooc.sources.files.lines import plain_suffix, text_block_bytes
-from ooc.sources.files.parquet_table import PARQUET_SUFFIXES, ParquetTable
+from ooc.sources.files.cells import LOOKED_AT_ROWS, Block, Cells, ColumnKind, NoWholeNumber, cell_value, kind_of
+from ooc.sources.files.lines import LineTable, line_blocks, optional, plain_suffix, text_block_bytes
+from ooc.sources.files.streams import size_of
 from ooc.sources.files.text_table import CSV_SUFFIXES, TextTable
-from ooc.sources.files.value_tables import JSON_SUFFIXES, HeldTable, JsonTable
 from ooc.storage.array import AnyArray
 
+PARQUET_SUFFIXES = (".parquet", ".pq")
+_PARQUET_BUFFER_BYTES = 1 << 20
+_ROWS_WITH_KEYS = 1000
+"""In which all keys must come: so many, whatever the budget, that which columns there are does not depend on it."""
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
+Values = Sequence[Any] | AnyArray
+
+
+class ValueTable(ABC):
+    """A table of values that have types of their own; ``path`` is what messages call it. ``rows``: None where only
+    reading it all tells; ``rows_about``: an estimate."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: int | None
+    rows_about: int
+
+    @abstractmethod
+    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+        """The values of some columns, at most ``size`` rows at a time."""
+
+    def _first(self, column: str) -> list[Any]:
+        """The first values of a column; not asked for where types tell what columns are."""
+        raise NotImplementedError
+
+    def blocks(self, wanted: Mapping[str, Cells], size: int) -> Iterator[Block]:
+        """The ``wanted`` columns, at most ``size`` rows at a time. SourceError, with the row, for a wrong value."""
+        row = 0
+        for part in self._parts([*wanted], size):
+            yield {
+                name: as_cells(part[name], cells, f"{self.path}: the column {name}", row)
+                for name, cells in wanted.items()
+            }
+            row += len(next(iter(part.values())))
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.rows_about
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        """What each of the columns is, or looks like."""
+        return {name: kind_of_values(self._first(name)) for name in self.columns}
+
+    def text_ids(self, column: str) -> bool:
+        """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
+        return not all(map(_is_whole, self._first(column)))
+
+
+@dataclass(frozen=True)
+class Column:
+    """``values(start, stop)`` of a column that is held; ``kind``: what it is, where its own type says so."""
+
+    values: Callable[[int, int], Values]
+    kind: ColumnKind | None = None
+
+
+class HeldTable(ValueTable):
+    """Columns that are in memory, the caller's."""
+
+    def __init__(self, path: Path, columns: Mapping[str, Column], rows: int) -> None:
+        self.path, self.columns, self._held = path, tuple(columns), columns
+        self.rows = self.rows_about = rows
+        if len(columns) < 1 or not rows:
+            raise SourceError(f"{path} is empty")
+
+    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+        for start in range(0, self.rows_about, size):
+            stop = min(start + size, self.rows_about)
+            yield {name: self._held[name].values(start, stop) for name in names}
+
+    def _first(self, column: str) -> list[Any]:
+        return _list(self._held[column].values(0, min(LOOKED_AT_ROWS, self.rows_about)))
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        return super().kinds() | {name: one.kind for name, one in self._held.items() if one.kind is not None}
+
+
+class JsonTable(LineTable, ValueTable):  # type: ignore[override]  # of an estimate that is read
+    """A JSON object a line; its columns are the keys in the first 1,000. Keys may be missing: an empty cell."""
+
+    def __init__(self, path: Path, block_bytes: int) -> None:
+        super().__init__(path, partial(line_blocks, path, block_bytes))
+        self._first_rows: list[dict[str, Any]] = []
+        keys: dict[str, None] = {}
+        seen = 0
+        for text in self.lines():
+            rows = self._objects(text, seen + 1)[: _ROWS_WITH_KEYS - seen]
+            keys |= dict.fromkeys(key for row in rows for key in row)
+            self._first_rows += rows[: LOOKED_AT_ROWS - len(self._first_rows)]
+            seen += len(rows)
+            if seen == _ROWS_WITH_KEYS:
+                break
+        if not self._first_rows:
+            raise SourceError(f"{path} is empty")
+        self.columns = tuple(keys)
+
+    def count(self) -> int:
+        return sum(len(self._objects(text, 1)) for text in self.lines())
+
+    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+        known, line = set(self.columns), 1
+        for text in self.lines():
+            rows = self._objects(text, line)
+            for number, found in enumerate(rows, start=line):
+                if not known.issuperset(found):
+                    new = next(key for key in found if key not in known)
+                    raise SourceError(
+                        f"{self.path}, line {number}: none of the first {_ROWS_WITH_KEYS:,} lines has the key {new!r}; "
+                        "give the first line all keys, null where there is nothing"
+                    )
+            for start in range(0, len(rows), size):
+                yield {name: [found.get(name) for found in rows[start : start + size]] for name in names}
+            line += text.count(b"\n")
+
+    def _first(self, column: str) -> list[Any]:
+        return [row.get(column) for row in self._first_rows]
+
+    def _objects(self, text: bytes, line: int) -> list[dict[str, Any]]:
+        found = []
+        for number, part in enumerate(text.split(b"\n"), start=line):
+            if not part.strip():
+                continue
+            try:
+                value = json.loads(part)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{self.path}, line {number}: no JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise SourceError(f"{self.path}, line {number}: an object in braces is wanted, one a line")
+            found.append(value)
+        return found
+
+
+class ParquetTable(ValueTable):
+    """A table of typed columns, read page by page."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._reading() as file:
+            self.columns = tuple(file.schema_arrow.names)
+            if len(set(self.columns)) < len(self.columns):
+                raise ValueError("two of its columns have the same name")
+            self.rows = self.rows_about = int(file.metadata.num_rows)
+
+    def _parts(self, names: Sequence[str], size: int) -> Iterator[Mapping[str, Values]]:
+        done = 0
+        with self._reading() as file:
+            # One row group after the other: over all of them pyarrow keeps several times as much in memory.
+            for group in range(file.metadata.num_row_groups):
+                for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False):
+                    yield {name: self._values(batch.column(name)) for name in names}
+                    done += batch.num_rows
+        if done != self.rows:
+            raise SourceError(f"{self.path} holds {done} rows, {self.rows} by its own count")
+
+    def _values(self, column: Any) -> Values:
+        """Numbers as numpy has them, lists of as many each as a matrix, all else one by one."""
+        types = optional("pyarrow.types", self.path)
+        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        kind = column.type
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
+            width = len(values) // max(1, len(column))
+            even = not column.null_count and {len(cell) for cell in column} <= {width}
+            return values.reshape(len(column), width) if even else list(column.to_pylist())
+        whole = (types.is_integer(kind) or types.is_boolean(kind)) and not column.null_count
+        plain = whole or types.is_floating(kind)
+        found: Values = column.to_numpy(zero_copy_only=False) if plain else column.to_pylist()
+        return found
+
+    def text_ids(self, column: str) -> bool:
+        """Whether the column holds ids that are no whole numbers, by its type."""
+        types = optional("pyarrow.types", self.path)
+        with self._reading() as file:
+            kind = file.schema_arrow.field(column).type
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        return _is_text(types, value) or types.is_uint64(value)
+
+    def kinds(self) -> dict[str, ColumnKind]:
+        types = optional("pyarrow.types", self.path)
+        with self._reading() as file:
+            columns = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            categories = self._categories(file)
+            flat = [name for name, kind in columns.items() if types.is_integer(kind) or types.is_floating(kind)]
+            head = next(file.iter_batches(batch_size=LOOKED_AT_ROWS, columns=flat, use_threads=False), None)
+        found = {}
+        for name, kind in columns.items():
+            if name in categories or types.is_dictionary(kind):
+                found[name] = ColumnKind.CATEGORIES
+            elif types.is_temporal(kind):
+                found[name] = ColumnKind.TIMES
+            elif types.is_boolean(kind):
+                found[name] = ColumnKind.TRUTH
+            elif _is_text(types, kind):
+                found[name] = ColumnKind.TEXTS
+            elif name in flat and head is not None:
+                found[name] = kind_of(["" if cell is None else str(cell) for cell in head.column(name).to_pylist()])
+            else:  # Lists of numbers; what else it may be is refused where it is read.
+                found[name] = ColumnKind.NUMBERS
+        return found
+
+    def _categories(self, file: Any) -> set[str]:
+        """The columns that were categories when they were written; Parquet itself knows those of numbers as numbers."""
+        arrow, types = optional("pyarrow", self.path), optional("pyarrow.types", self.path)
+        written = (file.metadata.metadata or {}).get(b"ARROW:schema")
+        if written is None:
+            return set()
+        schema = arrow.ipc.read_schema(arrow.BufferReader(base64.b64decode(written)))
+        return {field.name for field in schema if types.is_dictionary(field.type)}
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """The file, open for a while; what a damaged one raises meanwhile is one SourceError."""
+        parquet, arrow = optional("pyarrow.parquet", self.path), optional("pyarrow", self.path)
+        size_of(self.path)
+        try:
+            with parquet.ParquetFile(
+                self.path, buffer_size=_PARQUET_BUFFER_BYTES, page_checksum_verification=True
+            ) as file:
+                yield file
+        except (OSError, ValueError, KeyError, MemoryError, arrow.ArrowException) as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
+            raise SourceError(f"{self.path} cannot be read, it is damaged or no Parquet: {_one_line(error)}") from error
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def kind_of_values(values: list[Any]) -> ColumnKind:
+    """What a column with these first ``values`` is."""
+    there = [value for value in values if not _is_nothing(value)]
+    if there and all(isinstance(value, _TIMES) for value in there):
+        return ColumnKind.TIMES
+    if there and all(isinstance(value, bool | np.bool_) for value in there):
+        return ColumnKind.TRUTH
+    if any(isinstance(value, list | tuple | np.ndarray) for value in there):
+        return ColumnKind.NUMBERS  # What else it may be is refused where it is read.
+    return kind_of([str(value) for value in there])
+
+
+def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
+    """``values`` as ``cells``. SourceError, saying ``where``, for one of the rows from ``row`` on that is none."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and (values.ndim == 1 or cells is Cells.REAL):
+        if cells is Cells.REAL:
+            return values if values.dtype.kind == "f" else values.astype(np.float64)
+        if cells is Cells.WHOLE and values.dtype.kind in "iu" and values.dtype != np.uint64:
+            return values.astype(np.int64)
+    found = _list(values)
+    if cells is Cells.REAL and any(isinstance(value, list | tuple | np.ndarray) for value in found):
+        return _matrix(found, where)
+    take, dtype = _TAKEN_BY[cells]
+    out: AnyArray = np.empty(len(found), dtype=dtype)
+    for at, value in enumerate(found):
+        try:
+            out[at] = take(value)
+        except (TypeError, ValueError, OverflowError):
+            kind = NoWholeNumber if cells is Cells.WHOLE else SourceError
+            raise kind(f"{where} holds {str(value)[:60]!r} in row {row + at}, not {cells.value}") from None
+    return out
+
+
+def _list(values: Values) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def _is_nothing(value: Any) -> bool:
+    """``None``, not-a-number, and what pandas has in their place."""
+    nan = isinstance(value, float) and value != value
+    return nan or value is None or value == "" or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        _whole(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("no whole number")
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("past 64 bits")
+    return number
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, str) and value:
+        raise ValueError("a text")
+    return float("nan") if _is_nothing(value) else float(value)
+
+
+def _text(value: Any) -> str:
+    if _is_nothing(value):
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, str | int | float | np.integer | np.floating):
+        return str(value)
+    raise TypeError("neither a text nor a number")
+
+
+_TAKEN_BY: dict[Cells, tuple[Callable[[Any], object], type[np.generic]]] = {
+    Cells.WHOLE: (_whole, np.int64),
+    Cells.REAL: (_real, np.float64),
+    Cells.TEXT: (_text, np.object_),
+    Cells.MEMBER: (lambda value: cell_value(_text(value), Cells.MEMBER), np.bool_),
+}
+
+
+def _matrix(values: list[Any], where: str) -> AnyArray:
+    try:
+        found: AnyArray = np.array([*map(_list, values)])
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.ndim != 2 or found.dtype.kind not in "biuf":
+        raise SourceError(f"{where} holds lists that are not of as many numbers each")
+    return found.astype(np.float64, copy=False) if found.dtype.kind != "f" else found
+
+
+# ---- which kind one is ----------------------------------------------------------------------------------------------
+
+
 TABLE_SUFFIXES = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, *JSON_SUFFIXES)
-Table = TextTable | ParquetTable | JsonTable | HeldTable
+Table = TextTable | ValueTable
 
 
 def is_table(path: Path) -> bool:

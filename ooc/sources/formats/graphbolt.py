@@ -19,10 +19,10 @@ import numpy as np
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener
 from ooc.sizes import format_size
-from ooc.sources.edge_options import EdgeFiles, edge_files
 from ooc.sources.files.lines import optional
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table, open_table
+from ooc.sources.formats.edges.bare_graph import EdgeFiles, edge_files
 from ooc.sources.formats.edges.edge_table import column_edges
 from ooc.sources.labels import IndexSplits, whole_labels
 from ooc.sources.reading import Reader, Request

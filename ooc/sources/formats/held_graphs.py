@@ -15,8 +15,7 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.columns import ID, SOURCE_END, TARGET_END
 from ooc.sources.files.cells import ColumnKind
-from ooc.sources.files.tables import Table
-from ooc.sources.files.value_tables import Column, HeldTable, Values
+from ooc.sources.files.tables import Column, HeldTable, Table, Values
 from ooc.sources.formats.edges.bare_graph import bare_source
 from ooc.sources.formats.edges.edge_table import READER as TABLE_READER
 from ooc.sources.formats.edges.edge_table import table_graph

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named arrays in files: the generic form in npz and npy, and data sets published as npz with names of their own.
 
-An npz file is read whole and counted against the budget; a folder of npy files is mapped. Never with pickles: an
-array of objects is an error.
+An npz file is read whole and counted against the budget; a folder of npy files is mapped. Never with pickles: an array
+of objects is an error.
+
+And Reddit as DGL and PyG download it: ``reddit_data.npz`` and ``reddit_graph.npz``, in a folder or in reddit.zip.
+Layout as in ``python/dgl/data/reddit.py`` of https://github.com/dmlc/dgl: the first holds ``feature``, ``label`` and
+``node_types`` (1, 2, 3: train, validation, test), the second the adjacency matrix as ``scipy.sparse.save_npz`` writes a
+COO matrix. Its values are all 1 and are not read; each edge is there both ways.
 """
 
 import mmap
@@ -15,14 +20,16 @@ import numpy as np
 
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
-from ooc.sources.files.npy import NpyArray
+from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
+from ooc.sources.files.npy import NpyArray, edges_between
 from ooc.sources.files.streams import Blob
 from ooc.sources.files.zip_members import Archive, names_in_zip
 from ooc.sources.formats.arrays import ARRAY_NAMES, ArrayOptions, array_source
-from ooc.sources.labels import TASK_OPTION
+from ooc.sources.labels import TASK_OPTION, FoundLabels, LabelForm, label_blocks
 from ooc.sources.reading import SPLIT, Reader, Request
 from ooc.sources.source import Source, fingerprint_of
 from ooc.storage.array import AnyArray
+from ooc.storage.store import Task
 
 _HETEROPHILOUS = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
 _BENCHMARK_PARTS = {"x_data": "data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
@@ -175,4 +182,58 @@ NPY_READER = Reader(
     recognises=lambda path: any(path.glob("*.npy")),
     open=_open_npy,
     takes=_TAKES,
+)
+
+
+_DATA = "reddit_data.npz"
+_GRAPHS = ("reddit_graph.npz", "reddit_self_loop_graph.npz")
+_TRAIN, _VALID, _TEST = 1, 2, 3
+
+
+def _open_reddit(path: Path, request: Request) -> Source:
+    files = DatasetFiles(path, (_DATA,))
+    graph_name = next(filter(files.has, _GRAPHS), _GRAPHS[0])
+    data, graph = files.archive(_DATA), files.archive(graph_name)
+    x, y, kinds = (NpyArray.find(data, name, files.label(_DATA)) for name in ("feature", "label", "node_types"))
+    sources, targets, shape = (NpyArray.find(graph, name, files.label(graph_name)) for name in ("row", "col", "shape"))
+    nodes, features = x.matrix("[nodes, features]")
+    y.check_column(nodes)
+    kinds.check_column(nodes)
+    if len(sources.shape) != 1 or sources.shape != targets.shape:
+        raise SourceError(f"{sources.name} and {targets.name} are not of one length")
+    for array in (sources, targets, kinds):
+        if array.dtype.kind not in "iu":
+            raise SourceError(f"{array.name} holds {array.dtype}, not whole numbers")
+    if shape.shape != (2,) or next(shape.values(2)).tolist() != [nodes, nodes]:
+        raise SourceError(f"{shape.name} is not that of a graph of {nodes} nodes")
+
+    def labels(size: int) -> FoundLabels:
+        row = 0
+        for values, types in zip(y.values(size), kinds.values(size), strict=True):
+            if (wrong := (types < _TRAIN) | (types > _TEST)).any():
+                at = int(wrong.argmax())
+                raise SourceError(f"{kinds.name}: node {row + at} is of the type {types[at]}; 1, 2 and 3 are splits")
+            yield values, [types == kind for kind in (_TRAIN, _VALID, _TEST)]
+            row += len(values)
+
+    form = LabelForm(name=y.name, task=Task.CLASSES, width=None)
+    return Source(
+        name="reddit",
+        format="dgl-reddit",
+        num_nodes=nodes,
+        num_edges=sources.shape[0],
+        num_features=features,
+        num_classes=None,
+        edges=lambda size: edges_between(sources, targets, size),
+        features=x.row_blocks,
+        labels=lambda size: label_blocks(form, labels(size)),
+        fingerprint=files.fingerprint(_DATA, graph_name),
+    )
+
+
+REDDIT_READER = Reader(
+    needs="folder of reddit_data.npz and reddit_graph.npz, or reddit.zip",
+    folder=None,
+    recognises=lambda path: holds_dataset(path, (_DATA,)),
+    open=_open_reddit,
 )

@@ -5,32 +5,253 @@ on links and on negatives that are drawn anew for every step.
 The links of a step are a topology of their own beside the graph's (``ooc.model.layers.links``), in files of the run's
 scratch folder: every head's tails, those of its links and for each of these so many negatives, ascending, with their
 labels. Before a step they are written anew, a few heads at a time; everything else is a full-graph epoch as ever.
+What is trained for is the loss of a step's links; links that are held out, or any pairs, are scored.
 
 Shapes: E links, K negatives of each.
 """
 
+from collections.abc import Callable, Collection
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from ooc.engine.exchange import Exchange
 from ooc.engine.recording import EpochRecorder
+from ooc.engine.session import Session
 from ooc.errors import ModelError, OptionError
 from ooc.interruption import interruptible_by_ctrl_c
-from ooc.model.layers.decoders import LinkPredictor
+from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.lowering.network import dtype_of
+from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
-from ooc.storage.store import Store
-from ooc.train.links.metrics import LinkMetric
-from ooc.train.links.objective import LinkObjective, PairScores
-from ooc.train.links.sets import Links
+from ooc.storage.store import SPLITS, Store
+from ooc.train.embedding import LearntRows
+from ooc.train.links.drawn import TrainingLinks, words
+from ooc.train.links.metrics import NOBODY, LinkMetric, LinkScorer, Ranked, pairs_at_once
+from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks, Links, Places
+from ooc.train.objective import Objective
+from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
-from ooc.train.setup import Job
+from ooc.train.rows_file import AnyArray, Ids
+from ooc.train.setup import Job, Saving, prepare
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+
+_BYTES_PER_PAIR = 16
+"""Of those that are written together, to be scored."""
+_EVALUATED = 3
+"""Draws of tails that scored links are ranked against, in their key."""
+_DRAWN_AGAIN = 16
+"""Times that a pair which is linked is drawn again."""
+
+
+class LinkObjective(Objective):
+    """The loss of links, which tiles have added up by their heads already, and the scores of others."""
+
+    loss_inputs = ()
+    score_inputs = ()
+    score_operators = 0
+    gradient_operators = 3
+
+    def __init__(self, training: TrainingLinks | None, scorer: LinkScorer, ends: Ends) -> None:
+        """``training`` None: nothing is trained. Links lead between such ``ends``."""
+        self.divisor, self.nodes, self.ends = 1.0, ends.heads, ends
+        self.training, self.scorer = training, scorer
+        self._sum: Tensor | float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        links: Links,
+        store: Store,
+        folder: Path,
+        *,
+        metric: LinkMetric,
+        negatives: int,
+        seed: int,
+        dtype: torch.dtype,
+        resources: Resources,
+    ) -> Self:
+        """That of these links of a store, whose files are made in ``folder``; OptionError for links that are none."""
+        if resources.on_device:
+            raise OptionError("links are trained on the CPU; leave out device='cuda'")
+        store.check_one_graph("link prediction", takes_types=True)
+        ends = Ends.of(store, links.edge_type)
+        places = Places(ends, resources.limits.memory_bytes)
+        train_3E = places.edges() if links.train is None else places.rows("train", links.train)
+        splits = [split for split in ("valid", "test") if getattr(links, split) is not None]
+        known = None
+        if links.filtered:
+            held_out = [places.rows(split, getattr(links, split)) for split in splits]
+            places.check(sum(pairs.shape[1] for pairs in (train_3E, *held_out)))
+            known = KnownLinks(ends, [train_3E, *held_out])
+        scored = {split: scored_links(ends, places, links, split, seed, known) for split in splits}
+        pairs = max(map(pairs_at_once, scored.values()), default=0)
+        of_known = 0 if known is None else KNOWN_BYTES + KNOWN_BYTES_PER_PAIR * pairs
+        places.admit(_BYTES_PER_PAIR * pairs + of_known, f"writing {pairs:,} pairs to be scored")
+        # Links are kept by their tails, too, by which embeddings that are not in memory are read: those of several
+        # processes, and of a graph with types, are in memory.
+        reversible = resources.ranks.count == 1 and not ends.edge_types
+        training = TrainingLinks(
+            folder, ends, train_3E, negatives, seed, reversible=reversible, filtered=links.filtered
+        )
+        name = str(dtype).removeprefix("torch.")
+        scorer = LinkScorer(metric, scored, ends, folder, name, reversible=reversible)
+        return cls(training, scorer, ends)
+
+    def prepared(
+        self, model: nn.Module, store: Store, resources: Resources, *, savings: Collection[Saving], **given: Any
+    ) -> Job:
+        """Training ``model``, a ``LinkPredictor``, by it; other arguments as of ``prepare``. Rows that no link reaches
+        are computed, too: it is not known which."""
+        if isinstance(model, LinkPredictor) and takes_kinds(model.decoder) and not self.ends.relations:
+            raise OptionError("the decoder tells types of edges apart, and links are of one; leave out relations=")
+        trained = {} if self.training is None else self.training.arrays
+        joined = store.joined_by(trained | self.scorer.arrays, neighbours=self.ends.tails)
+        left = [saving for saving in savings if saving is not Saving.ACTIVE_ROWS]
+        return prepare(model, joined, resources, savings=left, objective=self, outputs_of=self.ends.types, **given)
+
+    def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
+        return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
+
+    def begin(self) -> None:
+        self._sum = 0.0
+
+    def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
+        rows, columns = outputs_RC.shape
+        shares = [1 / self.divisor, 1 / self.nodes][:columns]
+        tile.contribution.loss = outputs_RC[:, :1].double().sum()
+        if columns > 1:  # what the encoder adds to the loss for every row
+            tile.contribution.loss += outputs_RC[:, 1].double().sum() * (self.divisor / self.nodes)
+        return outputs_RC.new_tensor(shares).repeat(rows, 1)
+
+    def score(self, tile: Tile, outputs_RC: Tensor) -> None:
+        """They are in place already."""
+
+    def reduce(self, contribution: Contribution) -> None:
+        self._sum = self._sum + contribution.loss
+
+    def mean_loss(self) -> float:
+        return float(self._sum) / self.divisor
+
+    def scores(self, exchange: Exchange | None = None) -> dict[str, float | None]:
+        if exchange is not None:
+            self.scorer.gather(exchange)
+        return dict.fromkeys(SPLITS) | self.scorer.scores()
+
+
+# ---- links that are scored ------------------------------------------------------------------------------------------
+
+
+def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int, known: KnownLinks | None) -> Ranked:
+    """The links of a split and what they are ranked against; pairs that are ``known`` are not drawn."""
+    links_3E = places.rows(split, getattr(links, split))
+    count, name = links_3E.shape[1], f"{split}_negatives"
+    given = getattr(links, name)
+    if given is None and links.negatives:
+        key = seed, SPLITS.index(split), _EVALUATED
+        drawn = partial(_drawn_tails, ends, links_3E, links.negatives, key, known)
+        return Ranked(links_3E, own=drawn, each=links.negatives)
+    if given is None:
+        return Ranked(links_3E, own=partial(_all_tails, ends, links_3E, known), each=ends.tails)
+    pairs = np.asarray(given)
+    height = 3 if ends.relations else 2
+    if pairs.ndim == 2 and pairs.shape[0] == height and count != height:
+        return Ranked(links_3E, shared_3M=places.rows(name, pairs))
+    if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
+        return Ranked(links_3E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
+    raise OptionError(f"{name} must be [{height}, M] or [{count}, K], not {list(pairs.shape)}")
+
+
+def _drawn_tails(
+    ends: Ends, links_3E: Ints, each: int, key: tuple[int, ...], known: KnownLinks | None, numbers_n: Ints
+) -> Ints:
+    """Tails [n, K] of links by their numbers, drawn evenly; those that are linked drawn again, -1 after many times."""
+    numbers_nK = (numbers_n[:, None] * each + np.arange(each)).astype(np.uint64)
+    found = (words(numbers_nK, *key) % np.uint64(ends.tails)).astype(np.int64)
+    for again in range(_DRAWN_AGAIN if known is not None else 0):
+        assert known is not None
+        linked = known.of(links_3E[:, numbers_n], np.maximum(found, 0))
+        if not linked.any():
+            break
+        drawn = words(numbers_nK[linked], *key, again) % np.uint64(ends.tails)
+        found[linked] = drawn.astype(np.int64) if again < _DRAWN_AGAIN - 1 else NOBODY
+    return found
+
+
+def _all_tails(ends: Ends, links_3E: Ints, known: KnownLinks | None, numbers_n: Ints) -> Ints:
+    """Every tail for each of these links, -1 in the place of its own, and of those that are linked."""
+    found = np.tile(np.arange(ends.tails), (len(numbers_n), 1))
+    if known is not None:
+        found[known.of(links_3E[:, numbers_n], found)] = NOBODY
+    np.put_along_axis(found, links_3E[1, numbers_n, None], NOBODY, axis=1)
+    return found
+
+
+# ---- pairs that are scored ------------------------------------------------------------------------------------------
+
+
+_PAIRS_AT_ONCE = 1 << 16
+
+
+class PairScores(Predictions):
+    """Of ``pairs`` [2, E], heads above tails, by the ids that nodes have in the source; in their order. ``edge_type``:
+    as ``Links`` has it. Other arguments as of ``Prediction``."""
+
+    called = "pair"
+
+    def __init__(
+        self,
+        model: Any,
+        store: Store,
+        resources: Resources,
+        pairs: Any,
+        *,
+        ignore_edge_data: str = "none",
+        learnt: LearntRows | None = None,
+        edge_type: tuple[str, str, str] | None = None,
+    ) -> None:
+        if not isinstance(model, LinkPredictor):
+            raise ModelError(f"pairs are scored by an ooc.LinkPredictor, not by {type(model).__name__}")
+        if resources.on_device:
+            raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
+        store.check_one_graph("scoring of pairs", takes_types=True)
+        ends = Ends.of(store, edge_type)
+        self._store, self._limits, self._what = store, resources.limits, What.LOGITS
+        self._model_dtype = dtype_of(model)
+        rows_3E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
+        given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
+        self._scorer = LinkScorer(*given, self.dtype.name, reversible=not ends.edge_types)
+        self._pairs = rows_3E.shape[1]
+        objective = LinkObjective(None, self._scorer, ends)
+        savings, options = tuple(Saving), {"ignore_edge_data": ignore_edge_data, "scoring_only": True}
+        job = objective.prepared(model, store, resources, savings=savings, learnt=learnt, **options)
+        self._prepared = job.ready()
+        self._session = Session(self._prepared, [model])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._pairs,)
+
+    @property
+    def columns(self) -> list[str]:
+        return ["score"]
+
+    def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
+        session = self._started()
+        self._scorer.attach(self._prepared)
+        session.run("evaluate", "scoring")
+        for start in range(0, self._pairs, _PAIRS_AT_ONCE):
+            places = np.arange(start, min(start + _PAIRS_AT_ONCE, self._pairs))
+            put(places, self._scorer.given("pairs", places), places)
 
 
 class LinkTrainer(Trainer):

@@ -20,7 +20,7 @@ from ooc.engine.record import EpochRecord
 from ooc.model.lowering.trimming import Trimmed
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.batched.sampled import SampledTrainer, Sampling
+from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 from tests.progress.test_reporter import Terminal
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.edge_options import EDGE_OPTIONS
-from ooc.sources.formats.edges.bare_graph import NODE_OPTIONS, bare_source
+from ooc.sources.formats.edges.bare_graph import EDGE_OPTIONS, NODE_OPTIONS, bare_source
 from ooc.sources.formats.edges.bvgraph import Code, Family, Layout, Successors
 from ooc.sources.numbered import BareGraph, of_numbers
 from ooc.sources.reading import Reader, Request
