@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc plan``: what training would take, on this machine or another, without running anything."""
 
-import gc
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 _LIST = "list"
 _FOR, _SHOWN = "What to plan for", "What to show"
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 _COUNTS = ("nodes", "edges", "features", "classes")
 _ENTRIES = (*_COUNTS, "labelled", "undirected", "dtype")
@@ -144,27 +141,12 @@ def command(
         planning = _planning(stores, graph, hardware, no_savings, options, ranks)
         from ooc.cli.planning import print_least, print_planned, print_what_if
 
-        with _rare_collections():
-            if floor:
-                print_least(planning, as_json)
-            elif what_if:
-                print_what_if(planning, axes, plot=plot, as_json=as_json)
-            else:
-                print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """A plan is a million objects, none of them garbage: looking for some every 700 of them takes a tenth of the time
-    of planning. What is imported by now is not looked through at all."""
-    often = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*often)
-        gc.unfreeze()
+        if floor:
+            print_least(planning, as_json)
+        elif what_if:
+            print_what_if(planning, axes, plot=plot, as_json=as_json)
+        else:
+            print_planned(planning, gantt=gantt, advice=not no_advice, as_json=as_json)
 
 
 def _without_part(option: str, allowed: Collection[str] = (), *, others: Collection[str] = ()) -> None:
