@@ -161,7 +161,7 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
                 pcie_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
     computing = seconds_of_computing(item, layout, workload, hardware)
-    computing += (read_bytes + write_bytes) / layout.frame_bytes * hardware.seconds_per_block
+    computing += hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_pcie = pcie_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
     return together_seconds(hardware, computing + stalled, moving, over_pcie)

@@ -170,8 +170,8 @@ class Hardware:
     """One machine. ``device_memory_bytes`` is 0 and ``wire`` None where the CPU computes: then both budgets are of the
     same memory, and no block is copied from one to the other.
 
-    ``threads``: of the CPU, at which its rates were measured. ``seconds_per_block``: of the processor's time, all
-    threads sharing it, for moving one block to or from the SSD, however small it is.
+    ``threads``: of the CPU, at which its rates were measured. ``seconds_per_block`` and ``seconds_per_moved_byte``: of
+    the processor's time, all threads sharing it, for moving one block to or from the SSD, checksums included.
     ``overlap``: the part of the time of the resources that are not the bottleneck which is hidden behind it (1: all).
     ``source``: where the figures are from, for people to read.
     """
@@ -187,6 +187,11 @@ class Hardware:
     seconds_per_block: _Number
     overlap: Annotated[float, _share]
     wire: Wire | None = None
+    seconds_per_moved_byte: _Number = 0.0
+
+    def moving_s(self, nbytes: float, blocks: float = 1.0) -> float:
+        """Of the processor's time, for moving so much to or from the SSD."""
+        return blocks * self.seconds_per_block + nbytes * self.seconds_per_moved_byte
 
     @property
     def has_device_memory(self) -> bool:

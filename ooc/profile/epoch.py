@@ -38,12 +38,13 @@ _AMPLE, _SCARCE = 256_000_000, 12_000_000
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """``per_tile`` and ``per_step``: processor seconds of any one thread; ``per_block``: shared by all of them.
-    ``overlap``: see ``Hardware``."""
+    """``per_tile`` and ``per_step``: processor seconds of any one thread; ``per_block`` and ``per_byte``: shared by all
+    of them. ``overlap``: see ``Hardware``."""
 
     per_tile: float
     per_step: float
     per_block: float
+    per_byte: float
     overlap: float
 
 
@@ -67,19 +68,25 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
                 (_COLUMNS, _SHORT, _AMPLE, nothing),
                 (_COLUMNS, _SHORT, _AMPLE, stream),
                 (_COLUMNS, _SHORT, _SCARCE, nothing),
+                (_COLUMNS, _TALL, _SCARCE, nothing),
                 (_COLUMNS, _SHORT, _SCARCE, stream),
             )
         ]
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
             for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
                 epoch.rounds.append(epoch.run())
-    short, tall, memory, compute, disk, both = epochs
+    short, tall, memory, compute, disk, larger, both = epochs
     per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
     per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
-    per_block = max(0.0, (disk.least.cpu_s - memory.least.cpu_s) / max(1, disk.blocks)) / cores
-    computing_s = compute.least.clock_s + both.blocks * per_block
+    moving_s, moving_larger_s = (  # of a block
+        max(0.0, one.least.cpu_s - memory.least.cpu_s + (memory.steps - one.steps) * per_step) / one.blocks / cores
+        for one in (disk, larger)
+    )
+    per_byte = max(0.0, (moving_larger_s - moving_s) / (larger.block_bytes - disk.block_bytes))
+    per_block = max(0.0, moving_s - disk.block_bytes * per_byte)
+    computing_s = compute.least.clock_s + both.blocks * (per_block + both.block_bytes * per_byte)
     overlap = hidden_share(computing_s, disk.least.clock_s, both.least.clock_s)
-    return EpochTimes(per_tile, per_step, per_block, overlap)
+    return EpochTimes(per_tile, per_step, per_block, per_byte, overlap)
 
 
 def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
@@ -129,7 +136,8 @@ class _Epoch:
         )
         plan = make_plan(workload, limits)
         self.steps = len(plan.unrolled["train"].steps)
-        self.blocks = (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes
+        self.block_bytes = plan.frame_bytes
+        self.blocks = max(1, (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes)
         self.rounds: list[Round] = []
         self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
         # Without edges and matrices of a store, the store is asked for nothing but its folder.

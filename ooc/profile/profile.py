@@ -135,6 +135,7 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
         disk=disk,
         host_copy_bytes_per_s=host_copy,
         seconds_per_block=epoch.per_block,
+        seconds_per_moved_byte=epoch.per_byte,
         overlap=epoch.overlap,
         wire=_wire(place) if cuda else None,
     )
@@ -246,6 +247,7 @@ def _readings(hardware: Hardware) -> Iterator[Reading]:
     yield Reading("executor", "a step", computing.seconds_per_step, "s")
     yield Reading("executor", "a tile", computing.seconds_per_tile, "s")
     yield Reading("executor", "a block to or from the SSD", hardware.seconds_per_block, "s")
+    yield Reading("executor", "1 MiB of it", hardware.seconds_per_moved_byte * (1 << 20), "s")
     yield Reading("overlap", "of the SSD with computing", hardware.overlap, "")
 
 

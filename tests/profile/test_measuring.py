@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "cache_bytes", lambda device: 4 << 20)
     monkeypatch.setattr(epoch, "_TILES", 16)
     monkeypatch.setattr(epoch, "_ROWS", 16 * 1024)
-    monkeypatch.setattr(epoch, "_SCARCE", 3_000_000)
+    monkeypatch.setattr(epoch, "_SCARCE", 5_000_000)
 
 
 @pytest.fixture

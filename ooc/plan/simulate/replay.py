@@ -51,7 +51,7 @@ class Replay:
         self.retained = plan.retained_bytes / max(1, plan.retainable_bytes)
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
         self.streaming: list[int] = []  # tickets of what this pass has written of such
-        self.issued = 0.0  # seconds of the drive sent off in this step
+        self.unhidden = 0.0  # seconds that the next step takes longer for what has been sent off
         self.waits: dict[Resource, float] = {}  # seconds that this pass has waited
         self._beside_bytes = plan.fixed_host_bytes
 
@@ -75,7 +75,7 @@ class Replay:
 
     def _drain(self) -> float:
         """Let all that is under way end: when it has, with what has moved among the events."""
-        end_s = max(self.now, self.drive.drain())
+        end_s = max(self.now + self.unhidden, self.drive.drain())
         self.events += self.drive.events()
         return end_s
 
@@ -118,10 +118,9 @@ class Replay:
         beginning = self.now
         if t - 2 >= first:
             self._end(t - 2, item.index)
-        self.issued = 0.0
         self._begin(t, item)
-        seconds = self._computing(item, step).together_s(self.workload, self.hardware)
-        seconds += (1 - self.hardware.overlap) * self.issued
+        seconds = self._computing(item, step).together_s(self.workload, self.hardware) + self.unhidden
+        self.unhidden = 0.0
         start = self.now
         if t > first:
             seconds += self._idle_seconds(t - 1, beginning)
@@ -250,9 +249,10 @@ class Replay:
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
     def _send(self, direction: int, nbytes: int, at: int) -> int:
-        ticket = self.drive.send(direction, nbytes, at, self.now)
-        self.issued += nbytes / self.drive.rates[direction]
-        self.now += self.hardware.seconds_per_block
+        ticket, hardware = self.drive.send(direction, nbytes, at, self.now), self.hardware
+        taken_s = hardware.moving_s(nbytes)  # from the threads that compute
+        self.unhidden += taken_s + (1 - hardware.overlap) * nbytes / self.drive.rates[direction]
+        self.now += taken_s
         return ticket
 
     def _await(self, ticket: int | None) -> None:

@@ -76,11 +76,11 @@ class DeviceReplay(Replay):
         if t - 2 >= first:
             self._end(t - 2, item.index)
             self._vacant_s = self.done.pop(t - 2)
-        self.issued = 0.0
+        self.unhidden = 0.0
         self._begin(t, item)
         taken = self._computing(item, self.program.steps[t])
         start_s = self._start_s()
-        computed_s = start_s + taken.shared_s + (1 - self.hardware.overlap) * self.issued
+        computed_s = start_s + taken.shared_s + self.unhidden
         self.now += taken.alone_s
         self.kernels_s = self.done[t] = max(computed_s, self.now)
         self.events.append(Event(Resource.COMPUTE, start_s, self.kernels_s, item.index, 0))
@@ -129,7 +129,8 @@ class DeviceReplay(Replay):
         before_s = self.host.issued_s
         ticket = self.host.transfer(self.now, at, self._launched_s() if behind_s is None else behind_s)
         self.now = max(self.now, self.host.now) + _COPY_OPERATORS * self.hardware.processor.seconds_per_operator
-        self.issued += self.host.issued_s - before_s + nbytes / self.pcie.rates[direction]
+        busy_s = self.host.issued_s - before_s + nbytes / self.pcie.rates[direction]
+        self.unhidden += (1 - self.hardware.overlap) * busy_s
         return ticket
 
     def _await(self, ticket: int | None) -> None:
@@ -172,7 +173,7 @@ class HostTier:
         self.issued_s = 0.0
         self.samples: list[tuple[float, int]] = []
         self._plan, self._staging = plan, staging
-        self._seconds_per_block = hardware.seconds_per_block
+        self._hardware = hardware
         self._index = 0
         self._where = dict(staging.program.warm)
         self._arriving: dict[int, int] = {}  # block → ticket of its read
@@ -253,5 +254,5 @@ class HostTier:
         nbytes = self._plan.blocks.nbytes(block)
         ticket = self.disk.send(direction, nbytes, at, self.now)
         self.issued_s += nbytes / self.disk.rates[direction]
-        self.now += self._seconds_per_block
+        self.now += self._hardware.moving_s(nbytes)
         return ticket
