@@ -19,10 +19,7 @@ from ooc.interruption import stop_if_asked
 from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.layout import Region
-from ooc.plan.layout.passes import (
-    Pass,
-    RowPass,
-)
+from ooc.plan.layout.passes import Pass, RowPass
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Pull

@@ -118,8 +118,9 @@ class Runtime:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            places = self._locate, plan.blocks.memory_nbytes, self._target, self, self._part
-            return HostWorkspace(arena, plan.frame_bytes, self.engine, *places)
+            places = self._locate, plan.blocks.memory_nbytes, self._target, self
+            part = None if plan.share is None else self._part
+            return HostWorkspace(arena, plan.frame_bytes, self.engine, *places, part)
         host = arena.view(0, arena.nbytes)
         opening.callback(device.close)
         sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}

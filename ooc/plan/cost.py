@@ -133,18 +133,14 @@ class Computing(NamedTuple):
     def together_s(self, workload: Workload, hardware: Hardware) -> float:
         """A device computes while the host calls the next operators, so that the longer of the two counts. On the CPU
         an operator is computed by the thread that calls it, and threads have the interpreter in turn: while one has it,
-        others compute, unless there is hardly anything to compute."""
+        others compute, unless there is hardly anything to compute, or they wait for tasks."""
         if hardware.has_device_memory:
             return max(self.shared_s, self.alone_s)
-        shared_s = self.shared_s * max(1.0, hardware.threads / workload.threads)
-        return max(self.alone_s, shared_s + self.alone_s / workload.threads)
-
-    def in_short_steps_s(self, workload: Workload, hardware: Hardware) -> float:
-        """The same of a whole pass, in which threads of the CPU wait for tasks; the simulator sees that for itself."""
-        together = self.together_s(workload, hardware)
-        if hardware.has_device_memory or not tasks_are_few(self.tasks, workload.threads):
-            return together
-        return max(self.alone_s, together * workload.threads / (_BUSY_BY_TASK * self.tasks))
+        threads = workload.threads
+        together_s = self.shared_s * max(1.0, hardware.threads / threads) + self.alone_s / threads
+        if tasks_are_few(self.tasks, threads):
+            together_s *= threads / (_BUSY_BY_TASK * self.tasks)
+        return max(self.alone_s, together_s)
 
 
 def tasks_are_few(tasks: float, threads: int) -> bool:
@@ -173,7 +169,7 @@ def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardw
         seconds += pull_seconds(hardware, edges, source.columns, source.columns, workload.pulled_itemsize, rows=rows)
         if kind is not None:
             nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=kind.groups, slab_groups=kind.groups)
-            seconds += nbytes / processor.stream_bytes_per_s
+            seconds += nbytes / (processor.computed_bytes_per_s or processor.stream_bytes_per_s)
     columns = sum(workload.matrices[name].columns for name in (*stage.loads, *stage.stores))
     return seconds + _rows_seconds(stage, rows, columns, workload, hardware)
 
@@ -214,7 +210,7 @@ def computing_of(
                 calls = max(tiles, edges // kind.edges_at_once) if kind.opaque else tiles
                 operators += (kind.work.operators - retained * kind.work.retainable_operators) * calls / tiles
                 nbytes -= retained * kind.work.retainable_bytes_per_edge * edges
-            shared += nbytes / processor.stream_bytes_per_s
+            shared += nbytes / (processor.computed_bytes_per_s or processor.stream_bytes_per_s)
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS
             operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)

@@ -116,7 +116,8 @@ def _coarser(layout: Layout, times: int) -> Layout:
 def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardware: Hardware) -> float:
     """Seconds that a pass computes, wherever what it reads and writes waits."""
     edges = columns = slab_columns = 0
-    rows = workload.own(item.space, item.rows) if _processes(item) == 1 else range(item.rows)
+    is_sharded = isinstance(item, ColumnPass) and item.processes > 1
+    rows = range(item.rows) if is_sharded else workload.own(item.space, item.rows)
     steps = -(-len(rows) // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
@@ -128,12 +129,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         steps *= item.slabs // item.processes
     portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
-    return taken.in_short_steps_s(workload, hardware)
-
-
-def _processes(item: Pass) -> int:
-    """Among how many the slabs of a pass are sharded."""
-    return item.processes if isinstance(item, ColumnPass) else 1
+    return taken.together_s(workload, hardware)
 
 
 def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardware, moved: Traffic) -> float:

@@ -149,7 +149,8 @@ class Processor:
     ``cached_pull_seconds_per_edge``: out of one that lies in it (None: no faster); ``cache_bytes``: how much of a slab
     it holds. ``pull_seconds_per_row``: of a pulled row besides, however many edges it has. ``multiplies_per_s``:
     multiply-adds of a dense product, by dtype. ``stream_bytes_per_s``: bytes read and written by element-wise work,
-    as ``Stage.streamed_bytes_per_row`` counts them. ``seconds_per_step``, ``seconds_per_tile`` and
+    as ``Stage.streamed_bytes_per_row`` counts them; ``computed_bytes_per_s``: by what pulls compute for edges, as
+    ``EdgeWork`` counts it (0: the same). ``seconds_per_step``, ``seconds_per_tile`` and
     ``seconds_per_operator``: of what a step, a tile of a row pass, and an operator on a tile cost however few rows they
     have; the interpreter runs one at a time, so threads do not share these.
     """
@@ -163,6 +164,7 @@ class Processor:
     pull_seconds_per_row: _Number = 0.0
     cached_pull_seconds_per_edge: Annotated[Curve | None, partial(_curve, proportional=True)] = None
     cache_bytes: _CountOrZero = 0
+    computed_bytes_per_s: _Number = 0.0
 
 
 @dataclass(frozen=True, slots=True)

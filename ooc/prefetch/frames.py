@@ -206,7 +206,7 @@ class HostWorkspace(Workspace[Ticket]):
         super().__init__(nbytes)
         self._target = target or locate
         self._checks = checks
-        self._part = part or (lambda block: slice(None))
+        self._part = part
         self._arena = arena
         self._frame_bytes = frame_bytes
         self._engine = engine
@@ -269,7 +269,8 @@ class HostWorkspace(Workspace[Ticket]):
         self._leaving[self._where[block]] = self._on_their_way[block] = ticket
 
     def _view(self, block: int) -> Bytes:
-        return self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))[self._part(block)]
+        memory = self._arena.view(self._where[block] * self._frame_bytes, self._nbytes(block))
+        return memory if self._part is None else memory[self._part(block)]
 
     def matrix(self, block: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
         return self.region(self._where[block], rows * columns * dtype.itemsize).view(dtype).view(rows, columns)

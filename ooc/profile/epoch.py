@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -60,18 +60,19 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
             torch.relu(wide)
 
     with ExitStack() as stack:
-        epochs = [
-            stack.enter_context(_Epoch(columns, block_rows, budget, work, folder, threads))
-            for columns, block_rows, budget, work in (
-                (1, _SHORT, _AMPLE, nothing),
-                (1, _TALL, _AMPLE, nothing),
-                (_COLUMNS, _SHORT, _AMPLE, nothing),
-                (_COLUMNS, _SHORT, _AMPLE, stream),
-                (_COLUMNS, _SHORT, _SCARCE, nothing),
-                (_COLUMNS, _TALL, _SCARCE, nothing),
-                (_COLUMNS, _SHORT, _SCARCE, stream),
-            )
-        ]
+        epochs: list[_Epoch] = []
+        for one in (
+            (1, _SHORT, _AMPLE, nothing),
+            (1, _TALL, _AMPLE, nothing),
+            (_COLUMNS, _SHORT, _AMPLE, nothing),
+            (_COLUMNS, _SHORT, _AMPLE, stream),
+            (_COLUMNS, _SHORT, _SCARCE, nothing),
+            (_COLUMNS, _TALL, _SCARCE, nothing),
+            (_COLUMNS, _SHORT, _SCARCE, stream),
+        ):
+            epochs.append(_Epoch(*one, folder, threads))
+            stack.callback(epochs[-1].close)
+            epochs[-1].run()  # fills the memory
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
             for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
                 epoch.rounds.append(epoch.run())
@@ -98,7 +99,7 @@ def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
 
 
 class _Epoch:
-    """One such epoch, run as often as one likes. ``work`` is done for every tile. A context manager.
+    """One such epoch, run as often as one likes. ``work`` is done for every tile.
 
     ``rounds``: what each run took, processor seconds of all threads together.
     """
@@ -158,13 +159,5 @@ class _Epoch:
         run_program(self._runtime, "train", self._steps, sums, lambda _: None)
         return Round(perf_counter() - clock, process_time() - cpu)
 
-    def __enter__(self) -> Self:
-        try:
-            self.run()  # fills the memory
-        except BaseException:
-            self._runtime.close()
-            raise
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
         self._runtime.close()

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ooc.kernels.cuda.segments import long_parts
 from ooc.kernels.edges import TileEdges
+from ooc.kernels.gat import GatHeads
 from ooc.kernels.pulls import pulls_for
+from ooc.model.layers.per_edge import attended
 from ooc.plan.hardware import Curve
 from ooc.profile.bench import Bench
 
@@ -32,6 +34,7 @@ _EDGES_OF_DEVICE = 1 << 23
 _CACHE_ROW_BYTES = (128, 512)
 _FEW_DEGREE, _MANY_DEGREE = DEGREES
 _PRODUCT_COLUMNS = 128
+_HEADS, _CHANNELS, _ATTENDED_DEGREE = 4, 16, 16
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _SKEW = 2.5
 """Ends of edges are drawn as u^2.5 · N: popularity falls as rank^-0.6, degrees follow a power law of exponent 2.7."""
@@ -132,6 +135,25 @@ def stream_bytes_per_s(bench: Bench, memory: Tensor) -> float:
 
     moves = 2 + 2 + 3 + 2
     return moves * source.nbytes / bench.seconds(task, len(source) // rows)
+
+
+def computed_bytes_per_s(bench: Bench, memory: Tensor, pulls: PullTimes, operator_s: float) -> float:
+    """Bytes a second of what the CPU computes for edges, as layers count it, by GAT's attention over rows that lie in
+    the cache. It is no streaming: where the memory is half as fast, this is not."""
+    columns = _HEADS * _CHANNELS
+    source = memory[: len(memory) // (columns + _HEADS) * (columns + _HEADS)].view(-1, columns + _HEADS)
+    generator, edges = torch.Generator().manual_seed(0), _TILE_ROWS * _ATTENDED_DEGREE
+    indices = torch.randint(len(source), (edges,), generator=generator, dtype=torch.int32)
+    own = torch.randn(_TILE_ROWS, _HEADS, generator=generator).mul_(2)  # scores of either sign
+    tile = TileEdges(indices, torch.arange(_TILE_ROWS + 1, dtype=torch.int32) * _ATTENDED_DEGREE, 0, len(source))
+    heads, work = GatHeads(range(_HEADS), 0.2), attended(columns * source.itemsize)
+    attend, tiles = pulls_for(source).attend, 4 * bench.threads
+    seconds = bench.seconds(lambda _: attend(heads, tile, source_NS=source, a_dst_RG=own, keep=True), tiles) / tiles
+    nbytes = edges * (work.bytes_per_edge + _HEADS * work.bytes_per_edge_and_head) + _TILE_ROWS * work.bytes_per_row
+    beside_s = (
+        edges * pulls.per_edge.at(source.shape[1] * source.itemsize) + work.operators * operator_s / bench.threads
+    )
+    return nbytes / max(0.2 * seconds, seconds - beside_s)
 
 
 def operator_seconds(bench: Bench) -> float:

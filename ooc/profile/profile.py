@@ -109,7 +109,7 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
             "end other programs"
         )
     threads = threads or torch.get_num_threads()
-    usage = _Usage()
+    before = _used()
     place = torch.device(device)
 
     with reported(listener, "measuring this machine", _PARTS, "parts") as begin:
@@ -139,25 +139,14 @@ def measure(folder: Path, listener: Listener, *, device: str = "cpu", threads: i
         overlap=epoch.overlap,
         wire=_wire(place) if cuda else None,
     )
-    return Profile(hardware, date, usage.of_others())
+    there_s, others_s = (now - then for now, then in zip(_used(), before, strict=True))
+    return Profile(hardware, date, min(1.0, max(0.0, others_s / max(1e-9, there_s))))
 
 
-class _Usage:
-    """Of the processors, since it was made."""
-
-    def __init__(self) -> None:
-        self._begun, self._mine, self._all = self._now()
-
-    def of_others(self) -> float:
-        """The share that other processes have had, from 0 to 1."""
-        now, mine, everybody = self._now()
-        had = (everybody - self._all) - (mine - self._mine)
-        cores = psutil.cpu_count() or 1
-        return min(1.0, max(0.0, had / (cores * max(1e-9, now - self._begun))))
-
-    def _now(self) -> tuple[float, float, float]:
-        times = psutil.cpu_times()
-        return perf_counter(), process_time(), times.user + times.nice + times.system
+def _used() -> tuple[float, float]:
+    """Seconds that there have been of all processors, and those that other processes have had."""
+    times = psutil.cpu_times()
+    return perf_counter() * (psutil.cpu_count() or 1), times.user + times.nice + times.system - process_time()
 
 
 def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
@@ -165,10 +154,13 @@ def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
     with ExitStack() as stack:
         pool = _pool(bench.device, stack)
         cache = processor.cache_bytes(bench.device)
-        far, near = processor.pull_times(bench, pool), None
+        far, near, computed = processor.pull_times(bench, pool), None, 0.0
+        operator_s = processor.operator_seconds(bench)
         if 0 < cache < pool.nbytes:
             small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
             near = processor.pull_times(bench, small)
+            if bench.device.type == "cpu":
+                computed = processor.computed_bytes_per_s(bench, small, near, operator_s)
             cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
         between = _BETWEEN_OPERATORS if bench.device.type == "cuda" else 1
         return Processor(
@@ -180,7 +172,8 @@ def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
             stream_bytes_per_s=processor.stream_bytes_per_s(bench, pool),
             seconds_per_step=epoch.per_step,
             seconds_per_tile=epoch.per_tile,
-            seconds_per_operator=processor.operator_seconds(bench) * between,
+            seconds_per_operator=operator_s * between,
+            computed_bytes_per_s=computed,
         )
 
 
@@ -243,6 +236,8 @@ def _readings(hardware: Hardware) -> Iterator[Reading]:
     for dtype, rate in computing.multiplies_per_s.items():
         yield Reading("dense product", dtype, rate, "multiply-adds/s")
     yield Reading("element-wise", "tiles of 1,024 × 128", computing.stream_bytes_per_s, "B/s")
+    if computing.computed_bytes_per_s:
+        yield Reading("attention", "as so much streamed for edges", computing.computed_bytes_per_s, "B/s")
     yield Reading("operator", "on next to nothing", computing.seconds_per_operator, "s")
     yield Reading("executor", "a step", computing.seconds_per_step, "s")
     yield Reading("executor", "a tile", computing.seconds_per_tile, "s")

@@ -99,7 +99,7 @@ def test_a_step_of_one_tile_does_not_keep_two_threads_busy() -> None:
     for threads, times in ((1, 1.0), (2, 1.2)):
         work, machine = replace(WORK, threads=threads), replace(UNMEASURED, threads=threads, processor=nothing)
         taken = [computing_of(ROW_PASS, Portion(**{**SIZES, "steps": n}), work, PLAN.matrices, machine) for n in (4, 2)]
-        few, enough = (computing.in_short_steps_s(work, machine) for computing in taken)
+        few, enough = (computing.together_s(work, machine) for computing in taken)
         assert few == pytest.approx(times * enough)
 
 

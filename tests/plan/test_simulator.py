@@ -114,20 +114,10 @@ def test_stretches_lose_no_busy_second_and_no_byte() -> None:
     assert all(bar.end_s - bar.start_s <= 10 for bar in bars)
 
 
-def test_workers_without_a_tile_are_idle_while_the_next_step_begins() -> None:
-    """Of steps of one tile: asking for blocks costs one worker little, of two workers one its time, of four three."""
-    work = workload()
-    plan = make_plan(work, Limits(12 << 20, 1 << 20, block_rows=work.tile_rows))
-    assert plan.step_rows == plan.tile_rows
-
-    def lost(workers: int) -> float:
-        """Seconds that asking takes, by second of asking."""
-        with_workers = replace(work, threads=workers)
-        free = replace(with_disk(1e18, 1e18, 1e18), seconds_per_block=0.0, threads=workers, overlap=1.0)
-        timeline = simulate(plan, with_workers, free)
-        blocks = sum(event.nbytes > 0 and event.resource is not Resource.HOST_COPY for event in timeline.events)
-        asking = simulate(plan, with_workers, replace(free, seconds_per_block=1e-6))
-        return (asking.epoch_s - timeline.epoch_s) / (1e-6 * blocks)
-
-    assert lost(2) > lost(1) + 0.25
-    assert lost(4) > lost(2)
+def test_blocks_take_their_time_from_the_threads_that_compute() -> None:
+    """However long a step computes, and by what they have of bytes: what moves is hidden behind nothing."""
+    plan = planned(12 << 20)
+    free = replace(with_disk(1e18, 1e18, 1e18), seconds_per_block=0.0, overlap=1.0)
+    moved, epoch_s = plan.ssd_read_bytes + plan.ssd_write_bytes, simulate(plan, WORK, free).epoch_s
+    by_byte = simulate(plan, WORK, replace(free, seconds_per_moved_byte=1e-9)).epoch_s
+    assert by_byte - epoch_s == pytest.approx(1e-9 * moved, rel=0.2)

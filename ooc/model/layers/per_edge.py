@@ -43,6 +43,12 @@ _TIMES_WIDEST = 5
 """How often what maxima have at a time for an edge: forward 4, backward 7 (2 million edges, 128 columns)."""
 
 
+def attended(row_bytes: int, *, drops: bool = False) -> EdgeWork:
+    """What GAT's attention computes, of rows of the result of so many bytes."""
+    edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
+    return EdgeWork(edge, head, _ATTENDED_TIMES * row_bytes, _ATTENDED_OPERATORS * (1 + drops))
+
+
 class Key(Protocol):
     """What dropout's masks are drawn for besides edges."""
 
@@ -305,11 +311,7 @@ class GatAttention(Attention):
         return (edges.EDGES_PER_PIECE, *bounds)
 
     def work(self, itemsize: int) -> EdgeWork:
-        edge, head = (
-            attended + dropped * (self.p > 0) for attended, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True)
-        )
-        row = _ATTENDED_TIMES * self.groups * self.result * itemsize
-        return EdgeWork(edge, head, row, _ATTENDED_OPERATORS * (1 + (self.p > 0)))
+        return attended(self.groups * self.result * itemsize, drops=self.p > 0)
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)

@@ -115,16 +115,11 @@ class Replay:
             self.now = max(self.now, self.done[t - 1])
         if t - 2 >= first:
             self.now = max(self.now, self.done.pop(t - 2))
-        beginning = self.now
-        if t - 2 >= first:
             self._end(t - 2, item.index)
         self._begin(t, item)
         seconds = self._computing(item, step).together_s(self.workload, self.hardware) + self.unhidden
         self.unhidden = 0.0
-        start = self.now
-        if t > first:
-            seconds += self._idle_seconds(t - 1, beginning)
-            start = max(start, self.done[t - 1])
+        start = max(self.now, self.done[t - 1]) if t > first else self.now
         self.done[t] = start + seconds
         self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
         tiles = -(-(step.stop - step.start) // self.plan.tile_rows)
@@ -140,13 +135,6 @@ class Replay:
             self._end(t, item.index)
         while self.streaming:
             self._await(self.streaming.pop())
-
-    def _idle_seconds(self, t: int, beginning: float) -> float:
-        """What the workers lose since ``beginning``, at which the next step began to begin, while step ``t`` has fewer
-        tiles than there are workers."""
-        step = self.program.steps[t]
-        tiles, workers = -(-(step.stop - step.start) // self.plan.tile_rows), self.workload.threads
-        return max(0.0, 1 - tiles / workers) * max(0.0, min(self.now, self.done[t]) - beginning)
 
     def _begin(self, t: int, item: Pass) -> None:
         """Send off the reads due before step ``t``, then wait for those it needs."""
@@ -249,11 +237,9 @@ class Replay:
         return self._send(WRITE, self.plan.blocks.nbytes(block), at)
 
     def _send(self, direction: int, nbytes: int, at: int) -> int:
-        ticket, hardware = self.drive.send(direction, nbytes, at, self.now), self.hardware
-        taken_s = hardware.moving_s(nbytes)  # from the threads that compute
-        self.unhidden += taken_s + (1 - hardware.overlap) * nbytes / self.drive.rates[direction]
-        self.now += taken_s
-        return ticket
+        hardware = self.hardware  # what a block takes of the processor, the threads that compute do not have
+        self.unhidden += hardware.moving_s(nbytes) + (1 - hardware.overlap) * nbytes / self.drive.rates[direction]
+        return self.drive.send(direction, nbytes, at, self.now)
 
     def _await(self, ticket: int | None) -> None:
         if ticket is not None:
