@@ -23,7 +23,6 @@ from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
 from ooc.model.lowering.network import Network
-from ooc.model.retained import Spare
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate, Plan, Workload
 from ooc.plan.workload import Direction
@@ -96,9 +95,8 @@ class Session:
             tasks_ahead=prepared.workload.tasks_ahead,
             device=prepared.device,
             exchange=prepared.exchange,
+            kept_edges=prepared.workload.kept_edges,
         )
-        retained_bytes = prepared.plan.retained_bytes
-        prepared.network.retain(Spare(retained_bytes) if retained_bytes else None)
         try:
             if prepared.device is not None:
                 self._move(prepared.device.place)
@@ -235,7 +233,6 @@ class Session:
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
         self._prepared.network.forget_weights()
-        self._prepared.network.retain(None)
         if self._prepared.exchange is not None:
             self._prepared.exchange.close()
         if self._runtime is not None:

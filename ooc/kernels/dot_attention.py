@@ -85,13 +85,13 @@ def pull_targets(
     tile: TileEdges,
     heads: range,
     dropout: EdgeDropout | None,
-    *,
     source_NS: Tensor,
     query_RV: Tensor,
     gradient_RO: Tensor,
-    statistics: Tensor,
+    statistics: Tensor | None,
 ) -> Tensor:
     """Backward: targets pull keys and values again → dq [R, H·C]. ``statistics``: lse and D of every head."""
+    assert statistics is not None
     count = len(heads)
     query_RHC, scale = _by_head(query_RV, count)
     channels = query_RHC.shape[2]

@@ -88,7 +88,8 @@ class EdgeTerms:
         if self.weight_KT is None:
             return features_EK[:, self.groups.start : self.groups.stop].contiguous()
         edges, count = features_EK.shape
-        numbers, offsets = torch.arange(count).repeat(edges), torch.arange(0, edges * count + 1, count)
+        numbers = torch.arange(count, dtype=torch.int32).repeat(edges)
+        offsets = torch.arange(0, edges * count + 1, count, dtype=torch.int32)
         term_ET = pull(rows_in_line(self.weight_KT), numbers, offsets, features_EK.reshape(-1))
         return term_ET if self.bias_T is None else term_ET.add_(self.bias_T)
 

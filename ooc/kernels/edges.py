@@ -9,23 +9,108 @@ cut at multiples of it from its own first edge. Where a row is cut depends on no
 depend on tiles.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from threading import Lock
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels.deferred_checks import DeferredChecks
 from ooc.kernels.tensors import pull
+from ooc.plan.workload import PIECE_BYTES
+
+AnyIntegers = npt.NDArray[np.signedinteger]
 
 EDGES_PER_PIECE = 49152
 """Few enough that what one piece takes is little beside a slab; many enough that operators outweigh their calls, in
 which threads wait for one another: a tile of 2,048 rows with 16 edges each is one piece. Measured with attention of 4
 heads, two threads: an epoch of 5.9 s with 16384 takes 4.8 s."""
+
+
+class Spare:
+    """Memory that a plan has set aside for what is retained, ``nbytes`` in all; on any thread."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+        self._lock = Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Whether so many bytes were left, which are taken then."""
+        with self._lock:
+            fits = nbytes <= self.left
+            self.left -= nbytes * fits
+        return fits
+
+    def give(self, nbytes: int) -> None:
+        """So many bytes are free again."""
+        with self._lock:
+            self.left += nbytes
+
+
+class Retained:
+    """What is retained of the tiles of one topology, by name, as far as there is ``spare`` memory: what is the same in
+    every epoch, and what one pass finds for another. Nothing depends on what there is. A tile is on one thread at a
+    time."""
+
+    def __init__(self, spare: Spare) -> None:
+        self._spare = spare
+        self._found: dict[Hashable, tuple[Any, int]] = {}
+
+    def get(self, name: Hashable) -> Any:
+        """None where it is not there."""
+        return self._found.get(name, (None, 0))[0]
+
+    def may_keep(self, name: Hashable, nbytes: int) -> bool:
+        """Whether there are so many bytes for what ``keep`` is given next by that name, which are taken then."""
+        self.take(name)
+        if fits := self._spare.take(nbytes):
+            self._found[name] = None, nbytes
+        return fits
+
+    def keep(self, name: Hashable, value: Any) -> None:
+        """Until it is taken."""
+        self._found[name] = value, self._found[name][1]
+
+    def take(self, name: Hashable) -> Any:
+        """It is no longer kept; its memory counts as free."""
+        value, nbytes = self._found.pop(name, (None, 0))
+        self._spare.give(nbytes)
+        return value
+
+
+class KeptGradients:
+    """What a pull of targets finds of in-edges for their sources, kept for the pull of these: all that it has to do is
+    to sum it. One layer after the other uses the same memory: ``values``, of E edges and behind them N added self-loops
+    by row. ``in_edges``: of every out-edge the number as an in-edge, and of every self-loop its place [E + N]."""
+
+    def __init__(self, values: Tensor, in_edges: Tensor, edges: int) -> None:
+        self._values = values
+        self.in_edges = in_edges
+        self.edges = edges
+        self.holder: object = None
+
+    def of(self, holder: object, columns: int) -> Tensor | None:
+        """[E + N, columns], where it is that of ``holder``."""
+        return self._values[: len(self.in_edges) * columns].view(-1, columns) if self.holder is holder else None
+
+
+def in_edges_of(sources_E: AnyIntegers, offsets_N1: AnyIntegers, targets_E: AnyIntegers) -> Tensor | None:
+    """What ``KeptGradients`` wants, from in-edges' sources and where those of rows begin, and out-edges' targets. None
+    where these are in another order than a store has them in."""
+    edges, rows = len(sources_E), len(offsets_N1) - 1
+    in_order = np.argsort(sources_E, kind="stable")
+    if not np.array_equal(np.repeat(np.arange(rows, dtype=targets_E.dtype), np.diff(offsets_N1))[in_order], targets_E):
+        return None
+    found = np.arange(edges + rows, dtype=targets_E.dtype if edges + rows <= np.iinfo(np.int32).max else np.int64)
+    found[:edges] = in_order
+    return torch.from_numpy(found)
 
 
 class SelfLoops(Enum):
@@ -71,6 +156,8 @@ class TileEdges:
     ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
     columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``:
     the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
+    ``first``: the number of its first edge among all of the direction. ``retained``: what is retained of tiles;
+    ``kept``: and of all edges.
     """
 
     indices_E: Tensor
@@ -84,6 +171,9 @@ class TileEdges:
     apart: ColumnCopy | None = None
     edges_per_piece: int | None = None
     parts_P2: Tensor | None = None
+    first: int = 0
+    retained: Retained | None = None
+    kept: KeptGradients | None = None
 
     @property
     def rows(self) -> int:
@@ -100,7 +190,7 @@ class Piece:
     edges these are; an added self-loop of the tile's row i comes after them, i-th of its kind. ``None`` where such are
     among edges that carry no features.
     ``repeats_before`` counts the edges before this stretch that equal its first one. ``has_added``: self-loops were
-    added at the ends of rows.
+    added at the ends of rows. ``numbers_E``: which of all edges these are, where something is kept of them.
     """
 
     start: int
@@ -112,6 +202,7 @@ class Piece:
     positions_E: Tensor | slice | None
     repeats_before: int
     has_added: bool = False
+    numbers_E: Tensor | slice | None = None
 
     @property
     def rows(self) -> slice:
@@ -172,11 +263,23 @@ def rows_in_line(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.clone(memory_format=torch.contiguous_format)
 
 
-def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterator[Piece]:
+def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterable[Piece]:
     """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
     are none. A stretch of a row of more than a piece may have an added self-loop besides."""
     capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
     capacity = min(capacity, tile.edges_per_piece or capacity)
+    made, retained = _pieces(tile, rows, capacity), tile.retained
+    name = tile.start, tile.rows, rows, capacity, tile.self_loops, tile.features_EK is None, tile.kept is None
+    found: list[Piece] | None = None if retained is None else retained.get(name)
+    if found is None and retained is not None:
+        if not retained.may_keep(name, (len(tile.indices_E) + tile.rows + 1) * PIECE_BYTES):
+            return made
+        found = [replace(piece, neighbours_E=piece.neighbours_E.clone()) for piece in made]
+        retained.keep(name, found)
+    return made if found is None else found
+
+
+def _pieces(tile: TileEdges, rows: int, capacity: int) -> Iterator[Piece]:
     offsets = tile.offsets_R1.numpy()
     added = np.arange(len(offsets)) if tile.self_loops is SelfLoops.EXACTLY_ONE else 0
     before = offsets + added
@@ -210,8 +313,19 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
     if has_added:
         own = tile.start + start
         neighbours, offsets, is_given = with_self(neighbours, offsets, own, min(tile.start + stop, rows))
-        places = None if tile.features_EK is None else _positions_with_self(tile, start, positions, is_given)
-    return Piece(start, stop, tile.start, neighbours, offsets, continues, places, repeats_before, has_added)
+        unwanted = tile.features_EK is None and tile.kept is None
+        places = None if unwanted else _positions_with_self(tile, start, positions, is_given)
+    numbers = None if tile.kept is None or places is None else _numbers(tile, places, tile.kept.edges)
+    return Piece(start, stop, tile.start, neighbours, offsets, continues, places, repeats_before, has_added, numbers)
+
+
+def _numbers(tile: TileEdges, positions_E: Tensor | slice, edges: int) -> Tensor | slice:
+    """Of ``positions_E`` in the tile the numbers among all ``edges`` of its direction, added self-loops behind them."""
+    if isinstance(positions_E, slice):
+        return slice(tile.first + positions_E.start, tile.first + positions_E.stop)
+    numbers_E, own = positions_E + tile.first, len(tile.indices_E)
+    numbers_E[positions_E >= own] += edges + tile.start - tile.first - own
+    return numbers_E
 
 
 def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_R1: Tensor) -> Tensor | None:

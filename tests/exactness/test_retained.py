@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opaque layers retain for the backward pass, where budgets leave memory for it: bits are the same without."""
+"""What passes retain for one another, where budgets leave memory for it: bits are the same without."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GENConv
+from torch_geometric.nn import GATv2Conv, GENConv, GINEConv, ResGatedGraphConv
 
-from ooc.engine import session
+from ooc.engine import runtime
+from ooc.kernels.edges import KeptGradients, Spare
 from ooc.model.layers.layer import Layer
-from ooc.model.retained import Spare
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
@@ -44,7 +44,7 @@ def test_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Layer, "run", counted)
     for share in (1.0, 0.3, 0.0):
-        monkeypatch.setattr(session, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
+        monkeypatch.setattr(runtime, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
         with make_trainer(CustomCase(make=Both), store, tmp_path, dtype=torch.float32, threads=2) as trainer:
             assert trainer.plan.retained_bytes > 0
             records = trainer.fit(epochs=2, eval_every=0)
@@ -58,6 +58,45 @@ def test_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for losses, parameters in (something, nothing):
         assert losses == everything[0]
         assert all(map(torch.equal, parameters, everything[1]))
+
+
+class EdgeFunctions(nn.Module):
+    """Layers whose edges have gradients: with added self-loops, two heads and features of edges, and without."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = GATv2Conv(features, 4, heads=2, edge_dim=3)
+        self.second = ResGatedGraphConv(8, 12)
+        self.third = GINEConv(nn.Linear(12, 8), edge_dim=3)
+        self.fourth = GATv2Conv(8, classes, dropout=0.3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = self.second(self.first(x, edge_index, edge_attr).tanh(), edge_index).tanh()
+        return self.fourth(self.third(x, edge_index, edge_attr).tanh(), edge_index)
+
+
+def test_bits_of_edge_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of sources that the pull of targets has kept are those that are found for sources; in slabs, too."""
+    store, found = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path), []
+    of, pulls = KeptGradients.of, list[bool]()
+
+    def noted(*arguments: Any) -> Tensor | None:
+        pulls.append((kept := of(*arguments)) is not None)
+        return kept
+
+    monkeypatch.setattr(KeptGradients, "of", noted)
+    for share, slab_columns in ((1.0, None), (0.0, None), (1.0, 4)):
+        pulls.clear()
+        monkeypatch.setattr(runtime, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
+        options = {"slab_columns": slab_columns, "threads": 2, "tile_rows": 64}
+        case = CustomCase(make=EdgeFunctions)
+        with make_trainer(case, store, tmp_path, dtype=torch.float32, **options) as trainer:
+            records = trainer.fit(epochs=2, eval_every=0)
+            found.append(([record.loss for record in records], [*trainer.model.parameters()]))
+        assert any(pulls) == (share > 0)
+    for losses, parameters in found[1:]:
+        assert losses == found[0][0]
+        assert all(map(torch.equal, parameters, found[0][1]))
 
 
 def test_no_budget_is_exceeded(tmp_path: Path) -> None:

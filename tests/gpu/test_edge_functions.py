@@ -18,7 +18,7 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
 from tests.examples import examples
 from tests.gpu.device import (
@@ -85,8 +85,8 @@ def cases(c: int = CHANNELS, known: int = FEATURES) -> dict[str, Case]:
         "Transformer": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * c, c, c),
         "Transformer, edge features": Case(lambda heads, _: TransformerAttention(len(heads)), 2 * c, c, c, c),
         "GAT, edge features": Case(lambda heads, _: GatWithFeatures(len(heads), 0.2), c + 1, 1, c, 1),
-        "GINE": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=HEADS * c, mapped=False),
-        "GINE, linear": Case(lambda groups, _: Gine(), 1, 0, 1, 1, groups=HEADS * c, bias=True),
+        "GINE": Case(lambda groups, _: Rectified(), 1, 0, 1, 1, groups=HEADS * c, mapped=False),
+        "GINE, linear": Case(lambda groups, _: Rectified(), 1, 0, 1, 1, groups=HEADS * c, bias=True),
     }
     return {name: replace(case, known=known) for name, case in named.items()}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.engine.workers import OrderedPipeline, WorkerPool
-from ooc.kernels import edge_function, edges, maximum
+from ooc.kernels import edges, maximum
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 
@@ -70,7 +70,7 @@ def graphs(draw: st.DrawFn, self_loops: SelfLoops | None = None) -> KernelGraph:
 def small_pieces(edges_per_piece: int) -> Iterator[None]:
     """Cut tiles into pieces of so few edges that rows are cut too."""
     with ExitStack() as stack:
-        for module in (edges, maximum, edge_function):
+        for module in (edges, maximum):
             stack.enter_context(mock.patch.object(module, "EDGES_PER_PIECE", edges_per_piece))
         yield
 

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, TransformerConv
+from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, ResGatedGraphConv, TransformerConv
 from torch_geometric.nn.conv import gatv2_conv, transformer_conv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import (
-    EdgeFunction,
     Heads,
     TargetLayout,
     Upstream,
@@ -29,7 +28,7 @@ from ooc.kernels.edge_function import (
 )
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, Gine, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
 from tests.examples import examples
 from tests.kernels.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
@@ -38,30 +37,6 @@ from tests.kernels.test_edge_dropout import scale_of_edges
 HEADS, CHANNELS, FEATURES = 3, 2, 4
 WIDTH = HEADS * CHANNELS
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
-
-
-@dataclass(frozen=True)
-class Gated:
-    """tanh(x_j) · x_i · w, a message of nobody's: both sides and a parameter take part."""
-
-    weight: Tensor
-
-    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return torch.tanh(source_EW) * target_EV * self.weight, None
-
-
-class GatedConv(MessagePassing):
-    """The same as a layer of PyG's."""
-
-    def __init__(self, weight: Tensor, aggr: str) -> None:
-        super().__init__(aggr=aggr)
-        self.weight = weight
-
-    def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        return torch.tanh(x_j) * x_i * self.weight
 
 
 class Case:
@@ -175,19 +150,25 @@ def transformer(*, features: int) -> Case:
 
 
 def gine() -> Case:
-    return Case(Gine(), GINEConv(nn.Identity()), source=WIDTH, target=0, features=WIDTH)
+    return Case(Rectified(), GINEConv(nn.Identity()), source=WIDTH, target=0, features=WIDTH)
 
 
 def gine_through_linear() -> Case:
     lin = nn.Linear(FEATURES, WIDTH).double()
     layer = GINEConv(nn.Linear(WIDTH, WIDTH), edge_dim=FEATURES)
     layer.nn, layer.lin = nn.Identity(), lin
-    return Case(Gine(), layer, source=WIDTH, target=0, features=FEATURES, weight=lin.weight, bias=lin.bias)
+    return Case(Rectified(), layer, source=WIDTH, target=0, features=FEATURES, weight=lin.weight, bias=lin.bias)
 
 
 def gated() -> Case:
-    weight = leaf(90, WIDTH)
-    return Case(Gated(weight), GatedConv(weight, "sum"), source=WIDTH, target=WIDTH)
+    layer = ResGatedGraphConv((2 * WIDTH, WIDTH), WIDTH, bias=False, root_weight=False)
+    columns = torch.eye(2 * WIDTH).double().view(HEADS, 2, CHANNELS, 2 * WIDTH)
+    for number, linear in enumerate((layer.lin_query, layer.lin_value)):
+        plant(linear, "weight", columns[:, number].reshape(WIDTH, -1))
+    plant(layer.lin_key, "weight", torch.eye(WIDTH).double())
+    for linear in (layer.lin_key, layer.lin_query, layer.lin_value):
+        plant(linear, "bias", torch.zeros(WIDTH).double())
+    return Case(Gated(HEADS), layer, source=2 * WIDTH, target=WIDTH)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -214,7 +195,7 @@ def pull(
 ) -> Pulled:
     function, scored = case.function, len(inputs.gradient)
     source, target, gradient = inputs.source.detach(), inputs.target.detach(), inputs.gradient
-    heads = Heads(range(HEADS), dropout) if not isinstance(function, (Gated, Gine)) else None
+    heads = Heads(range(HEADS), dropout) if not isinstance(function, (Gated, Rectified)) else None
     edges = {
         direction: inputs.edges if inputs.edges is None else inputs.edges[graph.order(direction)]
         for direction in Direction
@@ -306,7 +287,7 @@ def test_output_and_gradients_are_pyg_s(
     graph = data.draw(graphs())
     scored = max(1, graph.nodes - unscored)
     inputs = make_inputs(case, graph, seed, scored)
-    drops = not isinstance(case.function, (Gated, Gine))
+    drops = not isinstance(case.function, (Gated, Rectified))
     dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]

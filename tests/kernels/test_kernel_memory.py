@@ -137,10 +137,9 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, fea
         message=WIDTH,
         heads=HEADS,
         itemsize=4,
-        live=4,
         features=features,
         term=WIDTH if features else 0,
     )
-    bound = bound_of(degree, edge_function.EDGES_PER_PIECE, bounds)
+    bound = bound_of(degree, EDGES_PER_PIECE, bounds)
     peaks = [peak_bytes(call) for call in calls]
     assert bound / (3 if features else 2.5) < max(peaks) <= bound

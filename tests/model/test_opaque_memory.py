@@ -12,13 +12,12 @@ from torch_geometric.nn import GENConv, MessagePassing, PNAConv, ResGatedGraphCo
 
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import Retained, Spare, TileEdges
 from ooc.kernels.neighbourhood import neighbourhood
 from ooc.model.layers.conformance import Watch, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
 from ooc.model.lowering.values import Features, Linear
-from ooc.model.retained import Spare
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
 from tests.kernels.test_kernel_memory import peak_bytes
@@ -78,9 +77,8 @@ def test_what_is_retained(make: Callable[[], MessagePassing]) -> None:
     """What a forward pass leaves for the backward pass takes no more than it has been given."""
     aggregate, spare = general(make()), Spare(1 << 40)
     indices = torch.randint(0, NODES, (ROWS, 20)).sort().values.view(-1).int()
-    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * 20, 0, NODES)
+    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * 20, 0, NODES, retained=Retained(spare))
     source = torch.randn(NODES, WIDTH)
-    aggregate.retain(spare)
     saved = dict[int, int]()
 
     def note(tensor: Tensor) -> Tensor:

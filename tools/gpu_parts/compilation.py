@@ -28,7 +28,7 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, GatWithFeatures, Gine, TransformerAttention
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Rectified, TransformerAttention
 from ooc.kernels.gat import GatHeads
 
 NODES = 64
@@ -152,10 +152,10 @@ def rectify(tile: TileEdges, width: int) -> None:
     terms = EdgeTerms(range(width), torch.float32, torch.zeros(5, width), torch.zeros(width))
     named: dict[str, Any] = {"terms": terms}
     nothing, layout = source[:, :0], TargetLayout(width, 0, 1, 0)
-    edge_function.pull_messages(Gine(), tile, source_NW=source, target_RV=nothing, columns=width, **named)
-    edge_function.pull_source_gradients(Gine(), tile, source_RW=source, target_NP=source, layout=layout, **named)
+    edge_function.pull_messages(Rectified(), tile, source_NW=source, target_RV=nothing, columns=width, **named)
+    edge_function.pull_source_gradients(Rectified(), tile, source_RW=source, target_NP=source, layout=layout, **named)
     named |= {"source_NW": source, "target_RV": nothing, "upstream_R": Upstream(source, None), "with_map": True}
-    edge_function.pull_target_gradients(Gine(), tile, **named)
+    edge_function.pull_target_gradients(Rectified(), tile, **named)
 
 
 def edge_functions(

@@ -321,7 +321,7 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     from ooc.kernels.cuda.choice import Kernel
     from ooc.kernels.edge_function import TargetLayout, Upstream
     from ooc.kernels.edge_terms import EdgeTerms
-    from ooc.kernels.functions import Gine
+    from ooc.kernels.functions import Rectified
 
     into, out = _tiles(graph)
     features = draw(graph.edges, EDGE_FEATURES)
@@ -332,7 +332,7 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
 
     def forward() -> Any:
         return edge_function.pull_messages(
-            Gine(),
+            Rectified(),
             into,
             source_NW=source,
             target_RV=source[:, :0],
@@ -342,7 +342,7 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
 
     def sources() -> Any:
         return edge_function.pull_source_gradients(
-            Gine(),
+            Rectified(),
             out,
             source_RW=source,
             target_NP=above,
@@ -352,7 +352,7 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
 
     def of_map() -> Any:
         return edge_function.pull_target_gradients(
-            Gine(),
+            Rectified(),
             into,
             source_NW=source,
             target_RV=source[:, :0],

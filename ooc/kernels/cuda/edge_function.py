@@ -23,10 +23,10 @@ from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
-from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges, rows_in_line
-from ooc.kernels.functions import Gatv2, GatWithFeatures, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, TransformerAttention
 
 
 def pull_messages(

@@ -35,7 +35,7 @@ from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Gatv2, GatWithFeatures
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import DotAttention, EdgeTerm, FunctionAttention, GatedSum
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, GatedSum, by_dot_products
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
 from ooc.model.lowering.projection import Repeated, Weights
@@ -176,7 +176,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     term = None
     if takes_features(conv, call):
         term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
-    dot = partial(DotAttention, options=options, term=term)
+    dot = partial(by_dot_products, options=options, term=term)
     attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = heads_of(conv, call, attended)
     if not conv.root_weight:
@@ -209,7 +209,7 @@ def lower_agnn(conv: Any, call: Call) -> Value:
 
     source = call.assembly.rowwise(call.where, key_and_value, [x])
     target = call.assembly.rowwise(call.where, query, [x], (beta,) if conv.requires_grad else ())
-    return call.per_edge(partial(DotAttention, options=options), source, target)
+    return call.per_edge(partial(by_dot_products, options=options), source, target)
 
 
 def lower_fa(conv: Any, call: Call) -> Value:

@@ -18,38 +18,25 @@ from torch import Tensor, nn
 
 from ooc.kernels import dot_attention, edge_function, edges
 from ooc.kernels.cuda import memory
-from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import Gated, Gine, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gated, Rectified, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
 from ooc.model.lowering.projection import Weights, through_weights
 from ooc.model.lowering.values import Value
-from ooc.plan.workload import EdgeData, EdgeWork
+from ooc.plan.workload import EdgeData
 
-_LIVE_PER_EDGE = 8
-"""Matrices of a message's width that the functions and their gradients have alive for every edge."""
-
-_LIVE_WITHOUT_TARGET = 2
-"""The same where a softmax takes what sources bring alone: 11 matrices in all, measured with ``conformance.Watch``."""
-
-_PIECE_NBYTES = 16 << 20
-"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
-_EDGES_WORTH_MORE = 2048
-"""Of a piece, which for so many may take twice as much: GATv2 of 128 columns takes 1.25 times as long with half of
-them, and no longer than with twice as many."""
+_PIECE_NBYTES = 8 << 20
+"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair.
+GATv2 of 32 columns takes as long with 8,192 edges a piece as with 4,096."""
 _FEWEST_EDGES = 16
 """Of a piece, however much that is."""
 
 _TIMES_STREAMED = 3
 """How often what they have at a time for an edge is written or read, measured as ``per_edge`` says: GATv2's forward 2,
 its gradients 5 (2.15 million edges, 4 heads of 32 channels). The others were not measured."""
-
-_SCORED_BYTES = 2500, 1050, 60
-"""Of an edge, and for each of its heads, and operators of a tile: as GAT's (``per_edge``)."""
-_PULLED_TIMES = 3
-"""How often a head's columns are read for an edge besides."""
 
 Parameters = list[tuple[nn.Parameter, Tensor]]
 
@@ -115,7 +102,6 @@ class FunctionAggregate(EdgeAggregate):
     """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
 
     times_streamed = _TIMES_STREAMED
-    live_per_edge = _LIVE_PER_EDGE
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
     term: EdgeTerm | None
@@ -134,6 +120,10 @@ class FunctionAggregate(EdgeAggregate):
     def message(self) -> int:
         """Columns of a group's messages."""
         return self.result
+
+    @property
+    def kept_columns(self) -> int:  # type: ignore[override]  # the others have none
+        return self.source.columns if self.source.trains else 0
 
     @property
     def upstream_columns(self) -> int:
@@ -194,6 +184,11 @@ class FunctionAggregate(EdgeAggregate):
             parts.append(loop_RK[:, None].expand(-1, len(groups), -1))
         return torch.cat(parts, dim=2).view(tile.rows, -1)
 
+    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if target is None:
+            return gradient, None
+        return self._layout(self.groups).pack(target, Upstream(gradient, None)), None
+
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
@@ -205,6 +200,7 @@ class FunctionAggregate(EdgeAggregate):
             layout=layout,
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
+            **self._kept(tile, groups),
         )
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
@@ -213,6 +209,8 @@ class FunctionAggregate(EdgeAggregate):
             own, prior = _split(own, groups, self.upstream_columns // self.groups)
         own = own.contiguous()
         target, above = layout.unpack(own)
+        if tile.kept is not None:
+            tile.kept.holder = self if len(groups) == self.groups and self.kept_columns else None
         found = pulls_for(source).message_targets(
             self.function(groups),
             self._in_pieces(tile, source.itemsize),
@@ -222,11 +220,18 @@ class FunctionAggregate(EdgeAggregate):
             with_map=self.term is not None and self.term.gradient_columns > 0,
             terms=self._terms(groups, source.dtype, layout.loops(own)),
             heads=self._heads(key, groups),
+            **self._kept(tile, groups),
         )
         parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:
             return parts[0] if prior is None else parts[0].add_(prior)
         return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
+
+    def _kept(self, tile: TileEdges, groups: range) -> dict[str, Tensor]:
+        """Where the gradients of sources are kept by edge, if there is such memory: those of some groups."""
+        kept_EW = None if tile.kept is None else tile.kept.of(self, self.kept_columns)
+        unit = self.kept_columns // self.groups
+        return {} if kept_EW is None else {"kept_EW": kept_EW[:, groups.start * unit : groups.stop * unit]}
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
         """The target's rows with what parameters add to them, so that their gradient comes row by row."""
@@ -258,13 +263,11 @@ class FunctionAggregate(EdgeAggregate):
             message=self.groups * self.message,
             heads=self.groups if self.statistics else 0,
             itemsize=itemsize,
-            live=self.live_per_edge,
             features=0 if self.term is None else self.term.features,
             term=0 if self.term is None else self.groups * self.term.columns,
         )
         per_edge, per_row = bounds
-        fitting = max(_PIECE_NBYTES // per_edge, min(_EDGES_WORTH_MORE, 2 * _PIECE_NBYTES // per_edge), _FEWEST_EDGES)
-        at_once = min(edge_function.EDGES_PER_PIECE, fitting)
+        at_once = min(edges.EDGES_PER_PIECE, max(_PIECE_NBYTES // per_edge, _FEWEST_EDGES))
         return at_once, per_edge, per_row + self._bytes_per_chained_row(itemsize)
 
     def _bytes_per_chained_row(self, itemsize: int) -> int:
@@ -317,7 +320,6 @@ class FunctionAttention(Attention, FunctionAggregate):
         self.att = att
         self.term = term
         self.target_columns = 0 if target is None else target.columns // options.heads
-        self.live_per_edge = _LIVE_PER_EDGE if target is not None else _LIVE_WITHOUT_TARGET
         self.before = before
         if before is not None:
             assert before.joint and before.target is target
@@ -341,32 +343,24 @@ class FunctionAttention(Attention, FunctionAggregate):
         return layout.pack(target, above, loop_RK), None
 
 
-def _of_groups(groups: range) -> TransformerAttention:
-    return TransformerAttention(len(groups))
-
-
 class DotAttention(FunctionAttention):
-    """By scaled dot products: sources bring key and value, targets the query. Without features of edges the CPU
+    """By scaled dot products without features of edges: sources bring key and value, targets the query. The CPU
     computes nothing as wide as a head for an edge."""
 
-    def __init__(
-        self, index: int, source: Value, target: Value, before: "FunctionAttention | None" = None, **options: Any
-    ) -> None:
-        super().__init__(index, source, target, before, functions=_of_groups, **options)
+    kept_columns = 0
+    work = Attention.work_of_scores
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        if self.term is not None:
-            return super().temporaries(itemsize)
         bounds = dot_attention.scratch_bytes(
             heads=self.groups, channels=self.message, itemsize=itemsize, dropout=self.p > 0
         )
         return edges.EDGES_PER_PIECE, bounds[0], bounds[1] + self._bytes_per_chained_row(itemsize)
 
-    def work(self, itemsize: int) -> EdgeWork:
-        if self.term is not None:
-            return super().work(itemsize)
-        edge, head, operators = _SCORED_BYTES
-        return EdgeWork(edge, head + _PULLED_TIMES * 2 * self.message * itemsize, operators=operators)
+
+def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) -> FunctionAttention:
+    """Attention to which sources bring key and value, targets the query; of an index and values."""
+    kind = DotAttention if term is None else FunctionAttention
+    return kind(*values, functions=lambda groups: TransformerAttention(len(groups)), term=term, **options)
 
 
 class GatedSum(FunctionAggregate):
@@ -380,10 +374,6 @@ class GatedSum(FunctionAggregate):
         self.function = lambda groups: Gated(len(groups))
         self.target_columns = channels
 
-    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert target is not None
-        return self._layout(self.groups).pack(target, Upstream(gradient, None)), None
-
 
 class EdgeSum(FunctionAggregate):
     """GINE's sum of relu(x_j + t), column by column. Targets bring nothing of their own."""
@@ -392,12 +382,9 @@ class EdgeSum(FunctionAggregate):
 
     def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
-        self.function = lambda groups: Gine()
+        self.function = lambda groups: Rectified()
         self.term = term
         self.parameters = term.parameters
-
-    def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return gradient, None
 
 
 def _split(rows: Tensor, groups: range, columns: int) -> tuple[Tensor, Tensor]:

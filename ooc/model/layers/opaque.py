@@ -46,7 +46,6 @@ from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.values import Value
-from ooc.model.retained import Recorded, Retained, Spare
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
 R = TypeVar("R")
@@ -105,7 +104,6 @@ class Opaque(EdgeAggregate):
         self.probed = probed
         self.site = site
         self.most_edges = most_edges
-        self.retained: Retained | None = None
         self._module = module
         self._of_thread = local()
 
@@ -178,23 +176,24 @@ class Opaque(EdgeAggregate):
 
     def _graph(self, run: TileEdges, rows: int) -> Neighbourhood:
         """That of a run, which is the same in every epoch."""
-        retained, name = self.retained, _name(run, rows)
-        found = None if retained is None else retained.graph(name)
+        retained, name = run.retained, _name(run, rows)
+        found: Neighbourhood | None = None if retained is None else retained.get(name)
         if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
         near = neighbourhood(run, rows)
-        if retained is not None and not near.stands_in and near.edge_index_2E.shape[1] == len(run.indices_E):
-            retained.keep_graph(name, replace(near, weight_E=None, features_EK=None))
+        is_whole = not near.stands_in and near.edge_index_2E.shape[1] == len(run.indices_E)
+        if retained is not None and found is None and is_whole and retained.may_keep(name, near.nbytes):
+            retained.keep(name, replace(near, weight_E=None, features_EK=None))
         return near
 
     def _recorded(
         self, key: Key, module: nn.Module, run: TileEdges, near: Neighbourhood, x_SC: Tensor, rows: int
     ) -> Tensor:
         """A run's rows, computed under autograd, be it retained or not, so that these have the same bits."""
-        name, found = _name(run, rows), self.probed
+        name, found = (self, _name(run, rows)), self.probed
         nbytes = near.edge_index_2E.shape[1] * (found.edge_bytes + _BYTES_PER_EDGE)
         nbytes += len(x_SC) * (found.node_bytes + self.source.columns * found.itemsize)
-        is_retained = self.retained is not None and self.retained.may_record(name, nbytes)
+        is_retained = run.retained is not None and run.retained.may_keep(name, nbytes)
         if is_retained:
             near = near.with_copies()
         x_SC = x_SC.requires_grad_(self.rows_train)
@@ -205,17 +204,13 @@ class Opaque(EdgeAggregate):
             return result
 
         result = self._run(key, near, compute)
-        if is_retained and self.retained is not None:
-            self.retained.keep(name, Recorded(near, x_SC, result, self._when(key), nbytes))
+        if is_retained and run.retained is not None:
+            run.retained.keep(name, (x_SC, near, result, self._when(key)))
         return result.detach()
 
     def _when(self, key: Key) -> tuple[int, ...]:
         """Epoch and versions of the parameters, which an optimizer's step changes."""
         return key.epoch, *(parameter._version for parameter in self.parameters)
-
-    def retain(self, spare: Spare | None) -> None:
-        """Retain what there is ``spare`` memory for from now on; None: nothing, and forget what there was."""
-        self.retained = None if spare is None or not self.direction.of_edges else Retained(spare)
 
     def _runs(
         self, key: Key, module: nn.Module, tile: TileEdges, source: Tensor | BucketRows
@@ -269,10 +264,10 @@ class Opaque(EdgeAggregate):
                 for part in split.backward(gradient, parameters, trains=trains):
                     yield start, part
                 continue
-            known = None if self.retained is None else self.retained.take(_name(run, len(source)))
-            if known is not None and known.when == self._when(key):
-                near, x_SC = known.near, known.x_SC
-                found = gradients_of([known.result], [x_SC, *parameters], [gradient])
+            known = None if run.retained is None else run.retained.take((self, _name(run, len(source))))
+            if known is not None and known[-1] == self._when(key):
+                x_SC, near, result, _ = known
+                found = gradients_of([result], [x_SC, *parameters], [gradient])
                 d_x, of_parameters = found[0], found[1:]
             else:
                 near = self._graph(run, len(source))

@@ -84,6 +84,8 @@ class EdgeAggregate(Aggregate):
     of_one_space = False
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
+    kept_columns = 0
+    """Of what a pull of targets can keep of every edge for the pull of sources."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
     source_scalars: tuple[int, ...] = ()
@@ -254,6 +256,10 @@ class Attention(EdgeAggregate):
         options = self.options
         return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
 
+    def work_of_scores(self, itemsize: int) -> EdgeWork:
+        """Where nothing as wide as a head is computed for an edge."""
+        return attended(self.groups * self.result * itemsize, drops=self.p > 0)
+
     def _edges(self, tile: TileEdges) -> TileEdges:
         if self.options.p and tile.checks is not None:
             tile.checks.check_order(tile.indices_E, tile.offsets_R1)
@@ -279,6 +285,7 @@ class GatAttention(Attention):
         self.upstream_scalars = (-3, -2, -1) if self.p else (-3, -2)
 
     source_scalars = (-1,)
+    work = Attention.work_of_scores
 
     @property
     def upstream_columns(self) -> int:
@@ -309,9 +316,6 @@ class GatAttention(Attention):
             dropout=options.p > 0,
         )
         return (edges.EDGES_PER_PIECE, *bounds)
-
-    def work(self, itemsize: int) -> EdgeWork:
-        return attended(self.groups * self.result * itemsize, drops=self.p > 0)
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)

@@ -14,19 +14,18 @@ Shapes: R rows, H heads of C channels, I columns of x.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.edge_function import EdgeFunction
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import GatWithFeatures
+from ooc.kernels.functions import EdgeFunction, GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
 from ooc.model.layers.attention import heads_of, scored, slices_of_head
-from ooc.model.layers.edge_functions import DotAttention, FunctionAttention
+from ooc.model.layers.edge_functions import FunctionAttention, by_dot_products
 from ooc.model.layers.layer import Call, EdgeKinds, Graph
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention, Maximum
 from ooc.model.layers.sums import ALL_KNOWN, SUMS, bias_of, check_sum, sum_of_maps
@@ -79,7 +78,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
             parameters = lin.weight, lin.bias, conv.k_rel.weight, conv.v_rel.weight, p_rel
             keys = call.assembly.projection(rows[relation.source], weights, parameters)
             joint = relation != [*into][-1]
-            attention = partial(DotAttention, options=options, joint=joint)
+            attention = partial(by_dot_products, options=options, joint=joint)
             attended = [_over(call, graph).per_edge(attention, keys, queries, *attended)]
         own = call.assembly.rowwise(call.where, nn.functional.gelu, attended)
         out = sum_of_maps(call, [conv.out_lin.lins[target]], [own])
@@ -197,8 +196,8 @@ def lower_rgat(conv: Any, call: Call) -> Value:
             return torch.cat((weight.view(heads, channels, -1), (k.T @ weight)[:, None]), dim=1).flatten(0, 1), None
 
         def functions(groups: range, place: int = place) -> EdgeFunction:
-            gat = GatWithFeatures(len(groups), slope)
-            return _ScoredBy(gat, place, len(relations)) if together else gat
+            among = (place, len(relations)) if together else (0, 1)
+            return GatWithFeatures(len(groups), slope, *among)
 
         attention = partial(
             FunctionAttention,
@@ -243,18 +242,6 @@ def _of_relation(
 
 def _alone(matrix: Matrix) -> tuple[Tensor, None]:
     return matrix(), None
-
-
-@dataclass(frozen=True, slots=True)
-class _ScoredBy:
-    """``function`` of the one in ``place`` of the numbers that a target has in every group, ``of`` in all."""
-
-    function: EdgeFunction
-    place: int
-    of: int
-
-    def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.function(source_EW, target_EV[:, self.place :: self.of], term_ET)
 
 
 # ---- arguments by type ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import SoftmaxAggregation
 
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import Tempered
+from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
 from ooc.model.layers.attention import is_attentional, lower_attentional
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
@@ -72,14 +72,14 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
 
 
 def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value | None:
-    """Messages ``Tempered`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves; None where
+    """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves; None where
     ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
     if type(softmax) is not SoftmaxAggregation or softmax.learn or softmax.semi_grad or replaced_functions(softmax):
         return None
     if call.flipped or not call.assembly.setting.on_cpu:
         return None
-    function, options = Tempered(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
+    function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
     return call.per_edge(make, x, trains=term is not None and term.trains)
 

@@ -16,14 +16,12 @@ from torch import Tensor, fx, nn
 from ooc.errors import ModelError
 from ooc.model.graph import ActiveRows, AnyScaling, RelationScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
-from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Made, Projection
 from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Multiplied, Value
-from ooc.model.retained import Spare
 from ooc.plan.cost import aggregating_first_pays, transforming_constants_pays
 from ooc.plan.workload import EdgeData
 
@@ -138,12 +136,6 @@ class Network:
     def _in_either_mode(self, nbytes: Callable[[Value], int]) -> int:
         """What the values of one mode take, of the one where they take more."""
         return max(sum(map(nbytes, values_of(output))) for output in (self.training, self.evaluation))
-
-    def retain(self, spare: Spare | None) -> None:
-        """Have opaque layers retain what there is ``spare`` memory for, or (None) forget it."""
-        for value in values_of(self.training):
-            if isinstance(value, Opaque):
-                value.retain(spare)
 
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""

@@ -26,7 +26,7 @@ from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe, last_uses
-from ooc.plan.workload import Pull
+from ooc.plan.workload import Direction, Pull
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
 
@@ -133,6 +133,8 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     name, pulled = names.of("dt", aggregate), names.of("pt", aggregate)
     trained = brought is not None and brought.trains
     per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
+    if program.context.along(aggregate) is Direction.IN and not program.context.on_device:
+        per_edge = replace(per_edge, kept_columns=aggregate.kept_columns)
     if aggregate.after is not None:
         per_edge = replace(per_edge, beside=names.of("dt", aggregate.after))
     if isinstance(aggregate, Opaque) and aggregate.target is not None:

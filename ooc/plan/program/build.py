@@ -7,7 +7,7 @@ from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
 from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, in_order, sequence_of
-from ooc.plan.workload import Workload
+from ooc.plan.workload import PIECE_BYTES, Workload
 
 
 def build_plan(layout: Layout, capacity: Capacity) -> Plan:
@@ -67,14 +67,11 @@ def _host_frames(program: Program) -> int:
 
 
 def _retainable_bytes(workload: Workload) -> int:
-    """A bound on what opaque layers retain of a training epoch's runs, where they retain all."""
-    backward = [
-        (stage.rows, stage.pull.direction, stage.pull.per_edge)
-        for stage in workload.programs.get("train", ())
-        if stage.pull is not None and stage.pull.per_edge is not None and stage.pull.per_edge.own is not None
-    ]
-    return sum(
-        (workload.topologies[direction].edges + rows) * kind.bytes_per_edge
-        for rows, direction, kind in backward
-        if kind.opaque and direction.of_edges
-    )
+    """A bound on what pulls of a training epoch retain, opaque layers of their runs, where they retain all."""
+    _, nbytes = workload.kept_edges
+    for stage in workload.programs.get("train", ()):
+        kind = None if stage.pull is None or not stage.pull.direction.of_edges else stage.pull.per_edge
+        if stage.pull is not None and kind is not None:
+            of_edge = kind.bytes_per_edge * (kind.own is not None) if kind.opaque else PIECE_BYTES
+            nbytes += (stage.rows + workload.topologies[stage.pull.direction].edges) * of_edge
+    return nbytes

@@ -59,7 +59,7 @@ class Plan(Layout):
     ``share``: what this process computes, where it is one of several; the regions hold the rows of all.
     ``state_bytes``: that the optimizer reads and writes for its step. ``recomputed`` matrices are never kept.
     ``scratch_bytes`` bounds the computation's temporaries, which lie beside the arena and count like it;
-    ``retainable_bytes``, of what opaque layers could retain for the backward pass, as much as both budgets have left.
+    ``retainable_bytes``, of what could be retained for other passes, as much as both budgets have left.
 
     On the CPU both budgets are of the same memory, and no block is ever copied from one to the other: of the one arena
     the first ``device_arena_bytes`` count as the device's, the rest as the host's. Where the device has memory of its
@@ -113,7 +113,7 @@ class Plan(Layout):
 
     @property
     def retained_bytes(self) -> int:
-        """What opaque layers may retain."""
+        """What may be retained for other passes."""
         return sum(self._retained_bytes)
 
     @property
