@@ -41,7 +41,7 @@ from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
 
 WIDTH = 64
-GRAPH = GraphCase(nodes=2000, edges=4000, features=5, self_loops=30, isolated=40, duplicates=50, unlabelled=300)
+GRAPH = GraphCase(nodes=1200, edges=2400, features=5, self_loops=20, isolated=25, duplicates=30, unlabelled=180)
 WHOLE_BYTES = GRAPH.nodes * WIDTH * 4
 OPTIONS: dict[str, Any] = {"tile_rows": 64, "threads": 1, "dtype": torch.float32}
 Make = Callable[[int, int], nn.Module]
@@ -207,7 +207,7 @@ def test_plans_and_threads_do_not_matter(
 
 @given(
     graph=graph_cases(
-        nodes=st.integers(1000, 1400),
+        nodes=st.integers(800, 1000),
         edges=st.integers(300, 900),
         isolated=st.integers(0, 60),
         unlabelled=st.integers(0, 200),
@@ -234,7 +234,7 @@ def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks:
 
 def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
     """In the order of hops from few training nodes, rows within reach are shuffled, to targets within reach."""
-    graph = GraphCase(nodes=3000, edges=4500, unlabelled=2250, seed=5)
+    graph = GraphCase(nodes=2000, edges=3000, unlabelled=1500, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=32)
     plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
