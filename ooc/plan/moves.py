@@ -131,7 +131,8 @@ class Moves:
     ) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more."""
-        widths = [NARROW_COLUMNS << k for k in range(4)] + [max(self.sources.values(), default=1)]
+        of_frame = -(-max(self.sources.values(), default=1) // parts)  # in a slab of which a step fills a frame
+        widths = [NARROW_COLUMNS << k for k in range(4)] + [max(NARROW_COLUMNS, of_frame)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
         spare_writes = self.problem.goal is not Goal.SECONDS

@@ -50,17 +50,17 @@ _NARROW_COLUMNS = 128
 _MOST_VALUES = 1 << 20
 """Of the widest tile of the CPU: with more columns than 1,024 there are fewer rows. A block holds whole tiles of all
 columns of a matrix that is read by rows, so this decides the least memory for wide features."""
-WORKING_BYTES = 1 << 27
+WORKING_BYTES = 3 << 25
 """Of what a device computes a tile in, and of the blocks of two such steps, whatever the widths, the layers and their
 number."""
 _FEWEST_ROWS = 16
 _MOST_EDGE_BYTES = 1 << 20
 """Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
 dozens of them, on every thread."""
-_MORE_ON_A_GPU = 16
-"""Times so many rows on a GPU, where a tile of 1,024 is computed in less time than it takes to launch its operators, as
-long as there are so many tiles; on large graphs once more twice as many."""
-_TILES_OF_LARGE_GRAPHS = 256
+_MOST_ROWS = 1 << 16
+"""Of a tile on a GPU, where one of 1,024 rows is computed in less time than it takes to launch its operators; half of
+that on graphs of fewer tiles, and no more than there are sixteen tiles of."""
+_TILES, _TILES_OF_LARGE_GRAPHS = 16, 256
 
 EXCHANGES = tuple(form.value for form in ExchangeForm)
 """What several processes may send each other."""
@@ -131,9 +131,9 @@ class Resources:
         return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
 
     def for_rows_of(self, row_bytes: int) -> Self:
-        """With so few rows in a tile that ``WORKING_BYTES`` do for them, ``row_bytes`` each being at hand at a time.
-        OptionError if blocks are to be no whole tiles."""
-        tile_rows = min(self.tile_rows, _height_of(WORKING_BYTES, row_bytes))
+        """With so few rows in a tile that ``WORKING_BYTES`` do for them, ``row_bytes`` each being at hand at a time: no
+        power of two, or a little more would take half as much. OptionError if blocks are to be no whole tiles."""
+        tile_rows = min(self.tile_rows, _height_of(WORKING_BYTES, row_bytes, digits=5))
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")
@@ -247,18 +247,20 @@ class Resources:
 
 def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
     """Rows of a tile where the widest matrix has so many columns; on a device with memory of its own as many as the
-    graph has enough tiles of."""
-    rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
+    graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
+        rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
         return min(rows, _height_of(_MOST_VALUES, columns))
-    most = min(nodes // _MORE_ON_A_GPU, _MORE_ON_A_GPU * rows)
-    most = max(most, min(nodes // _TILES_OF_LARGE_GRAPHS, 2 * _MORE_ON_A_GPU * rows))
-    return rows << max(0, (most // rows).bit_length() - 1)
+    most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
+    return 1 << max(TILE_ROWS, most).bit_length() - 1
 
 
-def _height_of(values: int, columns: int) -> int:
-    """The power of two of rows that have so many values at most, but no fewer rows than are worth a tile."""
-    return max(_FEWEST_ROWS, 1 << max(0, (values // columns).bit_length() - 1))
+def _height_of(values: int, columns: int, digits: int = 1) -> int:
+    """The most rows that have so many values, a number of so many binary digits with zeros behind them, but no fewer
+    than are worth a tile."""
+    rows = max(_FEWEST_ROWS, values // columns)
+    unit = max(_FEWEST_ROWS, 1 << rows.bit_length() - digits)
+    return rows // unit * unit
 
 
 def spill_dtype(resources: Resources, network: Network) -> torch.dtype:

@@ -79,8 +79,8 @@ IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
 
 _EDGES_AT_ONCE = 1 << 20
-_BYTES_OF_AN_EDGE = 24
-"""That a device takes of a tile's for a sum: indices put together, and parts of long rows."""
+_BYTES_OF_AN_EDGE = 34
+"""That a device takes of a tile's in a pass that sums: indices put together, parts of long rows, and blocks."""
 
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
@@ -688,7 +688,7 @@ def lower_model(
 
 
 def _row_bytes(network: Network, store: Store, active: ActiveRows) -> int:
-    """What a device has of a row at a time, at most: what it computes it in, its edges, and blocks of two steps."""
+    """What a device has of a row at a time, at most: what it computes it in and blocks of two steps, or its edges."""
     builder = StageBuilder(
         network=network,
         rows=GraphRows(),
@@ -707,7 +707,7 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> int:
     moved = max(sum(builder.columns[name] for name in (*stage.loads, *stage.stores)) for stage in stages)
     computed = max(stage.scratch_bytes_per_row for stage in stages)
     edges = ceil(store.num_edges / store.num_nodes)
-    return computed + 2 * moved * network.dtype.itemsize + _BYTES_OF_AN_EDGE * edges
+    return max(computed + 2 * moved * network.dtype.itemsize, _BYTES_OF_AN_EDGE * edges)
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:

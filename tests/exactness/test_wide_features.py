@@ -50,7 +50,7 @@ def test_tiles_hold_no_more_than_a_million_numbers() -> None:
     heights = {columns: usual_tile_rows(columns, 10**8, on_device=False) for columns in (128, 1024, 1025, 8415, 10**6)}
     assert heights == {128: 2048, 1024: 1024, 1025: 512, 8415: 64, 10**6: 16}
     on_device = {columns: usual_tile_rows(columns, 10**8, on_device=True) for columns in (128, 256, 1024, 8192)}
-    assert on_device == {128: 65536, 256: 32768, 1024: 32768, 8192: 32768}  # at most: the stages' rows bound them
+    assert {*on_device.values()} == {65536}  # at most: the stages' rows bound them
 
 
 class Opaque(nn.Module):

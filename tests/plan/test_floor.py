@@ -58,7 +58,7 @@ def test_the_floor_is_no_more_than_is_stated(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool, doubled: int
 ) -> None:
     """Part by part, whatever the widths; and of twice as many nodes or edges, or of matrices twice as wide, it is no
-    less but for tiles of half the rows, since these are powers of two."""
+    less, but for what blocks leave of frames, and tiles of a sixteenth fewer rows."""
     nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
     graph = drawn_graph(nodes, degree, features, hub=hub)
     parameters, temporaries, slab, blocks, host, on_their_way = floor(graph, model, hidden, layers)
@@ -66,12 +66,12 @@ def test_the_floor_is_no_more_than_is_stated(
     assert temporaries <= WORKING_BYTES + OF_AN_EDGE[0] * edges + LITTLE
     slice_columns = hidden // slices_of_head(hidden, nodes=nodes, itemsize=4) + 3
     narrowest = 4 * nodes * (slice_columns if model == "gat" else 8)
-    assert slab + blocks <= narrowest + WORKING_BYTES * 5 // 4 + OF_AN_EDGE[1] * edges + LITTLE
+    assert slab + blocks <= narrowest + WORKING_BYTES * 5 // 3 + OF_AN_EDGE[1] * edges + LITTLE
     assert host <= 16 * nodes + OF_STATE + 1_000_000
     assert on_their_way <= WORKING_BYTES // 8
     larger = [(2 * nodes, degree, features, hidden), (nodes, 2 * degree, features, hidden)]
     larger += [(nodes, degree, 2 * features, hidden), (nodes, degree, features, 2 * hidden)]
     *shape, width = larger[doubled]
-    assert 0.55 * (parameters + temporaries + slab + blocks) <= sum(
+    assert 0.9 * (parameters + temporaries + slab + blocks) <= sum(
         floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4]
     )

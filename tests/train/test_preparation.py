@@ -80,9 +80,9 @@ def test_for_a_machine_with_a_gpu_its_kernels_are_admitted(store: Store) -> None
         (256, 1_000, 1024),
         (256, 100_000, 4096),
         (256, 500_000, 16_384),
-        (256, 2_000_000, 16_384),
-        (256, 100_000_000, 32_768),
-        (64, 1_000, 2048),
+        (256, 2_000_000, 32_768),
+        (256, 100_000_000, 65_536),
+        (64, 1_000, 1024),
         (64, 100_000_000, 65_536),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> N
     graph = KNOWN["ogbn-products"]
     asked = replace(Resources.parse(gpu, "64G", threads=16), hardware=UNMEASURED_DEVICE)
     workload = prepare(GCN(graph.features, 256, 3, graph.classes), graph, asked, metric=Metric.ACCURACY).workload
-    assert (workload.tile_rows, workload.threads) == (8192, 1)
+    assert (workload.tile_rows, workload.threads) == (8704, 1)
 
 
 def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:

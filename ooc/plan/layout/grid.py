@@ -8,6 +8,8 @@ of fate. Blocks of different matrices are of different heights, so that all are 
 """
 
 from dataclasses import dataclass
+from functools import cache
+from math import isqrt
 
 ALIGNMENT_BYTES = 4096
 
@@ -89,8 +91,15 @@ class Grid:
 
 
 def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
-    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two, or divided by one."""
-    height = step_rows << max(0, (frame_bytes // (step_rows * row_bytes)).bit_length() - 1)
-    while height % 2 == 0 and height * row_bytes > frame_bytes:
-        height //= 2
-    return height
+    """The most rows of ``row_bytes`` that fit a frame: ``step_rows`` times a power of two, or a divisor of it."""
+    fitting = frame_bytes // row_bytes
+    if fitting < step_rows:
+        return divisor_below(step_rows, fitting)
+    return step_rows << (fitting // step_rows).bit_length() - 1
+
+
+@cache
+def divisor_below(rows: int, most: int) -> int:
+    """The largest divisor of ``rows`` that is no more than ``most``; 1 where that is less."""
+    small = [number for number in range(1, isqrt(rows) + 1) if rows % number == 0]
+    return max([1, *(one for number in small for one in (number, rows // number) if one <= most)])

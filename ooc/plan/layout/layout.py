@@ -7,24 +7,27 @@ that loads the pulled rows, and may pull those of the last slab itself.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
 
 from ooc.plan.layout.bucketing import shuffle_passes
-from ooc.plan.layout.grid import Grid, align_up, block_height
+from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below
 from ooc.plan.layout.passes import (
     ColumnPass,
     MatrixPlan,
     Pass,
     Passes,
     RowPass,
+    column_step_rows,
     direct_slabs,
     passes_using,
     slabs_nbytes,
     streaming_memory,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
-from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes, taller_pull
+from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes
 from ooc.plan.workload import Kind, Matrix, Pull, Share, Stage, Workload, processes_of
+
+_PART_OF_SLABS = 64
+"""Of slabs that a device gathers from, what a pull may take beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
     arrays = [array for topology in workload.topologies.values() for array in topology.arrays.values()]
     widest = max(1, *rows.values(), *(array.itemsize for array in arrays))
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
-    return align_up(max(choice.step_rows // gcd(choice.step_rows, choice.parts) * widest, widest_edge))
+    return align_up(max(divisor_below(choice.step_rows, choice.step_rows // choice.parts) * widest, widest_edge))
 
 
 def layout_key(choice: Choice, workload: Workload) -> Hashable:
@@ -148,38 +151,45 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         programs[name] = Passes(passes)
     share = workload.share
     regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
-    scratch, heaviest = 0, None
-    for item in (item for passes in programs.values() for item in passes):
-        nbytes = scratch_nbytes(item, matrices, workload, frame_bytes)
-        if nbytes > scratch:
-            scratch, heaviest = nbytes, item
+    scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
     if workload.parts is not None:
         programs = {
             name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice.step_rows)
             for name, passes in programs.items()
         }
+        scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
 
 
+def _heaviest(
+    programs: Mapping[str, Passes], matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int
+) -> tuple[int, Pass | None]:
+    """The most temporaries of a pass, bytes, and that pass."""
+    every = (item for passes in programs.values() for item in passes)
+    bounds = ((scratch_nbytes(item, matrices, workload, frame_bytes), item) for item in every)
+    return max(bounds, key=lambda bound: bound[0], default=(0, None))
+
+
 def _taller_pulls(
-    passes: Passes,
-    matrices: dict[str, MatrixPlan],
-    workload: Workload,
-    frame_bytes: int,
-    most_bytes: int,
-    step_rows: int,
+    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most: int, step_rows: int
 ) -> Passes:
-    """The same on a device, whose column passes pull as many rows at once as their temporaries may be for."""
+    """The same on a device, where a column pass that makes something of every edge pulls as many rows at once, up to a
+    step's, as take ``most`` bytes, which another pass takes anyway, or a small part of the slabs that it gathers from.
+    To launch a pull costs the host the same for a few rows as for many."""
     found: list[Pass] = []
     for item in passes:
-        if isinstance(item, ColumnPass):
-            found.append(taller_pull(item, matrices, workload, frame_bytes, most_bytes, step_rows=step_rows))
-        elif item.sweeps is not None:
+        if isinstance(item, ColumnPass) and item.pull.per_edge is not None and not item.pull.is_opaque:
+            room = max(most, slabs_nbytes(item, passes, matrices, workload.share) // _PART_OF_SLABS)
+            while column_step_rows(item, matrices, step_rows) % (2 * item.rows_at_once) == 0:
+                taller = replace(item, rows_at_once=2 * item.rows_at_once)
+                if scratch_nbytes(taller, matrices, workload, frame_bytes) > room:
+                    break
+                item = taller
+        elif isinstance(item, RowPass) and item.sweeps is not None:
             last = found[-1]
             assert isinstance(last, ColumnPass)
-            found.append(replace(item, sweeps=last))
-        else:
-            found.append(item)
+            item = replace(item, sweeps=last)
+        found.append(item)
     return Passes(found)
 
 

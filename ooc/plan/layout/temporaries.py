@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
 
-from dataclasses import replace
 from functools import lru_cache
 from operator import sub
 
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, column_step_rows, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, pulled_columns
 from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload
 
 PULL_TILE_ROWS = 2048
@@ -87,29 +86,6 @@ def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_devic
     if on_device and pull.per_edge is None:
         return max(tile_rows, block_rows)
     return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
-
-
-def taller_pull(
-    item: ColumnPass,
-    matrices: dict[str, MatrixPlan],
-    workload: Workload,
-    frame_bytes: int,
-    most_bytes: int,
-    *,
-    step_rows: int,
-) -> ColumnPass:
-    """The same with more rows pulled at once, up to a step's, where a device makes something of every edge: as many as
-    take ``most_bytes``, which another pass takes anyway. To launch a pull costs the host the same for a few rows as for
-    many."""
-    if item.pull.per_edge is None or item.pull.is_opaque:
-        return item
-    step_rows = column_step_rows(item, matrices, step_rows)
-    while step_rows % (2 * item.rows_at_once) == 0:
-        taller = replace(item, rows_at_once=2 * item.rows_at_once)
-        if scratch_nbytes(taller, matrices, workload, frame_bytes) > most_bytes:
-            break
-        item = taller
-    return item
 
 
 @lru_cache(maxsize=512)
