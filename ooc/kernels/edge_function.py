@@ -229,7 +229,7 @@ def pull_target_gradients(
 
 
 def is_dot_product(function: EdgeFunction, terms: EdgeTerms | None) -> bool:
-    """Whether it is computed by ``dot_attention``, without autograd."""
+    """Whether it is computed by ``dot_attention``."""
     return terms is None and isinstance(function, TransformerAttention)
 
 

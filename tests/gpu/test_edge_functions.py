@@ -15,10 +15,10 @@ from ooc.errors import ModelError
 from ooc.kernels import edge_function as reference
 from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, GatWithFeatures, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
 from tests.examples import examples
 from tests.gpu.device import (
@@ -34,7 +34,6 @@ from tests.gpu.device import (
     there,
 )
 from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
-from tests.kernels.test_edge_function import Gated
 
 pytestmark = pytest.mark.gpu
 
@@ -380,7 +379,7 @@ def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Fi
 def test_other_functions_are_refused_by_name() -> None:
     graph = KernelGraph(2, torch.tensor([[0], [1]]))
     ((_, _, tile),) = graph.tiles(Direction.IN, 2)
-    function = Gated(torch.ones(2))
+    function = Gated(1)
     named = dict(source_NW=numbers(0, 2, 2), target_RV=numbers(1, 2, 2), columns=2, heads=Heads(range(1)))
     with pytest.raises(ModelError, match="Gated has no program for a GPU"):
         on_gpu(edge_function.pull_messages, function, tile, **named)

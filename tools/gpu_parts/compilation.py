@@ -124,7 +124,7 @@ def calls(which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
                 label = f"{type(function).__name__}{extras} {channels} {dtype}"
                 given = function, columns, features, dropped, tile, heads, channels, dtype
                 yield label, partial(pull_edges, *given)
-        yield f"Gine, features {channels}", partial(rectify, stored, channels)
+        yield f"GINE, features {channels}", partial(rectify, stored, channels)
 
 
 def attentions(tile: TileEdges, heads: int, channels: int, which: str) -> Iterator[tuple[str, Callable[[], Any]]]:
