@@ -9,7 +9,7 @@ import click
 
 from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import COUNT, COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, with_verbosity
+from ooc.cli.arguments.options import COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, WholeType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option("--memory", type=SIZE, help="RAM to work in. [default: the run's]")
 @click.option("--gpu-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
 @click.option("--host-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
-@click.option("--threads", type=COUNT, help="Compute threads. [default: as torch chooses]")
+@click.option("--threads", type=WholeType(min=1, max=1024), help="Compute threads. [default: torch's choice]")
 @click.option("--spill-dir", type=click.Path(path_type=Path), help="Where scratch files go. [default: OUT's folder]")
 @FORCE
 @click.option("--dry-run", is_flag=True, help="Only say what would be written and what it would take.")
@@ -172,17 +172,12 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
             raise OptionError(f"{path} holds {ids.dtype}{list(ids.shape)}, not a list of node ids")
         return ids
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}{did_you_mean_path(path)}") from error
-    except ValueError as error:
-        raise OptionError(f"{path} cannot be read: {error}") from error
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: {getattr(error, 'strerror', None) or error}{did_you_mean_path(path)}") from error
     if texts:
         return np.array(lines, dtype=np.object_)
     for number, line in enumerate(lines, start=1):
-        if not line.strip().isascii() or not line.strip().isdigit():
-            raise OptionError(f"{path}, line {number}: {line.strip()!r} is no node id")
-    try:
-        return np.array([int(line) for line in lines], dtype=np.int64)
-    except OverflowError:
-        raise OptionError(f"{path} holds numbers that are too large for a node id") from None
+        if not line.strip().isascii() or not line.strip().isdigit() or len(line.strip()) > 19 or int(line) >= 2**63:
+            raise OptionError(f"{path}, line {number}: {line.strip()!r:.60} is no node id")
+    return np.array([int(line) for line in lines], dtype=np.int64)

@@ -93,7 +93,7 @@ class Sizes:
             num_features=max(part.num_features for part in parts),
             packed_bytes=sum(int(status[0]) for status in source.fingerprint.values() if isinstance(status, list)),
             label_columns=1 if source.task is Task.CLASSES else source.num_classes or 1,
-            label_bytes=source.task.dtype.itemsize,
+            label_bytes=source.task.dtype("float64").itemsize,
             resident_bytes=source.resident_bytes,
             prepare_bytes=source.prepare_bytes,
             edge_numbers=max(part.num_edge_numbers for part in edges),

@@ -219,7 +219,7 @@ def _fill(
 def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
     labelled = store if graph.types is None else store / NODES / graph.types.labelled
-    labels = write_labels(graph, labelled, block_rows=shares.label_rows, journal=work.journal)
+    labels = write_labels(graph, labelled, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)
     features: dict[str, Any] = {}
     types = None
     if graph.types is not None:

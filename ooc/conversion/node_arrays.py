@@ -34,9 +34,10 @@ _WRITTEN = ("y", "perm", "split")
 _ROWS = 1 << 16
 
 
-def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journal) -> dict[str, Any]:
+def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, journal: Journal) -> dict[str, Any]:
     """Write labels, splits, where graphs begin and original ids (nothing is reordered: row i is node i);
     ``num_classes``, ``split_sizes``, and ``incomplete``: how many nodes or graphs have some of their labels only.
+    ``dtype``: of the features.
 
     SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
     and an empty train split.
@@ -45,17 +46,17 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
         return dict(found)
     for name in (*_WRITTEN, "ids", "graphs"):
         rmtree(store / name, ignore_errors=True)
-    task = source.task
+    task, wanted = source.task, source.task.dtype(dtype)
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
     nodes, count = source.num_nodes, source.num_labelled
     sizes = dict.fromkeys(SPLITS, 0)
     largest, incomplete = -1, 0
     shape = (count,) if task is Task.CLASSES else (count, source.num_classes or 0)
     with ExitStack() as stack:
-        y = stack.enter_context(ArrayWriter(store, "y", shape, task.dtype))
+        y = stack.enter_context(ArrayWriter(store, "y", shape, wanted))
         splits = {name: stack.enter_context(ArrayWriter(store, f"split/{name}", (count,), np.bool_)) for name in SPLITS}
-        for _, block in _label_blocks(source, block_rows):
-            y.append(block.y.astype(task.dtype, copy=False))
+        for _, block in _label_blocks(source, wanted, block_rows):
+            y.append(block.y.astype(wanted, copy=False))
             for name in SPLITS:
                 splits[name].append(getattr(block, name))
                 sizes[name] += int(getattr(block, name).sum())
@@ -81,7 +82,7 @@ def write_labels(source: Source, store: Path, *, block_rows: int, journal: Journ
     return journal.finish(_LABELS, written)
 
 
-def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
+def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Iterator[tuple[int, LabelBlock]]:
     row, task = 0, source.task
     # Where nobody says how many classes there are, a number past any model's width is damage. (A part of a graph may
     # well have labels past the number of its nodes.)
@@ -91,6 +92,9 @@ def _label_blocks(source: Source, block_rows: int) -> Iterator[tuple[int, LabelB
     for block in source.labels(block_rows):
         if row + len(block.y) > count:
             raise SourceError(f"{source.name} has labels of more than its {count} {called}s")
+        if task is Task.VALUES:
+            with np.errstate(over="ignore"):
+                block = block._replace(y=block.y.astype(wanted, copy=False))
         valid = task.valid(block.y, most)
         if not valid.all():
             at = int(valid.argmin())

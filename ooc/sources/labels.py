@@ -107,8 +107,7 @@ class LabelForm:
             case Task.MULTILABEL:
                 return self._answers(y, row)
             case Task.VALUES:
-                with np.errstate(over="ignore"):
-                    return y.reshape(len(y), -1).astype(np.float32)
+                return y.reshape(len(y), -1).astype(np.result_type(y, np.float32), copy=False)
 
     def _answers(self, y: AnyArray, row: int) -> AnyArray:
         y = y.reshape(len(y), -1)
@@ -162,7 +161,7 @@ def whole_labels(y: AnyArray, row: int, name: str) -> Ids:
     whole = np.isfinite(filled) & (filled == np.trunc(filled)) & (np.abs(filled) < 2**53)
     if not whole.all():
         at = int(whole.argmin())
-        raise SourceError(f"{name}: node {row + at} has the label {y[at]}, which is no class")
+        raise SourceError(f"{name}: node {row + at} has the label {y[at]}, which is no class; or give task='values'")
     return filled.astype(np.int64)
 
 

@@ -38,18 +38,18 @@ class Task(Enum):
     of many graphs labels are of these: then N counts them, and what follows says graph for node.
 
     ``CLASSES``: ``y`` [N] int64, a class of each node, -1: none. ``MULTILABEL``: ``y`` [N, L] int8, 0 or 1 for
-    each of L questions, -1: not known. ``VALUES``: ``y`` [N, L] float32, NaN: not known. A row of which nothing is
-    known has no label.
+    each of L questions, -1: not known. ``VALUES``: ``y`` [N, L] float32, or float64 beside features of that type,
+    NaN: not known. A row of which nothing is known has no label.
     """
 
     CLASSES = "classes"
     MULTILABEL = "multilabel"
     VALUES = "values"
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of ``y``."""
-        return np.dtype({Task.CLASSES: "int64", Task.MULTILABEL: "int8", Task.VALUES: "float32"}[self])
+    def dtype(self, features: str) -> np.dtype[Any]:
+        """The type of ``y`` beside features of type ``features``."""
+        values = "float64" if features == "float64" else "float32"
+        return np.dtype({Task.CLASSES: "int64", Task.MULTILABEL: "int8", Task.VALUES: values}[self])
 
     def labelled(self, y: AnyArray) -> npt.NDArray[np.bool_]:
         """Which rows of ``y`` [n] or [n, L] have a label, or some of theirs, [n]; for rows that are :meth:`valid`."""
@@ -414,7 +414,7 @@ def write_group(path: Path, attributes: dict[str, Any]) -> None:
 
 
 def _attributes(path: Path) -> dict[str, Any]:
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial = path.parent / (path.name + PARTIAL_SUFFIX)
     if path.name.endswith(PARTIAL_SUFFIX) or (partial.exists() and not path.exists()):
         raise _interrupted(path)
     if not path.exists():

@@ -23,7 +23,7 @@ from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
 from ooc.engine.workers import one_thread
-from ooc.errors import OptionError, RunError
+from ooc.errors import BudgetError, OptionError, RunError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.lowering.network import dtype_of
@@ -570,8 +570,10 @@ def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["Tempora
             host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
         )
-    except BaseException:
+    except BaseException as error:
         temporary.cleanup()
+        if isinstance(error, BudgetError):  # whose words are those of a conversion
+            raise BudgetError(str(error).replace("host budget", "memory").replace("host_budget", "memory")) from error
         raise
     return temporary, store
 

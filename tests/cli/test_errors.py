@@ -39,6 +39,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
         (["train", "--lr", "inf"], "inf is not a finite number"),
         (["train", "--dropout", "1.0"], "1.0 is not in the range 0.0<=x<1.0"),
         (["train", "--layers", "0"], "0 is not in the range x>=1"),
+        (["train", "--threads", "100000"], "100000 is not in the range 1<=x<=1024"),
         (["train", "--hidden", "100000000"], "100000000 is not in the range 1<=x<=1048576"),
         (["train", "--model", "mlp"], "'mlp' is not one of 'gcn', 'sage'"),
         (["train", "--model", "GNC"], "did you mean gcn?"),

@@ -40,12 +40,23 @@ def test_they_are_stored_and_keep_to_their_nodes_in_any_order(tmp_path: Path, ta
     arrays = _cases()[task]
     store = ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
     assert (store.task, store.num_classes) == (task, arrays["y"].shape[1])
-    assert store.array("y").dtype == task.dtype
+    assert store.array("y").dtype == task.dtype("float32")
     np.testing.assert_array_equal(store.array("y").read(), arrays["y"])
     assert verify(store) == []
     ordered = reorder(store, tmp_path / "h.ooc")
     np.testing.assert_array_equal(ordered.array("y").read(), arrays["y"][ordered.array("perm").read()])
     assert (ordered.task, verify(ordered)) == (task, [])
+
+
+def test_values_keep_the_type_of_the_features(tmp_path: Path) -> None:
+    """What a model in float64 is trained to is what it was trained to in PyG."""
+    y = np.random.default_rng(3).standard_normal((_NODES, 2))
+    store = ooc.convert(_labelled(y), tmp_path / "g.ooc", dtype="float64")
+    assert (store.task, verify(store)) == (Task.VALUES, [])
+    np.testing.assert_array_equal(store.array("y").read(), y)
+    y[7] = 1e300
+    with pytest.raises(SourceError, match=r"node 7 has the label .* values are finite"):
+        ooc.convert(_labelled(y), tmp_path / "h.ooc")
 
 
 def test_a_store_that_says_nothing_has_classes(tmp_path: Path) -> None:

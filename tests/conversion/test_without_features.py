@@ -49,9 +49,13 @@ def test_edges_alone(tmp_path: Path) -> None:
 
 
 def test_data_of_pyg(tmp_path: Path) -> None:
-    store = ooc.convert(_data(), tmp_path / "g.ooc")
-    _check(store)
-    assert store.num_nodes == 50
+    """With its number of nodes; which labels tell where nobody else does, of nodes without edges, too."""
+    for number in (50, None):
+        (data := _data()).num_nodes = number
+        data.edge_index %= 50 if number else 45
+        store = ooc.convert(data, tmp_path / f"{number}.ooc")
+        _check(store)
+        assert store.num_nodes == 50
 
 
 def test_put_in_order_later(tmp_path: Path) -> None:

@@ -188,6 +188,24 @@ class Asking(nn.Module):
         return out
 
 
+class InTurns(nn.Module):
+    """Takes what is in tensors one by one, calls functions by names alone, and scales what no gradient goes to."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.rows, self.last = SAGEConv(features, H), nn.Linear(H, H), GCNConv(H, classes)
+        self.parts = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-6)
+        x = F.leaky_relu(input=self.first(x, edge_index), negative_slope=0.1, inplace=True)
+        x = F.linear(input=x, weight=self.rows.weight, bias=self.rows.bias)
+        several = [x, x.tanh(), torch.stack([-column for column in x.unbind(1)], dim=1)]
+        together = sum(part * rows for part, rows in zip(self.parts.softmax(0), several, strict=True))
+        return self.last(together, edge_index)
+
+
 class Told(nn.Module):
     """Takes all that a model is given."""
 
@@ -217,6 +235,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "compiled": (lambda f, c: torch.compile(Two(f, c, SAGEConv)), {}),
     "shared": (Shared, {}),
     "asking": (Asking, {}),
+    "in turns": (InTurns, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 
@@ -297,6 +316,11 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Between(f, c, by_rows),
         {"edge_features": K},
         ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "rows in parts": (
+        lambda f, c: Between(f, c, lambda x: torch.cat(torch.split(x, 20)[::-1])),
+        {"edge_features": K},
+        ("split looks across rows",),
     ),
     "a network of what edges carry": (
         lambda f, c: Between(f, c, nn.Linear(K, K), edges=True),

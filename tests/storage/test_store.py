@@ -51,12 +51,14 @@ def test_zarr_reads_the_same_values(store: Store) -> None:
     assert sorted(group["split"].array_keys()) == ["test", "train", "valid"]
 
 
-def test_unusable_stores_are_named(store: Store, tmp_path: Path) -> None:
+def test_unusable_stores_are_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="no store at"):
         ooc.open(tmp_path / "none.ooc")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="not a store"):
-        ooc.open(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for nameless in (tmp_path / "empty", ".", "/"):
+        with pytest.raises(StoreError, match="not a store"):
+            ooc.open(nameless)
     with pytest.raises(StoreError, match="not a store"):
         ooc.open(store.path / "zarr.json")
     zarr.open_group(tmp_path / "other", mode="w")

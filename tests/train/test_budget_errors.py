@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.nn.models import GCN
 
+import ooc
 from ooc.errors import BudgetError
 from ooc.storage.store import Store
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
@@ -40,6 +42,11 @@ def test_too_small_is_one_line_and_leaves_nothing(gpu: str, host: str, store: St
     assert "\n" not in message and "budget" in message
     assert ("gpu_budget=" in message) or ("host_budget=" in message)
     assert contents(tmp_path) == before
+
+
+def test_of_data_of_pyg_it_is_told_in_the_trainers_words(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"the memory is 1.00 MB; give memory='34M'$"):
+        ooc.Trainer(GCN(30, 8, 2, 4), random_data(GRAPH, dtype=torch.float32), memory="1M", spill_dir=tmp_path)
 
 
 def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:

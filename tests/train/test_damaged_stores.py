@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch_geometric.nn import EdgeConv
 
 import ooc
 from ooc.errors import StoreError
 from tests.damage import seal
 from tests.exactness.comparison import make_trainer, store_of
-from tests.exactness.reference import ModelCase
+from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
 
@@ -51,3 +53,11 @@ def test_damage_is_named(array: str, damage: Callable[[Path], None], sealed: boo
         make_trainer(case, ooc.open(store.path), tmp_path, dtype=torch.float32) as trainer,
     ):
         trainer.fit(epochs=1, eval_every=0)
+
+
+def test_what_is_read_while_a_model_is_taken_apart_is_no_fault_of_the_models(tmp_path: Path) -> None:
+    """As the most edges of a row are, for a layer that runs as it is."""
+    store = store_of(random_data(GraphCase(nodes=60, edges=200)), tmp_path)
+    (store.path / "in/indptr/c/0").unlink()
+    with pytest.raises(StoreError, match=r"^in/indptr: chunk .* cannot be read"):
+        make_trainer(CustomCase(make=lambda f, c: EdgeConv(nn.Linear(2 * f, c))), store, tmp_path)

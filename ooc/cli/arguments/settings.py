@@ -323,7 +323,7 @@ class TrainSettings:
     memory: int | None = _RESOURCES(
         None, SIZE, "RAM to work in; what does not fit waits on the disk. [default: 3/4 of what is free]"
     )
-    threads: int | None = _RESOURCES(None, COUNT, "Compute threads. [default: as torch chooses]")
+    threads: int | None = _RESOURCES(None, WholeType(min=1, max=1024), "Compute threads. [default: torch's choice]")
     spill_dir: str | None = _RESOURCES(None, click.Path(), "Where scratch files go. [default: the disk of RUN]")
     max_ssd_writes: int | None = _RESOURCES(
         None, SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"

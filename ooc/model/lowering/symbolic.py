@@ -24,6 +24,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import HANConv, HeteroLinear, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
@@ -288,6 +289,13 @@ class _Tracer(fx.Tracer):
             raise self._by_values()
         return answers.pop()
 
+    def iter(self, obj: Any) -> Iterator[Any]:
+        """What is in a tensor or tuple, where that is as much however many rows and edges there are."""
+        count = len(self._sample(obj.node))
+        if count in self._counts:
+            raise self._by_values()
+        return iter([obj[at] for at in range(count)])
+
     def _answer(self, node: fx.Node, times: int) -> Any:
         """With so many times the rows and edges that were tried."""
         name: Any = node.target
@@ -382,7 +390,8 @@ class _Tracer(fx.Tracer):
         if path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
             return False
         has_convolution = any(isinstance(part, MessagePassing) for part in m.modules())
-        return not has_convolution and any(map(is_of_edges, _nodes_in((args, kwargs))))
+        given = (one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy))
+        return not has_convolution and any(map(is_of_edges, given))
 
     def _looking_at_edges(
         self, m: nn.Module, path: str, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -416,12 +425,6 @@ def _group_in_one_call(found: list[Any], aggr: str | None) -> Any:
     if len(found) < 2 or aggr is None or aggr == "cat":
         return join_relations(found, aggr)
     return found[0].tracer.create_proxy("call_function", join_relations, (found, aggr), {})
-
-
-def _nodes_in(arguments: Any) -> list[fx.Node]:
-    found: list[Any] = []
-    fx.node.map_aggregate(arguments, found.append)
-    return [one.node for one in found if isinstance(one, fx.Proxy)]
 
 
 def is_of_edges(node: fx.Node) -> bool:

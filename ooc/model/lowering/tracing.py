@@ -24,7 +24,7 @@ from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, M
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
-from ooc.errors import ModelError
+from ooc.errors import ModelError, OocError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.global_attention import lower_global_attention
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
@@ -247,7 +247,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 widths = [width for _, _, width in carried]
                 tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
                 whole = _whole_of_types(model, places, spaces, results)
-            calls = Calls(whole, kind, tried, training=setting.training, rows=len(columns))
+            trained_rows = len(columns) if setting.embedding_columns else 0
+            calls = Calls(whole, kind, tried, training=setting.training, rows=trained_rows)
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
@@ -268,11 +269,12 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         found = calling.run(calls, [assembly.features(), Graph(), *inputs])
         assembly.traced = calls.graph, calling.known, calls.constants
         return found
-    except ModelError as error:
-        _placed(error, place_in_model(reversed([*walk_tb(error.__traceback__)])))
-        raise
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+        if isinstance(error, ModelError):
+            _placed(error, where)
+        if isinstance(error, OocError):  # of the store, it may be
+            raise
         bare = set() if types is None else {*types.nodes} - {*columns}
         if isinstance(error, KeyError) and (name := error.args[0]) in bare:
             told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
@@ -465,7 +467,8 @@ class _Interpreter:
         given, parameters = [*args, *kwargs.values()], tuple(module.parameters())
         codes = given[-1]
         if isinstance(codes, Codes) and not any(isinstance(one, Codes) for one in given[:-1]):
-            if type(module) is nn.Embedding and len(given) == 1 and _is_plain_table(module):
+            is_plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
+            if is_plain and not module.scale_grad_by_freq and len(given) == 1:
                 return self._assembly.rowwise(where, lambda rows: module(codes.of(rows)), [codes.rows], parameters)
             if len(given) == 2 and isinstance(given[0], Value):
                 inputs, is_linear = [given[0], codes.rows], type(module) is HeteroLinear
@@ -498,6 +501,8 @@ class _Interpreter:
         target = IN_PLACE.get(node.target, node.target)
         name = getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
+        if not args and "input" in kwargs:
+            args = [kwargs.pop("input")]
         if target in ("flip", torch.flip) and isinstance(args[0], Graph) and _is_first_axis(args[1:], kwargs):
             return replace(args[0], flipped=not args[0].flipped)
         if target is operator.getitem and isinstance(args[0], dict):
@@ -534,6 +539,9 @@ class _Interpreter:
             return first
         if target is operator.getitem:
             self._check_all_rows(name, *args)
+        of_rows = target in ("split", torch.split) and isinstance(args[0], Value)
+        if of_rows and kwargs.get("dim", (args[2:] or [0])[0]) in (0, -1 - len(args[0].tail)):
+            raise ModelError(f"{name} looks across rows: how many are in a part says where they lie")
         if target in WHOLE and isinstance(args[0], Value):
             return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
         if target is operator.getitem and isinstance(args[0], Codes):
@@ -542,7 +550,8 @@ class _Interpreter:
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
-        if target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long and _is_row_count(args[-1:]):
+        of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
+        if of_whole and [*map(type, _leaves(args[-1:]))] == [RowCount]:  # a number a row
             return OneGraph()
         if target in ("to", "float", "double") and isinstance(args[0], Value):
             return self._as_it_is(name, args, kwargs)
@@ -719,8 +728,10 @@ class _Interpreter:
             if isinstance(left, Value) and isinstance(right, Value):
                 if left is not right and left.tail == right.tail and len(left.tail) == 1:
                     return self._assembly.sum([(1.0, left), (sign[target], right)])
-            elif isinstance(left, Value) and sign[target] == 1 and left.tail == _bias_shape(right):
-                return self._assembly.sum([(1.0, left)], (_parameter(right),))
+            elif isinstance(left, Value) and len(left.tail) == sign[target] == 1:
+                bias = _parameter(right)
+                if bias is not None and left.tail == tuple(bias.shape):
+                    return self._assembly.sum([(1.0, left)], (bias,))
         if target in (operator.mul, torch.mul, "mul"):
             value, factor = (left, right) if isinstance(left, Value) else (right, left)
             if isinstance(value, Value) and len(value.tail) == 1 and isinstance(factor, (int, float)):
@@ -744,7 +755,7 @@ class _Interpreter:
         """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
         if not in_place:
             return
-        operand = node.args[0]
+        operand = node.args[0] if node.args else node.kwargs.get("input")
         if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], Value):
             return
         memory = self._memory[operand]
@@ -775,11 +786,6 @@ def _is_of_features(value: Value) -> bool:
     return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
 
 
-def _is_plain_table(module: nn.Embedding) -> bool:
-    """Whether rows of it are looked up, and that is all."""
-    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
-
-
 def _step_of_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
     """A step of an ``EdgeInput``: some columns, whole numbers of these, or which of the columns is largest."""
     if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
@@ -800,21 +806,11 @@ def _remedy(result: Any) -> str:
     return ""
 
 
-def _is_row_count(size: Sequence[Any]) -> bool:
-    """Whether tensors of this size have a number a row."""
-    return len(_leaves(size)) == 1 and isinstance(_leaves(size)[0], RowCount)
-
-
 def _parameter(argument: Any) -> Any:
     """The parameter that an argument stands for, if it is one."""
     if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
         return argument.parameters[0]
     return None
-
-
-def _bias_shape(argument: Any) -> tuple[int, ...] | None:
-    parameter = _parameter(argument)
-    return None if parameter is None or parameter.dim() != 1 else tuple(parameter.shape)
 
 
 def _is_first_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -391,8 +391,9 @@ def pyg_source(data: Any, request: Request) -> Source:
     for part, name in ((part, name) for part, names in parts for name in names):
         if (tensor := getattr(part, name, None)) is not None:
             arrays |= _of_tensor(tensor, name)
-    if "x" not in arrays and kind == "Data" and data.num_nodes is not None:
-        arrays["num_nodes"] = np.array(data.num_nodes)
+    if "x" not in arrays and kind == "Data":
+        nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in data else data.num_nodes
+        arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     return array_source(arrays, options)
 
