@@ -6,7 +6,7 @@ divided by the sum of the training rows' class weights, and losses of [r, L] tar
 labels are missing (NaN), which add nothing, by how many there are. Any
 other callable may return either one loss a row, [r], whose mean is taken over all training rows, or a scalar, which
 must be the mean of the losses of the rows it is given. That cannot be seen from outside; it is tried on a few
-rows at a time, of every class and of all kinds of targets, and a scalar that is no such mean is refused.
+rows at a time, of every class and of all kinds of targets, and on hundreds; a scalar that is no such mean is refused.
 
 A loss is called from several threads at once, with different rows.
 """
@@ -37,8 +37,9 @@ _DEFAULTS: dict[Task, type[nn.Module]] = {
     Task.VALUES: nn.MSELoss,
 }
 _BLOCK_ROWS = 1 << 16
-_TRIED_ROWS = 5
-_LEAST_TRIALS = 6
+_TRIED_ROWS, _LEAST_TRIALS = 5, 6
+_TRIED_PIECES, _PIECE_ROWS, _TRIED_OUTPUTS = 8, 64, 1 << 17
+"""Of many rows at once, where these are not too wide: a loss of the hardest hundred is a mean of five."""
 _TRIED_MISSING = 0.3
 """Of labels, where some of a node's may be missing."""
 _TRIED_SPREADS = (1.0, 4.0)
@@ -262,15 +263,18 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
-    for trial, labels in enumerate(_tried_labels(store, task, dtype, generator)):
+    trials = [*_tried_labels(store, task, dtype, generator)]
+    many = min(_TRIED_PIECES, _TRIED_OUTPUTS // (outputs * _PIECE_ROWS)) * _PIECE_ROWS
+    trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]] if many else []
+    for trial, labels in enumerate(trials):
         if store.num_incomplete:
             missing = torch.rand(labels.shape, generator=generator) < _TRIED_MISSING
             labels[missing.logical_and_(~missing.all(dim=1, keepdim=True))] = torch.nan
-        outputs_rC = torch.randn(_TRIED_ROWS, outputs, generator=generator, dtype=dtype)
+        outputs_rC = torch.randn(len(labels), outputs, generator=generator, dtype=dtype)
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
         if isinstance(loss, LossOfResults) and not trial:
             loss.check_used(outputs_rC.to(place), labels.to(place))
-        together, expected = _together_and_alone(loss, name, outputs_rC.to(place), labels.to(place))
+        together, expected = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         by_row = together.dim() == 1 if by_row is None else by_row
         expected = (expected if by_row else expected.mean()).to(together.dtype)
         alike = together.shape == expected.shape
@@ -286,22 +290,23 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     return Loss(_by_autograd(total), float(store.split_sizes["train"]))
 
 
-def _together_and_alone(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """What the loss is of all these rows, [r] or a scalar, and of each of them, [r]."""
+def _together_and_apart(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What the loss is of all these rows, [r] or a scalar, and of each of them, or each piece of many, [r] or [p]."""
     rows, outputs = outputs_rC.shape
+    piece = 1 if rows == _TRIED_ROWS else _PIECE_ROWS
     try:
         with torch.enable_grad():
             leaf = outputs_rC.clone().requires_grad_()
             together = loss(leaf, labels)
             torch.autograd.grad(together.sum(), leaf)
         with torch.no_grad():
-            alone = [loss(outputs_rC[i : i + 1], labels[i : i + 1]) for i in range(rows)]
+            apart = [loss(outputs_rC[i : i + piece], labels[i : i + piece]) for i in range(0, rows, piece)]
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"loss {name} cannot take outputs [r, {outputs}] and such labels: {reason}") from error
-    if (together.dim() and together.shape != (rows,)) or any(one.numel() != 1 for one in alone):
+    if (together.dim() and together.shape != (rows,)) or any(one.numel() not in (1, piece) for one in apart):
         raise ModelError(f"loss {name} gives {list(together.shape)} for {rows} rows; it must be [r] or a scalar")
-    return together.detach(), torch.stack([one.reshape(()) for one in alone])
+    return together.detach(), torch.cat([one.reshape(-1) for one in apart])
 
 
 def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:

@@ -223,6 +223,16 @@ def summed(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="sum")
 
 
+def hardest(count: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean of the largest losses, of all where there are fewer."""
+
+    def of_hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, labels, reduction="none")
+        return losses.topk(min(count, len(losses))).values.mean()
+
+    return of_hardest
+
+
 class Learned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -238,6 +248,8 @@ class Learned(nn.Module):
         (in_pairs, "in_pairs is not the mean of its rows' losses"),
         (summed, "summed is not the mean"),
         (nn.NLLLoss(weight=WEIGHTS), "NLLLoss is not the mean"),
+        (hardest(10), "of_hardest is not the mean"),
+        (hardest(100), "of_hardest is not the mean"),
         (Learned(), "Learned has parameters of its own"),
         (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss takes a row of targets a node, the store's task is 'classes'"),
         (nn.MSELoss(), "MSELoss takes a row"),

@@ -503,7 +503,8 @@ class _Interpreter:
         args, kwargs = self._arguments(node)
         if not args and "input" in kwargs:
             args = [kwargs.pop("input")]
-        if target in ("flip", torch.flip) and isinstance(args[0], Graph) and _is_first_axis(args[1:], kwargs):
+        flips = target in ("flip", torch.flip) and isinstance(args[0], Graph)
+        if flips and _leaves(kwargs.get("dims", args[1:])) in ([0], [-2]):  # the ends of edges change places
             return replace(args[0], flipped=not args[0].flipped)
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
@@ -811,12 +812,6 @@ def _parameter(argument: Any) -> Any:
     if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
         return argument.parameters[0]
     return None
-
-
-def _is_first_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether these are the dimensions of an edge index whose two ends change places."""
-    dims = kwargs.get("dims", args[0] if len(args) == 1 else args)
-    return dims in (0, -2) or (isinstance(dims, (list, tuple)) and list(dims) in ([0], [-2]))
 
 
 def _leaves(tree: Any) -> list[Any]:
