@@ -33,7 +33,7 @@ _MARGIN = 0.2
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""
-_MOST_STEPS = 8000
+_MOST_STEPS = 20_000
 """Of all programs that are simulated for one plan."""
 
 

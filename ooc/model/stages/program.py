@@ -45,11 +45,11 @@ from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
 
 _SCORING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
-_DRAWN_VALUES = 36
-"""Values streamed in the time that drawing one random number takes, comparing it, and a factor made of that. Measured
-by processor time in tiles of 1,024 × 128: 3.0 ns; 0.16 ns a product by a scalar, which streams two values."""
-_SCORED_VALUES = 60
-"""The same of each output of which a loss and its gradient are made, or scores: 4.6 ns (16 classes, of rows picked)."""
+_ON_CPU, _ON_DEVICE = (36, 60), (2, 2 * _SCORING_COPIES)
+"""Values streamed in the time that drawing one random number takes, comparing it, and a factor made of that; and each
+output of which a loss and its gradient are made, or scores. Measured by processor time in tiles of 1,024 × 128: 3.0 ns;
+4.6 ns (16 classes, of rows picked); 0.16 ns a product by a scalar, which streams two values. A GPU takes some 40
+instructions on integers a number, by data sheets (A5000, A100) 4 to 6 ps: as long as it streams 1 to 2 values."""
 _NORM_VALUES = 6
 """Of one column: read to be centred, scaled and shifted, each written again."""
 
@@ -201,16 +201,18 @@ class Program:
             widths += [columns[name] for name in (pull.output, *pull.own)]
             widths.append(columns[pull.output] if pull.per_edge is None else 0)
 
+        drawn, scored = _ON_DEVICE if self.context.on_device else _ON_CPU
         # What is loaded is read once, what is stored read and written; what is pulled or stored to be pulled is scaled
         # by rows, and gradients that several values give are added up.
         values = sum(columns[name] for name in names if name != self.context.sparse) + 2 * sum(stores.values())
         if pull is not None and isinstance(kernel, AnyScaling):
             values += (2 * kernel.row_scalings + 3 * (kernel.loop_weight is not None)) * columns[pull.source]
         if scoring:
-            values += _SCORED_VALUES * self.schedule.output.columns
+            values += scored * self.schedule.output.columns
         reaching, users = active.training_rows, self.schedule.users
         work = [Work(0, values, 2 * (len(names) + len(stores)) + scoring)]
-        work += [_forward_work(v).spread(reaching(recipe.reach.get(v, EVERYWHERE)), rows) for v in recipe.order]
+        forward = ((v, reaching(recipe.reach.get(v, EVERYWHERE))) for v in recipe.order)
+        work += [_forward_work(v, drawn).spread(reached, rows) for v, reached in forward]
         work += [_backward_work(v).spread(reaching(self.schedule.reach(v)), rows) for v in differentiated]
         if stepped:
             work.append(Work(0, _STEP_VALUES * stepped, _STEP_OPERATORS))
@@ -409,8 +411,8 @@ def _product_columns(value: Value) -> int:
 # not known counts as one that reads its inputs once and writes its output once, and twice that backward.
 
 
-def _forward_work(value: Value) -> Work:
-    """To compute ``value`` from its inputs."""
+def _forward_work(value: Value, drawn: int = 0) -> Work:
+    """To compute ``value`` from its inputs; a random number takes as long as ``drawn`` values."""
     inputs = sum(source.held_columns for source in value.inputs if not isinstance(source, Moments))
     match value:
         case SparseProduct():
@@ -423,7 +425,7 @@ def _forward_work(value: Value) -> Work:
             operators = len(value.inputs) + len(value.parameters) - 1 + (value.factors[0] != 1)
             return Work(0, 3 * operators * value.columns, operators)
         case Dropout() | Noise():
-            return Work(0, (3 + _DRAWN_VALUES) * value.columns, 5)
+            return Work(0, (3 + drawn) * value.columns, 5)
         case Normalized():
             return Work(2 * value.total_numbers, _NORM_VALUES * max(value.columns, value.source.columns), 6)
         case Signs():
