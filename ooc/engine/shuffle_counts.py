@@ -21,7 +21,7 @@ import torch
 
 from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
-from ooc.kernels.neighbourhood import other_neighbours, runs
+from ooc.kernels.neighbourhood import neighbourhood, runs
 from ooc.model.graph import damaged
 from ooc.model.workload import ScatterCounts
 from ooc.model.workload import TileEdges as CountedEdges
@@ -93,7 +93,9 @@ def _count_sums(store: Store, rows: int, others: int, tile_rows: int, edges_at_o
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
         relative = relative_offsets(offsets, 0, stop - start, torch.int64)
         for run in runs(TileEdges(neighbours, relative, start, store.num_nodes), edges_at_once):
-            np.add.at(added, other_neighbours(run, others).numpy() // tile_rows + 1, 1)
+            near = neighbourhood(run, others)
+            if not near.stands_in:
+                np.add.at(added, near.others_S.numpy() // tile_rows + 1, 1)
     return [int(count) for count in np.cumsum(added)]
 
 

@@ -56,8 +56,8 @@ def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Te
     for piece in pieces(tile, len(target_NK), EDGES_PER_PIECE):
         here = piece.rows
         value_EW, share_EW = target_NK.index_select(0, piece.neighbours_E).view(piece.edges, -1, 2).unbind(2)
-        is_highest_EW = (value_EW == source_RW[here].index_select(0, piece.row_E)).to(share_EW.dtype)
-        out_RW[here] += piece.sums(is_highest_EW.mul_(share_EW))
+        own_EW = source_RW[here].index_select(0, piece.row_E)
+        out_RW[here] += piece.sums(own_EW.eq_(value_EW).mul_(share_EW))
     return out_RW
 
 

@@ -115,10 +115,13 @@ def runs(tile: TileEdges, most: int | None = None) -> Iterator[TileEdges]:
     offsets = tile.offsets_R1.cpu().numpy()
     start = 0
     while start < tile.rows:
-        stop = int(np.searchsorted(offsets, int(offsets[start]) + most, side="right")) - 1
-        stop = min(max(stop, start + 1), tile.rows)
-        edges = slice(int(offsets[start]), int(offsets[stop]))
-        relative = tile.offsets_R1[start : stop + 1] - int(offsets[start])
+        first, stop = int(offsets[start]), tile.rows
+        count = -(-(int(offsets[-1]) - first) // most)
+        if count > 1:  # as even as rows allow
+            stop = int(np.searchsorted(offsets, first + (int(offsets[-1]) - first) // count))
+            stop = max(start + 1, stop - (int(offsets[stop]) - first > most))
+        edges = slice(first, int(offsets[stop]))
+        relative = tile.offsets_R1[start : stop + 1] - first
         yield replace(_with_edges(tile, edges), offsets_R1=relative, start=tile.start + start)
         start = stop
 
@@ -169,18 +172,6 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     source_E = (neighbours_E - tile.start).index_copy_(0, outer, place + tile.rows)
     edge_index_2E = torch.stack((source_E, target_E))
     return Neighbourhood(tile.start, tile.rows, others_S, edge_index_2E, tile.weight_E, tile.features_EK)
-
-
-def other_neighbours(tile: TileEdges, rows: int) -> Tensor:
-    """The in-neighbours below ``rows`` of a tile, or of a run of its rows, that are none of these rows: ascending, each
-    once. Those of its ``neighbourhood``, alone."""
-    neighbours_E = tile.indices_E.long()
-    if not len(neighbours_E):
-        return neighbours_E
-    highest_row(tile, 0, neighbours_E)
-    is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
-    others_S: Tensor = torch.unique(neighbours_E[~is_own_E & (neighbours_E < rows)], sorted=True)
-    return others_S
 
 
 def _without_edges(tile: TileEdges) -> Neighbourhood:

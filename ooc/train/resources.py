@@ -54,7 +54,7 @@ WORKING_BYTES = 3 << 25
 """Of what a device computes a tile in, and of the blocks of two such steps, whatever the widths, the layers and their
 number."""
 _FEWEST_ROWS = 16
-_MOST_EDGE_BYTES = 1 << 20
+_MOST_EDGE_BYTES = 2 << 20
 """Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
 dozens of them, on every thread."""
 _MOST_ROWS = 1 << 16

@@ -17,7 +17,7 @@ from ooc.engine.shuffle_counts import counted_rows
 from ooc.errors import SpillError, StoreError
 from ooc.kernels import neighbourhood as module
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.neighbourhood import neighbourhood, other_neighbours, runs
+from ooc.kernels.neighbourhood import neighbourhood, runs
 from ooc.plan.layout.shuffle import PartialSums, plan_partial_sums
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
@@ -153,22 +153,6 @@ def test_a_disk_that_fails_is_one_line(faults: Faults, tmp_path: Path) -> None:
 
 
 # ---- how much is handed out -------------------------------------------------------------------------------
-
-
-@given(
-    neighbours=st.lists(st.lists(st.integers(0, 29), max_size=9).map(sorted), min_size=1, max_size=8),
-    start=st.integers(0, 20),
-    rows=st.integers(1, 30),
-)
-@settings(max_examples=60, deadline=None)
-def test_other_neighbours_are_the_neighbourhoods(neighbours: list[list[int]], start: int, rows: int) -> None:
-    """Those that a tile hands gradients to, and none where it has no edges."""
-    offsets = torch.tensor([0, *(len(row) for row in neighbours)]).cumsum(0).int()
-    indices = torch.tensor([j for row in neighbours for j in row], dtype=torch.int32)
-    tile = TileEdges(indices, offsets, start, 30)
-    near = neighbourhood(tile, rows)
-    expected = [] if near.stands_in else near.others_S.tolist()
-    assert other_neighbours(tile, rows).tolist() == expected
 
 
 @pytest.mark.parametrize("at_once", [7, 1 << 14])

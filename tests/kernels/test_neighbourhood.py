@@ -69,6 +69,13 @@ def test_runs_are_the_tile_row_by_row(at_once: int, monkeypatch: pytest.MonkeyPa
     assert torch.equal(torch.cat(weights), tile.weight_E) and torch.equal(torch.cat(features), tile.features_EK)
 
 
+def test_runs_are_as_even_as_rows_allow() -> None:
+    """Not many edges and few in turns."""
+    tile = tile_of([[1, 2]] * 10 + [[]] * 3, 0, 30)
+    assert [len(run.indices_E) for run in runs(tile, 18)] == [10, 10]
+    assert [len(run.indices_E) for run in runs(tile, 9)] == [6, 8, 6]
+
+
 def test_damaged_indices_are_found() -> None:
     """A neighbour that is no row of the store is an error of the store's."""
     with pytest.raises(StoreError, match="indices are damaged"):

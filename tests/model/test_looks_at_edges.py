@@ -23,11 +23,14 @@ def test_ready_models_have_no_such_layer(model: type[nn.Module]) -> None:
     assert opaque_columns(model(8, 16, 2, 3), 16) == 0
 
 
-FORMULAS = [FAConv(8), GeneralConv(8, 8), SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 1)))]
+FORMULAS = [
+    *(FAConv(8), GeneralConv(8, 8), SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 1)))),
+    *(SAGEConv(8, 8, aggr=["mean", "max"]), SAGEConv(8, 8, aggr="softmax")),
+]
 OTHERS = [
     *(EdgeConv(nn.Linear(16, 8)), MetaLayer(None, None, None), Own()),
     *(FAConv(8, normalize=False), GeneralConv(8, 8, attention=True)),
-    SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 8))),
+    *(SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 8))), SAGEConv(8, 8, aggr=["mean", "median"])),
 ]
 
 

@@ -69,7 +69,7 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     bound += (edges + ROWS) * pull.waiting_bytes_per_edge
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
     backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))
-    assert forward <= bound and bound / 4 <= backward <= bound, (forward, backward, bound)
+    assert forward <= bound and bound / 5 <= backward <= bound, (forward, backward, bound)
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())

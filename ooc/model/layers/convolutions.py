@@ -50,7 +50,7 @@ from torch_geometric.nn.models.linkx import SparseLinear
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
 from ooc.model.layers import attention, principal, several_hops, simple_sums
-from ooc.model.layers.attention import edge_term, is_attentional
+from ooc.model.layers.attention import edge_term
 from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
@@ -64,6 +64,7 @@ from ooc.model.layers.sums import (
     bias_of,
     check_sum,
     gcn_scaling,
+    has_program,
     linear_of_rows,
     linear_of_sum,
     softmax_of,
@@ -152,7 +153,7 @@ def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
         if type(module) in _AS_LONG_AS_IT_FITS and not attention.fits(module, matrix_nbytes, on_cpu=True):
             return True
         is_known = type(module) in _LOWERINGS or (type(module) is gnn.FAConv and attention.has_signed_formula(module))
-        in_another_way = _aggregates_in_another_way(module, ALL_KNOWN) and not is_attentional(module.aggr_module)
+        in_another_way = _aggregates_in_another_way(module, ALL_KNOWN) and not has_program(module.aggr_module)
         return not is_known or bool(_replaced(module)) or in_another_way
     if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
         return False

@@ -69,7 +69,7 @@ _FEWEST_EDGES = 256
 _WAITING = 4
 """Gradients of in-neighbours that wait to be added, or are being computed, by thread; on a device, where they are added
 before the next tile is computed, only the latter."""
-_WAITING_BYTES = 2 << 20
+_WAITING_BYTES = 4 << 20
 """Of a tile's gradients of in-neighbours that wait. Where they would be more, they are computed once more as they are
 added: tiles have half as many edges on average."""
 
@@ -109,20 +109,9 @@ class Opaque(EdgeAggregate):
 
     @property
     def computes(self) -> tuple[object, ...]:
-        layer = self.layer
         mode = self._module.training if self.probed.tells_modes else None
-        called = (
-            self.scaling,
-            layer.module,
-            mode,
-            layer.rows,
-            layer.edges,
-            layer.carried,
-            layer.plain,
-            layer.part,
-            layer.codes,
-        )
-        return self.tail, self.inputs, self.parameters, called
+        called = replace(self.layer, where="", pairs=False)
+        return self.tail, self.inputs, self.parameters, self.scaling, mode, called
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
@@ -392,7 +381,14 @@ def lower_opaque(
         setting.probed.append((question, probed))
     alone = kind is Opaque and len(layer.rows) == 1 and not (layer.codes or probed.calls or probed.parameters)
     if alone and not probed.dropped and (slices := _slices(layer, module, probed, source.columns, setting)):
-        return _by_slices(conv, where, args, kwargs, assembly, part, source, slices)
+        given, parts = len(assembly.convolved), []
+        for one in slices:
+            some = assembly.rowwise(where, lambda rows, one=one: rows[:, one.start : one.stop], [source])
+            narrow = [some if isinstance(value, Value) else value for value in args]
+            named = {name: some if isinstance(value, Value) else value for name, value in kwargs.items()}
+            parts.append(lower_opaque(conv, where, narrow, named, assembly, part=part))
+        assembly.convolved[given:] = [source]
+        return assembly.rowwise(where, partial(side_by_side, columns=[*map(len, slices)]), parts)
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
@@ -414,24 +410,3 @@ def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, 
     width = max(1, int((_ROW_BYTES / edges - _BYTES_PER_EDGE) * columns / of_edge))
     slices = [range(first, min(columns, first + width)) for first in range(0, columns, width)]
     return slices if is_by_columns(layer, module, slices, setting.num_edge_features) else []
-
-
-def _by_slices(
-    conv: nn.Module,
-    where: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    assembly: Assembly,
-    part: int | None,
-    source: Value,
-    slices: Sequence[range],
-) -> Value:
-    """What the layer gives, slice after slice of its rows' columns, each a layer by itself."""
-    given, parts = len(assembly.convolved), []
-    for one in slices:
-        some = assembly.rowwise(where, lambda rows, one=one: rows[:, one.start : one.stop], [source])
-        narrow = [some if isinstance(value, Value) else value for value in args]
-        named = {name: some if isinstance(value, Value) else value for name, value in kwargs.items()}
-        parts.append(lower_opaque(conv, where, narrow, named, assembly, part=part))
-    assembly.convolved[given:] = [source]
-    return assembly.rowwise(where, partial(side_by_side, columns=[*map(len, slices)]), parts)

@@ -75,13 +75,20 @@ def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, ep
     """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves; None where
     ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
-    if type(softmax) is not SoftmaxAggregation or softmax.learn or softmax.semi_grad or replaced_functions(softmax):
-        return None
-    if call.flipped or not call.assembly.setting.on_cpu:
+    if not _is_softmax(softmax) or call.flipped or not call.assembly.setting.on_cpu:
         return None
     function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
     return call.per_edge(make, x, trains=term is not None and term.trains)
+
+
+def _is_softmax(found: Any) -> bool:
+    return type(found) is SoftmaxAggregation and not (found.learn or found.semi_grad or replaced_functions(found))
+
+
+def has_program(aggregation: Any) -> bool:
+    """Whether there is a formula for it beside those of ``ALL_KNOWN``, on the CPU."""
+    return bool(aggregators_of(aggregation)) or is_attentional(aggregation) or _is_softmax(aggregation)
 
 
 class _Aggregation(nn.Module):
