@@ -31,15 +31,7 @@ from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.model.stages import PanelSums, Tile
 from ooc.model.stages import Step as StageStep
-from ooc.plan.layout.passes import (
-    ColumnPass,
-    RowPass,
-    ShufflePass,
-    direct_slabs,
-    loaded_slabs,
-    pulled_by,
-    stored_slabs,
-)
+from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, pulled_by, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.received import sent_parts_of, sharded_by
 from ooc.plan.program.sequence import Step

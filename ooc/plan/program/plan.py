@@ -13,13 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from ooc.plan.layout.layout import Layout
-from ooc.plan.layout.passes import (
-    edges_name,
-    pulled_columns,
-    shuffles_in,
-    streamed_read_bytes,
-    streamed_write_bytes,
-)
+from ooc.plan.layout.passes import edges_name, pulled_columns, shuffles_in, streamed_read_bytes, streamed_write_bytes
 from ooc.plan.layout.shuffle import BucketedRows, PartialSums, Shuffle
 from ooc.plan.program.program import Program, found_in_memory
 from ooc.plan.program.received import Forms, Received, forms_of, received_of

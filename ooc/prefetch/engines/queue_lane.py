@@ -14,15 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from ooc.prefetch.engine import (
-    READ_ONLY,
-    ChunkFile,
-    Counters,
-    OpenFile,
-    Piece,
-    Ticket,
-    open_direct,
-)
+from ooc.prefetch.engine import READ_ONLY, ChunkFile, Counters, OpenFile, Piece, Ticket, open_direct
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.plain import Call, Lane, cut
 
