@@ -171,36 +171,15 @@ def prepare(
         learnt.keep(network.learnt)
     if objective is None:
         assert metric is not None
-        outputs, dtype = network.outputs, network.dtype
-        columns = network.result_columns or (network.training.columns,)
-        objective = Objective(
-            store.task,
-            resolve_loss(loss, store, columns=columns, dtype=dtype, place=resources.place),
-            make_scorer(store, metric, rows=active.scoring[0], outputs=outputs, dtype=dtype),
-            tile_rows=resources.tile_rows,
-            incomplete=store.num_incomplete > 0,
-            space="" if store.types is None else store.types.labelled,
-        )
-    host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
-    share_forward = Saving.SHARED_FORWARD in savings and not averaging.active
-
-    def programs(builder: StageBuilder) -> dict[str, list[Step]]:
-        trained = builder.evaluate() if scoring_only else builder.train()
-        made = {"prepare": builder.prepare(), "train": trained, "evaluate": builder.evaluate()}
-        if share_forward and not scoring_only and network.same_in_evaluation:
-            # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
-            made["train_and_score"] = builder.train_and_score()
-        return made
-
+        objective = _objective_of_nodes(store, network, resources, loss, metric, scored=active.scoring[0])
     if optimizer_state not in WHERE:
         raise OptionError(f"optimizer state {optimizer_state!r} is not one of {', '.join(WHERE)}")
-
     state = None
     if optimizer is not None and not scoring_only:
         state = partial(_state_on_disk, network, resources, optimizer, optimizer_state, state_folder)
-    # A third number that some optimizers keep of every parameter, beside the two that a workload counts.
-    third = any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in optimizer_options)
-    numbers = sum(parameter.numel() for parameter in network.parameters) if third else 0
+    # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
+    both = Saving.SHARED_FORWARD in savings and network.same_in_evaluation and not averaging.active
+    host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     return Job(
         network,
         store,
@@ -208,14 +187,52 @@ def prepare(
         resources,
         active,
         objective,
-        programs,
+        _scoring if scoring_only else _training_and_scoring_at_once if both else _training,
         seed=seed,
         extra_host_bytes=host_bytes,
-        extra_device_bytes=averaging.nbytes + device_bytes + numbers * network.dtype.itemsize,
+        extra_device_bytes=averaging.nbytes + device_bytes + _third_number_bytes(network, optimizer_options),
         learnt=learnt,
         make_state=state,
         state_where=optimizer_state,
     )
+
+
+def _objective_of_nodes(
+    store: Store, network: Network, resources: Resources, loss: RowsLoss | None, metric: Metric, *, scored: int
+) -> Objective:
+    """The loss of nodes' labels and the metric, of which ``scored`` rows are scored."""
+    columns = network.result_columns or (network.training.columns,)
+    return Objective(
+        store.task,
+        resolve_loss(loss, store, columns=columns, dtype=network.dtype, place=resources.place),
+        make_scorer(store, metric, rows=scored, outputs=network.outputs, dtype=network.dtype),
+        tile_rows=resources.tile_rows,
+        incomplete=store.num_incomplete > 0,
+        space="" if store.types is None else store.types.labelled,
+    )
+
+
+def _training(builder: StageBuilder) -> dict[str, list[Step]]:
+    return _with_train(builder, builder.train())
+
+
+def _training_and_scoring_at_once(builder: StageBuilder) -> dict[str, list[Step]]:
+    return _training(builder) | {"train_and_score": builder.train_and_score()}
+
+
+def _scoring(builder: StageBuilder) -> dict[str, list[Step]]:
+    return _with_train(builder, builder.evaluate())
+
+
+def _with_train(builder: StageBuilder, train: list[Step]) -> dict[str, list[Step]]:
+    return {"prepare": builder.prepare(), "train": train, "evaluate": builder.evaluate()}
+
+
+def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
+    """Of a third number that some optimizers keep of every parameter, beside the two that a workload counts."""
+    if not any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options):
+        return 0
+    return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize
 
 
 @dataclass(eq=False)

@@ -458,11 +458,7 @@ class Trainer:
         ).within_memory()
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
-        self._converted: TemporaryDirectory[str] | None = None
-        if isinstance(graph, str | Path):
-            graph = open_store(graph)
-        elif not isinstance(graph, Store):
-            self._converted, graph = _converted(graph, scratch, resources)
+        self._converted, graph = _opened(graph, scratch, resources)
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
@@ -553,8 +549,13 @@ class Trainer:
         self.close()
 
 
-def _converted(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryDirectory[str]", Store]:
-    """A PyG ``Data`` or ``HeteroData`` as a store that is there as long as the folder it is in."""
+def _opened(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryDirectory[str] | None", Store]:
+    """The store that is ``graph``, or at that path; of a PyG ``Data`` or ``HeteroData`` one that is there as long as
+    the folder it is in."""
+    if isinstance(graph, Store):
+        return None, graph
+    if isinstance(graph, str | Path):
+        return None, open_store(graph)
     from ooc.conversion.conversion import convert
 
     found = [getattr(nodes, "x", None) for nodes in getattr(graph, "node_stores", [graph])]

@@ -149,19 +149,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     SourceError, with the remedy, where it asks for none, or for those of another number of nodes.
     """
     graph = _with_edge_files(graph, asked_files(request, graph.num_edges if graph.counted else None))
-    texts = {}
-    for part, path, example in (
-        ("features", graph.features, "random:COLUMNS, or none, to train an embedding"),
-        ("labels", graph.labels, "random:CLASSES"),
-    ):
-        text = request.option(part) or (str(path) if path is not None else None)
-        if text is None and part in request.arrays:
-            text = f"{part} from Python"
-        if text is None:
-            raise SourceError(
-                f"{graph.name} has no {part} of its own; give {part}=FILE (npy, CSV, Parquet) or {example}"
-            )
-        texts[part] = text
+    texts = _asked_of_nodes(graph, request)
     tables = NodeTables(request, graph.held)
     for part, text in texts.items():
         if part not in request.arrays and not _is_no_file(part, text) and tables.has(Path(text)):
@@ -236,6 +224,24 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
     bytes_there = 16 * source.num_nodes + 8 * source.num_edges
     return replace(source, prepare=prepare, prepare_bytes=bytes_there)
+
+
+def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
+    """What ``features`` and ``labels`` are to be: the names of files, or words as in options."""
+    texts = {}
+    for part, path, example in (
+        ("features", graph.features, "random:COLUMNS, or none, to train an embedding"),
+        ("labels", graph.labels, "random:CLASSES"),
+    ):
+        text = request.option(part) or (str(path) if path is not None else None)
+        if text is None and part in request.arrays:
+            text = f"{part} from Python"
+        if text is None:
+            raise SourceError(
+                f"{graph.name} has no {part} of its own; give {part}=FILE (npy, CSV, Parquet) or {example}"
+            )
+        texts[part] = text
+    return texts
 
 
 def _is_no_file(part: str, text: str) -> bool:
