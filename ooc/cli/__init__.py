@@ -52,6 +52,7 @@ _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplic
 _VARIABLES = "OOC"
 """What the names of environment variables begin with."""
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
+_USUAL_OBJECTS = 700
 _SILENCE = logging.NullHandler()
 _STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
@@ -163,14 +164,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """What is imported, and a plan, are hundreds of thousands of objects, none of them garbage: looking for some every
-    700 of them takes a sixth of the time of importing torch and PyG, and a tenth of planning. An epoch makes none."""
+    """What is imported, and a plan, are hundreds of thousands of objects, none of them garbage, among which Python
+    would look for some every 700 new ones: until :func:`collect_as_usual`."""
     often = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
     try:
         yield
     finally:
         gc.set_threshold(*often)
+
+
+def collect_as_usual() -> None:
+    """Before a model runs: a user's layer may leave tensors in cycles, which budgets do not know of."""
+    gc.set_threshold(_USUAL_OBJECTS)
 
 
 def _is_unanswered(error: BaseException | None) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ooc.cli import print_json
+from ooc.cli import collect_as_usual, print_json
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, WholeType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
@@ -134,6 +134,7 @@ def command(
             made = GraphPrediction(rebuilt, opened, resources, graph_bounds(settings), what, graphs=wanted, **given)
         with closing(made) as prediction:
             if not dry_run:
+                collect_as_usual()
                 prediction.write(out, force=force)
     rows, *columns = prediction.shape
     on_device, on_host, scratch = prediction.taken

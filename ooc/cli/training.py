@@ -14,6 +14,7 @@ import click
 import torch
 
 from ooc import __version__
+from ooc.cli import collect_as_usual
 from ooc.cli.arguments.configuration import as_toml
 from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
@@ -155,6 +156,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
             reporter.show(trainer.view(title, *shown))
         corrected = ignore if report is None else Correction(report, settings.epochs, reporter)
         with relay.joined(corrected if verbosity >= Verbosity.INFO else ignore):
+            collect_as_usual()
             trainer.fit(
                 epochs=settings.epochs,
                 eval_every=settings.eval_every,
