@@ -322,6 +322,16 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         {"edge_features": K},
         ("split looks across rows",),
     ),
+    "truths of other rows, which few rows are": (
+        lambda f, c: Between(f, c, lambda x: torch.where((x > 5).flip(0), 2 * x, x)),
+        {"edge_features": K},
+        ("flip looks across rows",),
+    ),
+    "truths of one row": (
+        lambda f, c: Between(f, c, lambda x: torch.where((x == 0)[0], 2 * x, x)),
+        {"edge_features": K},
+        ("eq looks across rows",),
+    ),
     "a network of what edges carry": (
         lambda f, c: Between(f, c, nn.Linear(K, K), edges=True),
         {"edge_features": K},

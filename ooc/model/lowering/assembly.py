@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
 _PROBE_ROWS = 4
+_PIECE_ROWS, _PIECE_NUMBERS = 16, 1 << 14
+"""Of each of so many pieces, in which values of any size are tried, too."""
+_MAGNITUDES = 4
+"""Of such values: from 1e-4 to 1e4, and small whole numbers besides. What happens to large ones alone, or to zeros, is
+not to be seen on a few numbers around 1."""
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
@@ -299,7 +304,7 @@ class Assembly:
         inner_columns: int = 0,
     ) -> Value:
         """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
-        tail = self._tried(name, function, inputs)
+        tail = self._tried(name, function, inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
         return Rowwise(self.next_index(), inputs, tail, function, parameters, **options)
 
@@ -308,9 +313,15 @@ class Assembly:
         tail = self._tried(name, function, inputs)
         return Unlearnt(self.next_index(), inputs, tail, function, whole=whole)
 
-    def _tried(self, name: str, function: RowFunction, inputs: Sequence[Value]) -> tuple[int, ...]:
+    def check_truths(self, name: str, function: RowFunction, inputs: Sequence[Value]) -> None:
+        """ModelError naming ``name`` where what it tells of rows, in truths or whole numbers, is not of each alone."""
+        self._tried(name, lambda *rows: function(*rows).to(self.setting.dtype), inputs)
+
+    def _tried(
+        self, name: str, function: RowFunction, inputs: Sequence[Value], *, sizes: bool = True
+    ) -> tuple[int, ...]:
         whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
-        return probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole)
+        return probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
 
     def normalized(
         self,
@@ -374,28 +385,53 @@ def _without_zeros(value: Value) -> Value:
 
 @torch.no_grad()
 def probe(
-    name: str, function: RowFunction, tails: Sequence[Sequence[int]], dtype: torch.dtype, whole: Sequence[bool] = ()
+    name: str,
+    function: RowFunction,
+    tails: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    whole: Sequence[bool] = (),
+    *,
+    sizes: bool = False,
 ) -> tuple[int, ...]:
     """The shape of a row of what ``function`` gives. ModelError unless every row depends on its own inputs alone, of
-    which some are ``whole`` numbers from 0 on."""
+    which some are ``whole`` numbers from 0 on; ``sizes``: tried with values of any size, too."""
     generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(_PROBE_ROWS, *tail, generator=generator, dtype=dtype) for tail in tails]
-    inputs = [(one > 0).to(dtype) if is_whole else one for one, is_whole in zip_longest(inputs, whole)]
+    tail: tuple[int, ...] = ()
+    most = max(_PIECE_NUMBERS // max(1, *map(prod, tails)), 1)
+    for piece, of_any_size in [(1, False), (min(most, _PIECE_ROWS), True)][: 1 + sizes]:
+        inputs = [torch.randn(_PROBE_ROWS * piece, *one, generator=generator, dtype=dtype) for one in tails]
+        inputs = [_of_any_size(one, generator) for one in inputs] if of_any_size else inputs
+        inputs = [(one > 0).to(dtype) if is_whole else one for one, is_whole in zip_longest(inputs, whole)]
+        tail = _compared(name, function, inputs, piece)
+    return tail
+
+
+def _of_any_size(normal: Tensor, generator: torch.Generator) -> Tensor:
+    shares = torch.rand(normal.shape, generator=generator, dtype=normal.dtype)
+    return torch.where(shares < 0.25, normal.round(), normal * 10 ** (_MAGNITUDES * (2 * shares - 1)))
+
+
+def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int) -> tuple[int, ...]:
+    """The shape of a row of what ``function`` gives, for all rows and ``piece`` at a time."""
+    rows, dtype = len(inputs[0]), inputs[0].dtype
     try:
         together = function(*(tensor.clone() for tensor in inputs))
-        apart = [function(*(tensor[i : i + 1].clone() for tensor in inputs)) for i in range(_PROBE_ROWS)]
+        apart = [function(*(tensor[i : i + piece].clone() for tensor in inputs)) for i in range(0, rows, piece)]
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{name} fails on rows of {_PROBE_ROWS} nodes: {first_line(error)}") from error
+        raise ModelError(f"{name} fails on rows of {rows} nodes: {first_line(error)}") from error
     if not isinstance(together, Tensor) or together.dtype != dtype:
         raise ModelError(f"{name} does not give numbers of type {dtype} for each node")
     across = ModelError(f"{name} looks across rows: what it gives for a node depends on other nodes")
-    if together.dim() < 1 or len(together) != _PROBE_ROWS:
+    if together.dim() < 1 or len(together) != rows:
         raise across
     tolerance = _PROBE_TOLERANCE[dtype]
-    for alone, row in zip(apart, together[:, None], strict=True):
-        if alone.shape != row.shape or not torch.allclose(alone, row, rtol=tolerance, atol=tolerance, equal_nan=True):
+    for alone, of_piece in zip(apart, torch.split(together, piece), strict=True):
+        finite = of_piece[of_piece.isfinite()]
+        floor = tolerance * (max(1.0, float(finite.abs().max())) if finite.numel() else 1.0)
+        same_shape = alone.shape == of_piece.shape
+        if not same_shape or not torch.allclose(alone, of_piece, rtol=tolerance, atol=floor, equal_nan=True):
             raise across
     return tuple(together.shape[1:])
 

@@ -717,6 +717,8 @@ class _Interpreter:
             tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
         if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
             return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+        if isinstance(tried, Tensor):
+            self._assembly.check_truths(name, function, values)
         return Parts(name, function, tuple(values), tuple(parameters))
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
