@@ -329,14 +329,15 @@ class ShardedPassRun(TilePassRun):
         self.at = self._at(step)
         rows = self.in_turn[self.at]
         self._send(rows.start)
-        self._await(step.stop - rows.start)
         self.pull.open(number, step)
         if self.at == self.others:
             for block in blocks_within(self.target.grid, step.start, step.stop):
                 for slab in self.item.turn(self.slab):
                     self.out[slab, block] = self.target.rows(self.workspace, slab, block)
         for start in range(step.start, step.stop, self.item.rows_at_once):
-            yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
+            stop = min(step.stop, start + self.item.rows_at_once)
+            self._await(stop - rows.start)
+            yield Tile(start, stop, {})
 
     def _await(self, rows: int) -> None:
         """Have the memory for so many rows that are pulled for another process, which those before them have left; or
