@@ -225,9 +225,10 @@ class Exchange:
 
     @torch.no_grad()
     def _shift(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        rank, count = self.ranks.rank, self.ranks.count
         for by, received, sent in shifts:
-            packed = sent.contiguous().view(-1).view(torch.uint8)
-            self._beside.shift(received.view(-1).view(torch.uint8), packed, by)
+            memory, packed = (some.view(-1).view(torch.uint8) for some in (received, sent.contiguous()))
+            self._beside.pass_on(memory, packed, (rank - by) % count, (rank + by) % count)
             self.received_bytes += received.nbytes
 
     def _on_thread(self, send: Callable[..., None], *what: Any) -> "Future[None]":

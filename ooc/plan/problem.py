@@ -136,9 +136,9 @@ class Problem:
         cuts = {name: choice.cuts.get(name, by_columns.get(columns, WHOLE)) for name, columns in self.sources.items()}
         return self.candidate(replace(choice, cuts=cuts))
 
-    def computing_s(self, layout: Layout) -> float:
+    def computing_s(self, layout: Layout, program: str = "train") -> float:
         """Seconds that an epoch computes."""
-        passes = layout.programs["train"]
+        passes = layout.programs[program]
         return sum(seconds_of_computing(item, layout, self.workload, self.hardware) for item in passes)
 
     def bound_s(self, step_rows: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ooc.plan import Hardware, Limits, Plan, Stage, Workload
 from ooc.plan.program.program import found_in_memory
+from ooc.plan.program.received import exposed_s
 from ooc.plan.program.replacement import Kept, belady, lru_hits
 from ooc.plan.program.sequence import Use
 from ooc.plan.simulate.simulator import simulate
@@ -68,9 +69,16 @@ class PlanReport:
             Tier("host memory", limits.host_bytes, plan.host_peak_bytes, ("host_peak_bytes",)),
         )
 
+    @cached_property
+    def link_exposed_s(self) -> float:
+        """Of an epoch, what is waited for rows of other processes beside computing."""
+        passes = zip(self.plan.received(self.program), self.timeline.passes, strict=True)
+        rate = self.limits.link_bytes_per_s
+        return sum(exposed_s(received, item.end_s - item.start_s, rate) for received, item in passes)
+
     @property
     def epoch_s(self) -> float:
-        return self.timeline.epoch_s
+        return self.timeline.epoch_s + self.link_exposed_s
 
     @cached_property
     def ssd_read_bytes(self) -> int:
@@ -115,7 +123,7 @@ class PlanReport:
             "gpu_budget_bytes": self.limits.device_bytes,
             "host_budget_bytes": self.limits.host_bytes,
             "memory_bytes": None if self.hardware.has_device_memory else self.limits.memory_bytes,
-            "epoch_s": timeline.epoch_s,
+            "epoch_s": self.epoch_s,
             "ssd_read_bytes": self.ssd_read_bytes,
             "ssd_write_bytes": self.ssd_write_bytes,
             "first_epoch_read_bytes": self.first_epoch_read_bytes,

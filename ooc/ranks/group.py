@@ -270,20 +270,17 @@ class Ranks:
         counts = [*received_rows], [*sent_rows]
         self._wait(dist.all_to_all_single(received, values, *counts, self.group, async_op=True))
 
-    def shift(self, received: Tensor, values: Tensor, by: int) -> None:
-        """Send bytes to the process ``by`` numbers behind this one, and have in ``received`` those of the one as many
-        before it; all have to take part."""
-        received_bytes, sent_bytes = [0] * self.count, [0] * self.count
-        received_bytes[(self.rank - by) % self.count] = len(received)
-        sent_bytes[(self.rank + by) % self.count] = len(values)
-        self.all_to_all(received, values, received_bytes, sent_bytes)
+    def pass_on(self, received: Tensor, sent: Tensor, source: int, target: int) -> None:
+        """Send rows to process ``target``, and have in ``received`` those that ``source`` sends; all have to take
+        part."""
+        received_rows, sent_rows = [0] * self.count, [0] * self.count
+        received_rows[source], sent_rows[target] = len(received), len(sent)
+        self.all_to_all(received, sent, received_rows, sent_rows)
 
     def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
         """From one of them to another one, into the memory of its ``values``; all have to take part."""
-        rows, nothing = [0] * self.count, [0] * self.count
-        rows[receiver if self.rank == sender else sender] = len(values)
         sent, received = (values if self.rank == rank else values[:0] for rank in (sender, receiver))
-        self.all_to_all(received, sent, rows if len(received) else nothing, rows if len(sent) else nothing)
+        self.pass_on(received, sent, sender, receiver)
 
     def measured_link(self) -> int:
         """Bytes a second that each receives from all others at once, of the one that has them last, at best."""

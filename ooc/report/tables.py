@@ -18,7 +18,6 @@ from ooc.engine.record import EpochRecord
 from ooc.plan import Hardware, Kind
 from ooc.plan.program.capacity import ExchangeForm
 from ooc.plan.program.plan import Shares
-from ooc.plan.program.received import exposed_s
 from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import best_record, format_count, format_duration, format_scores
@@ -425,10 +424,7 @@ def describe_ranks(
                 "ssd_s": timeline.ssd_busy_s,
                 "received_bytes": plan.received_bytes(report.program),
                 "link_s": busy_s.get(Resource.LINK, 0.0),
-                "link_exposed_s": sum(
-                    exposed_s(received, item.end_s - item.start_s, link_bytes_per_s)
-                    for received, item in zip(plan.received(report.program), report.timeline.passes, strict=True)
-                ),
+                "link_exposed_s": report.link_exposed_s,
             }
         )
     facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s}

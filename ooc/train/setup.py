@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache, partial
 from math import ceil, inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
 from ooc.plan.program.build import build_plan
-from ooc.plan.program.capacity import Capacity
+from ooc.plan.program.capacity import Capacity, ExchangeForm
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData, EdgesKey, RelationEdges, Share
@@ -78,10 +78,14 @@ from ooc.train.schedule import Averaging
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
 
+_WORTH_PLANNING_S, _UNEVEN, _UNLIKE = 0.1, 0.1, 0.5
+"""Seconds by which computing an epoch is to differ, and parts of what it takes on average: that of one process from the
+others', or of all from what was forecast."""
 _EDGES_AT_ONCE = 1 << 20
 _BYTES_OF_AN_EDGE = 34
 """That a device takes of a tile's in a pass that sums: indices put together, parts of long rows, and blocks."""
 
+T = TypeVar("T")
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
 """The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
 
@@ -277,6 +281,10 @@ class Job:
         self._candidates: dict[frozenset[int], Candidate] = {}
         self._shares: dict[str, list[range]] = {}
         self._speeds: Sequence[float] = [1.0] * resources.ranks.count
+        self._forecast_s: dict[str, float] = {}
+        """By program: what the first process was to compute."""
+        self._slowness = 1.0
+        """How many times as long as was forecast computing takes."""
         self._exchange_bytes = 0
         self._halo_rows: dict[EdgesKey, int] = {}
         self._sharded: frozenset[str] = frozenset()
@@ -298,14 +306,10 @@ class Job:
         """The same of each of the processes that train the graph together."""
         if self.resources.ranks.count == 1:
             return [self.plan(limits, hardware)]
-        for again in (True, False):
-            self._shared_out()
-            halos = self._planned_halos()
-            workload, plan = self.plan(limits, hardware)
-            if not (again and self._is_uneven(plan)):
-                break
+        self._admit_rows(limits, hardware)
+        halos, candidate, plan = self._shared_out(self._planned_halos, partial(self._choose, limits, hardware))
         parts = ((Share(rank, self._shares), halo) for rank, halo in enumerate(halos))
-        return [self._own_part(workload, plan, share, halo, limits, hardware) for share, halo in parts]
+        return [self._own_part(candidate.workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
         """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
@@ -324,14 +328,13 @@ class Job:
             self._rows = load_rows(self.store, network.scalings, network.dtype, on_device=resources.on_device)
             self.counts = replace(self.counts, tile_edges=counted(self._rows))
         self._candidates.clear()
-        for again in (True, False):
-            exchange = self._shared_out() if resources.ranks.count > 1 else None
-            if exchange is not None:
-                self._find_halos(exchange)
+        exchange = None
+        if resources.ranks.count == 1:
             candidate, plan = self._choose(resources.limits, resources.hardware)
-            if not (again and exchange is not None and self._is_uneven(plan)):
-                break
-        if exchange is not None:
+        else:
+            exchange, candidate, plan = self._shared_out(self._found_halos, self._choose_measured)
+            problem = Problem(candidate.workload, resources.limits, resources.hardware)
+            self._forecast_s = {name: problem.computing_s(plan, name) for name in plan.programs}
             halos = {side: exchange.halo_rows(side) for side in candidate.workload.topologies}
             part = exchange.share, halos, resources.limits, resources.hardware
             _, plan = self._own_part(candidate.workload, plan, *part)
@@ -351,26 +354,29 @@ class Job:
             exchange=exchange,
         )
 
-    def _shared_out(self) -> Exchange:
-        """A share of the rows of every type of nodes for every process, of as much to do as goes with its speed."""
-        ranks, panels = self.resources.ranks, self._panels()
-        height, (most, *_) = max(panels.values(), key=lambda found: len(found[1][0]))
-        if len(most) < ranks.count:
-            for_how_many = f"{len(most)} processes, of {height} each; {ranks.count} are too many"
-            raise OptionError(f"{self.store.path} has rows for {for_how_many}")
-        self._shares = self._divided(panels)
-        return Exchange(ranks, self._shares)
+    def _shared_out(
+        self, find_halos: Callable[[], T], choose: Callable[[], tuple[Candidate, Plan]]
+    ) -> tuple[T, Candidate, Plan]:
+        """What these give once every process has a share of the rows of every type of nodes, of as much to do as goes
+        with its speed; once more, where it is known only then what is sharded."""
+        count = self.resources.ranks.count
+        for again in (True, False):
+            panels = self._panels()
+            height, (most, *_) = max(panels.values(), key=lambda found: len(found[1][0]))
+            if len(most) < count:
+                most_of_them = f"at most {len(most)}, as each takes whole panels of {height} rows"
+                raise OptionError(f"{count} processes are too many for {self.store.path}: {most_of_them}")
+            self._shares = self._divided(panels)
+            found, (candidate, plan) = find_halos(), choose()
+            before, self._sharded = self._sharded, _sharded(plan)
+            if not again or before == self._sharded or self._divided(self._panels()) == self._shares:
+                break
+        return found, candidate, plan
 
     def _divided(self, panels: Mapping[str, tuple[int, list[list[float]]]]) -> dict[str, list[range]]:
         """By type of nodes: the rows of each process, by its speed."""
         nodes = self.store.node_counts
         return {space: divide_rows(some, high, nodes[space], self._speeds) for space, (high, some) in panels.items()}
-
-    def _is_uneven(self, plan: Plan) -> bool:
-        """Whether rows are to be shared out otherwise, now that it is known what ``plan`` shards."""
-        columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
-        before, self._sharded = self._sharded, frozenset(item.pull.source for item in columns)
-        return before != self._sharded and self._divided(self._panels()) != self._shares
 
     def _panels(self) -> dict[str, tuple[int, list[list[float]]]]:
         """By type of nodes: rows of a panel, and the seconds that an epoch computes for each, apart for stages of
@@ -395,36 +401,47 @@ class Job:
                 seconds[panel] += stage_seconds(stage, len(rows), pulled, workload, hardware)
         return [*found.values()]
 
-    def even_out(self, taken_s: Sequence[float]) -> bool:
-        """Have shares go by the seconds that every process has computed for its own, from the next ``ready`` on; False
-        where these are as even as panels allow. To be asked by all of them with the same figures."""
-        workload, hardware, sharded_s = self.workload, self.resources.hardware, 0.0
-        for stage in workload.programs["train"]:
-            if stage.pull is not None and stage.pull.source in self._sharded:  # that all processes pull together
-                edges = workload.topologies[stage.pull.direction].edges_of(range(stage.rows), workload.tile_rows)
-                sharded_s += stage_seconds(stage, stage.rows, edges, workload, hardware)
-                sharded_s -= stage_seconds(replace(stage, pull=None), stage.rows, 0, workload, hardware)
-        panels, done = self._panels(), [sharded_s / len(taken_s)] * len(taken_s)
+    def even_out(self, program: str, taken_s: Sequence[float]) -> bool:
+        """Have shares go by the seconds that every process has computed ``program`` for its own, and what is sent by
+        how these compare with what was forecast, from the next ``ready`` on; False where neither changes. To be asked
+        by all of them with the same figures."""
+        panels, own = self._panels(), [0.0] * len(taken_s)
         for space, (height, weights) in panels.items():
             for rank, one in enumerate(self._shares[space]):
-                own = slice(one.start // height, -(-one.stop // height) if one else 0)
-                done[rank] += sum(sum(some[own]) for some in weights)
-        before = self._speeds
-        self._speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
-        if self._divided(panels) != self._shares:
-            return True
-        self._speeds = before
-        return False
+                panels_of_rank = slice(one.start // height, -(-one.stop // height) if one else 0)
+                own[rank] += sum(sum(some[panels_of_rank]) for some in weights)
+        threads, speeds, mean_s = self.resources.threads, self._speeds, sum(taken_s) / len(taken_s)
+        first_s = self._forecast_s[program] * threads
+        even_s = first_s / max(threads, self.resources.hardware.threads) - own[0] if self._sharded else 0.0
+        done = [max(1e-9, even_s + one) for one in own]
+        forecast_s = max(1e-9, first_s * sum(done) / len(done) / done[0])
+        is_unlike = abs(mean_s - self._slowness * forecast_s) >= max(_UNLIKE * mean_s, _WORTH_PLANNING_S)
+        if is_unlike:
+            self._slowness = mean_s / forecast_s
+        if max(taken_s) - mean_s >= max(_UNEVEN * mean_s, _WORTH_PLANNING_S):
+            self._speeds = [weight / max(1e-9, seconds) for weight, seconds in zip(done, taken_s, strict=True)]
+            if self._divided(panels) != self._shares:
+                return True
+            self._speeds = speeds
+        is_open = self.resources.limits.exchange is ExchangeForm.AUTO
+        return is_unlike and is_open and _sharded(self._choose_measured()[1]) != self._sharded
 
-    def _find_halos(self, exchange: Exchange) -> None:
-        """Which rows of others this process's edges lead to."""
-        memory = HaloMemory()
+    def _choose_measured(self) -> tuple[Candidate, Plan]:
+        """As ``_choose``, with links as fast beside computing as they are measured to be."""
+        limits = self.resources.limits
+        rate = max(1, int(limits.link_bytes_per_s * self._slowness))
+        return self._choose(replace(limits, link_bytes_per_s=rate), self.resources.hardware)
+
+    def _found_halos(self) -> Exchange:
+        """What all tell each other, with the rows of others that this process's edges lead to."""
+        exchange, memory = Exchange(self.resources.ranks, self._shares), HaloMemory()
         for direction in self._halo_directions():
             target, source = self._ends(direction)
             sources = self._sources(direction, exchange.share.rows[target], source)
             memory += (found := exchange.find_halo(direction, sources, source))
             self._halo_rows[direction] = found.wanted
         self._admit_halos(memory)
+        return exchange
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
         """The same by process, for all of them, of a store."""
@@ -602,6 +619,12 @@ class Job:
             workload = replace(workload, share=share, topologies=topologies, scatter_counts={}, bucketing={})
         self._candidates[recomputed] = made = Candidate(builder=builder, steps=steps, workload=workload)
         return made
+
+
+def _sharded(plan: Plan) -> frozenset[str]:
+    """What is sharded among processes in training."""
+    columns = (item for item in plan.programs["train"] if isinstance(item, ColumnPass) and item.processes > 1)
+    return frozenset(item.pull.source for item in columns)
 
 
 def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:

@@ -56,8 +56,6 @@ Scores = dict[str, float | None]
 
 _FEW_NUMBERS = 1 << 20
 """Of all parameters: a step of Adam takes one thread 5 ms then, and others that had helped would be awake as long."""
-_UNEVEN, _WORTH_PLANNING_S = 0.1, 0.1
-"""Of the mean, and seconds: a process that computes for so much longer is to have a smaller share."""
 
 
 class Trainer:
@@ -144,16 +142,13 @@ class Trainer:
         return records
 
     def _even_out(self, record: EpochRecord, trained: int) -> None:
-        """Of several processes, where some compute much longer than others: share the rows out anew, by how long. After
-        the first, second, fourth, eighth, … epoch trained here; no result depends on it."""
+        """Of several processes, where some compute much longer than others, or all than forecast: plan anew by that.
+        After the first, second, fourth, eighth, … epoch trained here; no result depends on it."""
         exchange = self._prepared.exchange
         if exchange is None or trained & (trained - 1):
             return
         taken_s = exchange.of_all(sum(item.compute_s for item in record.passes))
-        mean_s = sum(taken_s) / len(taken_s)
-        if max(taken_s) - mean_s < max(_UNEVEN * mean_s, _WORTH_PLANNING_S):
-            return
-        if not self._planned.even_out(taken_s):
+        if not self._planned.even_out(record.passes[0].program, taken_s):
             return
         self._session.close()
         self._prepared = prepared = self._planned.ready()
@@ -161,7 +156,7 @@ class Trainer:
         self.workload, self.plan = prepared.workload, prepared.plan
         assert prepared.exchange is not None, "there are as many processes as before"
         shares = ", ".join(f"{100 * share:.0f} %" for share in prepared.exchange.parts)
-        self._resources.listener(Note(f"rows are shared out anew, by how long processes have computed: {shares}"))
+        self._resources.listener(Note(f"planned anew, by how long processes have computed; rows: {shares}"))
         self._start()
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:

@@ -18,13 +18,13 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import ooc
 from ooc.engine import exchange, runtime
-from ooc.engine.executor import RowPassRun
+from ooc.engine.executor import RowPassRun, ShardedPassRun
 from ooc.engine.pull_run import SlabBuffers
 from ooc.model.stages import panels
 from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program import received
 from ooc.storage.store import Store
-from ooc.train import trainer as trainer_module
+from ooc.train import setup as train_setup
 from tests.exactness import layers, models, test_global_attention
 from tests.exactness.comparison import make_trainer, tuned_trainer
 from tests.exactness.reference import ModelCase
@@ -51,7 +51,7 @@ _SHARDED: dict[str, Callable[[int, int], nn.Module]] = {
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long tiles take on a busy machine is to have no part in what is sent."""
-    monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", inf)
+    monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", inf)
 
 
 def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
@@ -185,31 +185,37 @@ def test_more_processes_than_panels_of_rows_are_refused(tmp_path: Path) -> None:
         return str(raised.value)
 
     for found in together(3, tmp_path, work):
-        assert "has rows for 2 processes, of 128 each; 3 are too many" in found
+        assert "3 processes are too many" in found and "at most 2, as each takes whole panels of 128 rows" in found
 
 
-def test_a_process_that_is_slow_gets_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ooc.convert(random_data(_CASE), tmp_path / "g.ooc")
-    compute = RowPassRun.compute
+def test_what_is_slow_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is slower than others gets fewer rows; where all compute longer than forecast, no columns are sharded for
+    links that are fast beside that."""
+    store = ooc.convert(random_data(GraphCase(nodes=150, edges=3000, features=9)), tmp_path / "g.ooc")
 
     def work(rank: int) -> dict[str, Any]:
-        def slowly(run: RowPassRun, task: Any) -> Any:
-            sleep(0.01 if rank == 1 else 0.002)
-            return compute(run, task)
+        for kind in (RowPassRun, ShardedPassRun):
 
-        monkeypatch.setattr(RowPassRun, "compute", slowly)
-        monkeypatch.setattr(trainer_module, "_WORTH_PLANNING_S", 0.1)
+            def slowly(run: Any, task: Any, compute: Callable[[Any, Any], Any] = kind.compute) -> Any:
+                sleep(0.01 if rank == 1 else 0.002)
+                return compute(run, task)
+
+            monkeypatch.setattr(kind, "compute", slowly)
+        monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", 0.1)
         monkeypatch.setattr(panels, "_TOLD_BYTES", 2000)  # then some panels are told together, not all
         torch.manual_seed(0)
-        model = GCN(store.num_features, 8, 2, store.num_classes, dropout=0.2)
-        with tuned_trainer(model, store, memory="100M", threads=1, tile_rows=5) as trainer:
-            losses = [one.loss for one in trainer.fit(3, progress=False)]
-            return {"losses": losses, "rows": len(trainer.plan.share or ())}
+        model = GCN(store.num_features, 8, 3, store.num_classes, dropout=0.2)
+        with tuned_trainer(model, store, memory="100M", threads=1, tile_rows=5, link="20M") as trainer:
+            first = trainer.plan
+            losses = [one.loss for one in trainer.fit(2, progress=False)]
+            sharded = [bool(train_setup._sharded(plan)) for plan in (first, trainer.plan)]
+            return {"losses": losses, "rows": len(trainer.plan.share or ()), "sharded": sharded}
 
     (alone,) = together(1, tmp_path, work)
-    first, slow = together(2, tmp_path, work)
-    assert alone["losses"] == first["losses"] == slow["losses"]
-    assert slow["rows"] < first["rows"] and slow["rows"] + first["rows"] == store.num_nodes
+    first, slow, *others = together(4, tmp_path, work)
+    for one in (first, slow, *others):
+        assert (one["losses"], one["sharded"]) == (alone["losses"], [True, False])
+    assert slow["rows"] < min(one["rows"] for one in (first, *others))
 
 
 def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
