@@ -70,8 +70,9 @@ class RowsFile:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self._has_ids = path.suffix in (".csv", ".parquet")
-        row = ("row", self.dtype, shape[1:])
-        self._record = np.dtype([("node", np.dtype(id_type)), row] if self._has_ids else [row])
+        node: list[Any] = [("node", np.dtype(id_type))] if self._has_ids else []
+        fields: list[Any] = [*node, ("row", self.dtype, shape[1:])]  # of Any: mypy takes a minute for numpy's own type
+        self._record = np.dtype(fields)
         self._row_bytes = self._record.itemsize
         needed, free = self._row_bytes * shape[0], shutil.disk_usage(path.absolute().parent).free
         needed *= 1 if path.suffix == ".npy" else 2
