@@ -294,6 +294,23 @@ def out_degree(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     return x / (1 + torch.bincount(edge_index[0], minlength=len(x)))[:, None]
 
 
+def mean_of_the_first(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Less the mean of the rows that it was given first."""
+    vars(layer).setdefault("mean", x.mean(0).detach())
+    return x - vars(layer)["mean"]
+
+
+def counted(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Another result after a thousand calls."""
+    layer.calls += 1
+    return x if layer.calls < 1000 else 2 * x
+
+
+def written(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.mul_(2)
+
+
 class Counting(Own):
     """Keeps how often it was run."""
 
@@ -381,6 +398,21 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
     "a mean over nodes": (lambda: Own(lambda s, x, e: x - x.mean(0)), ("Own", "statistics over nodes")),
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
+    "degrees of sources, if large": (
+        lambda: Own(lambda s, x, e: x / torch.bincount(e[0], minlength=len(x)).clamp(min=40)[:, None]),
+        ("Own", "degrees of sources"),
+    ),
+    "a mean, of many nodes": (
+        lambda: Own(lambda s, x, e: x - x.mean(0) if len(x) > 110 else x),
+        ("Own", "statistics over nodes"),
+    ),
+    "the largest value": (
+        lambda: Own(lambda s, x, e: x / x.abs().max().clamp(min=9)),
+        ("Own", "statistics over nodes"),
+    ),
+    "a mean that is kept": (lambda: Own(mean_of_the_first), ("Own", "kept from another run")),
+    "a number that counts": (lambda: Own(counted), ("Own", "its attribute calls")),
+    "rows that are written into": (lambda: Own(written), ("Own", "writes into the rows")),
     "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.mean(0)), ("Own", "statistics over nodes")),
     "noise": (lambda: Own(lambda s, x, e: x + torch.rand_like(x)), ("Own", "random numbers in training")),
     "dropout of other shapes": (

@@ -5,7 +5,9 @@ What such a layer gives for a row must depend on the row, its in-neighbours and 
 else: not on degrees of sources, on the number of nodes, on statistics over them, on other tiles, on chance. Nobody can
 tell that by looking at its code. So it is run on a graph as a whole and once more tile by tile, each tile with its
 in-neighbours alone, as training is going to run it, and both have to give the same values and gradients: with the
-parameters that it has and with others, since one that is 0 may hide what it multiplies.
+parameters that it has and with others, since one that is 0 may hide what it multiplies; on a larger graph, too, with
+nodes of many edges and a row of large values, since a layer may go another way by these; and half of the tiles by a
+copy that has not been run before, since it may keep what it finds first.
 """
 
 import copy
@@ -36,6 +38,10 @@ _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges, and are others' in-neighbours."""
 _LOOPS, _REPEATS = 3, 4
+_MANY_NODES, _HIGH_TILE, _MANY_EDGES = 160, 40, 640
+"""Of the larger graph: as many as the memory that a layer takes is found on, in numbers of half the size."""
+_HUB_EDGES, _OUTLIER = 80, 100.0
+"""Of a node there, in and out, and how much larger the values are of the last one, which is nobody's in-neighbour."""
 _PIECE, _OF_ROWS = 2, 4
 """Edges of a piece, and every how manieth row is tried in pieces."""
 _TOLERANCE = 1e-9
@@ -142,6 +148,8 @@ def probe_layer(
         tells_modes = probe.tells_modes()
         probe.layer = replace(layer, pairs=pairs)
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
+        probe.grow()
+        probe.check_tiles(_HIGH_TILE)
     return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
 
 
@@ -181,6 +189,7 @@ class _Probe:
         self.layer = layer
         self.training = module.training
         self.module = copy.deepcopy(module).double()
+        self.unused = sharing(self.module, layer.where)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.columns, self.edge_features = columns, edge_features
         self.whole = layer.whole_columns(edge_features)
@@ -205,27 +214,34 @@ class _Probe:
             return nullcontext()
         return InnerDropout(near, self.dropped, lambda call, p: EdgeDropout(p, 1, 1, call + 1), self.layer.where)
 
-    def _forward(self, near: Neighbourhood, x_SC: Tensor) -> Tensor:
+    def _forward(self, near: Neighbourhood, x_SC: Tensor, module: nn.Module | None = None) -> Tensor:
         with self._masked(near):
-            return self.layer.forward(self.module, x_SC, near)
+            return self.layer.forward(module or self.module, x_SC, near)
 
     def _backward(
-        self, near: Neighbourhood, x_SC: Tensor, gradient_RO: Tensor
+        self, near: Neighbourhood, x_SC: Tensor, gradient_RO: Tensor, module: nn.Module | None = None
     ) -> tuple[Tensor | None, list[Tensor | None]]:
         with self._masked(near):
-            return self.layer.backward(self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
+            return self.layer.backward(module or self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
 
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
         layer, x_NC = self.layer, self.x_NC
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        numbers, given = self._plain_attributes(), x_NC.clone()
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
-        if drawn or not _same(self._whole(self._masked(self.near)), first):
+        again = self._whole(self._masked(self.near))
+        for name, value in self._plain_attributes().items():
+            if numbers.get(name) != value:
+                raise layer.refuse(f"it changes its attribute {name} whenever it is run, which is once for every tile")
+        if not torch.equal(x_NC, given):
+            raise layer.refuse("it writes into the rows that it is given; let it work on x.clone()")
+        if drawn or not _same(again, first):
             when = " in training" if self.training else ""
             raise layer.refuse(
                 f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
@@ -235,6 +251,14 @@ class _Probe:
             if not torch.equal(buffer, kept[name]):
                 raise layer.refuse(f"it changes its buffer {name} whenever it is run")
         return int(first.shape[1])
+
+    def _plain_attributes(self) -> dict[str, object]:
+        """Numbers and the like that the layer and its parts have, by name."""
+        parts = self.module.named_modules(prefix="self")
+        named = (
+            (f"{path}.{name}".removeprefix("self."), one) for path, part in parts for name, one in vars(part).items()
+        )
+        return {name: one for name, one in named if isinstance(one, (bool, int, float, str))}
 
     def check_own(self) -> None:
         """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
@@ -277,10 +301,10 @@ class _Probe:
         forward = Watch.of(lambda: self._forward(self.near, self.x_NC))
         return forward.operators, Watch.of(lambda: self._backward(self.near, self.x_NC, gradient_NO)).operators
 
-    def check_tiles(self) -> set[int]:
+    def check_tiles(self, height: int = _TILE) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
         try:
-            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE)
+            agrees, unused = self._compared(height, self._run_tile, every=height)
         except ModelError:
             raise
         except Exception as error:
@@ -291,8 +315,8 @@ class _Probe:
         if not agrees:
             raise self.layer.refuse(
                 "what it gives for a node depends on more than the node, its in-neighbours and the edges between them, "
-                "as it does with degrees of sources, the number of nodes, statistics over nodes, or several hops in "
-                "one layer"
+                "as it does with degrees of sources, the number of nodes, statistics over nodes, several hops in one "
+                "layer, or what is kept from another run"
             )
         return unused
 
@@ -351,12 +375,13 @@ class _Probe:
         gradients; and which parameters have none."""
         values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
-        gradient_NO[torch.arange(_NODES) % every >= height] = 0
+        nodes = len(self.x_NC)
+        gradient_NO[torch.arange(nodes) % every >= height] = 0
         whole = self._backward(self.near, self.x_NC, gradient_NO)
         expected = [_or_zero(whole[0], self.x_NC), *map(_or_zero, whole[1], self.parameters)]
         found = [torch.zeros_like(part) for part in expected]
         unused = {i for i, part in enumerate(whole[1]) if part is None}
-        for start in range(0, _NODES, every):
+        for start in range(0, nodes, every):
             tile = self._tile(start, height)
             here = slice(start, start + tile.rows)
             rows_RO, parts = run(tile, gradient_NO[here])
@@ -371,10 +396,13 @@ class _Probe:
         return all(map(_same, found, expected)), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
-        near = neighbourhood(tile, _NODES)
+        """By the copy that has run before, or, every other tile, by one that has not."""
+        near = neighbourhood(tile, len(self.x_NC))
         x_SC = near.gather(self.x_NC)
-        rows_RO = self._forward(near, x_SC)
-        d_x, of_parameters = self._backward(near, x_SC, gradient_RO)
+        is_new = tile.start // tile.rows % 2 == 0
+        module = sharing(self.unused, self.layer.where) if is_new else self.module
+        rows_RO = self._forward(near, x_SC, module)
+        d_x, of_parameters = self._backward(near, x_SC, gradient_RO, module)
         d_x = _or_zero(d_x, x_SC)
         return rows_RO, [(d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters)]
 
@@ -387,6 +415,19 @@ class _Probe:
             parameter.add_(
                 _PERTURBATION * torch.randn(parameter.shape, generator=self.generator, dtype=parameter.dtype)
             )
+
+    def grow(self) -> None:
+        """Another graph, of more rows, nodes of many edges, and a row and an edge into it of large values."""
+        some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
+        self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
+        no_columns: list[int] = []
+        found = (self.x_NC, self.whole[0]), (self.near.weight_E, no_columns), (self.near.features_EK, self.whole[1])
+        for values, whole in found:
+            if values is not None:
+                last = values.view(len(values), -1)[-1]
+                scale = torch.full_like(last, _OUTLIER)
+                scale[whole] = 1.0
+                last *= scale
 
     def footprint(
         self,
@@ -445,9 +486,9 @@ class _Probe:
         if self.dropped:
             return True
         here = self.layer.forward(self.module, self.x_NC, self.near)
-        self.module.train(not self.training)
+        other = sharing(self.unused, self.layer.where).train(not self.training)
         try:
-            return not _same(self.layer.forward(self.module, self.x_NC, self.near), here)
+            return not _same(self.layer.forward(other, self.x_NC, self.near), here)
         except Exception:
             return True
 
@@ -463,32 +504,36 @@ class _Probe:
 
     def _tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.near, self.offsets_N1
-        stop = min(start + rows, _NODES)
+        stop = min(start + rows, len(self.x_NC))
         edges = slice(int(offsets[start]), int(offsets[stop]))
         return TileEdges(
             near.edge_index_2E[0, edges],
             offsets[start : stop + 1] - offsets[start],
             start,
-            _NODES,
+            len(self.x_NC),
             weight_E=None if near.weight_E is None else near.weight_E[edges],
             features_EK=None if near.features_EK is None else near.features_EK[edges],
         )
 
-    def _small_graph(self, *, loops: int) -> tuple[Tensor, Neighbourhood, Tensor]:
-        """One with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them."""
+    def _small_graph(
+        self, *, loops: int, nodes: int = _NODES, edges: int = _EDGES, of_hubs: int = 0
+    ) -> tuple[Tensor, Neighbourhood, Tensor]:
+        """One with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them; so many
+        edges go out of one node and into another."""
         generator = self.generator
-        sources = torch.randint(0, _NODES, (_EDGES,), generator=generator)
-        targets = torch.randint(0, _NODES - len(_WITHOUT_EDGES), (_EDGES,), generator=generator)
+        sources = torch.randint(0, nodes, (edges,), generator=generator)
+        targets = torch.randint(0, nodes - len(_WITHOUT_EDGES), (edges,), generator=generator)
         targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
-        sources = torch.where(sources == targets, (sources + 1) % _NODES, sources)
+        sources[edges - of_hubs :], targets[edges - 2 * of_hubs : edges - of_hubs] = 1, 2
+        sources = torch.where(sources == targets, (sources + 1) % nodes, sources)
         sources[:loops] = targets[:loops]
         again = slice(loops, loops + _REPEATS)
         sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
-        order = (targets * _NODES + sources).argsort(stable=True)
-        near = self._edges(torch.stack((sources, targets))[:, order], _NODES, torch.float64, generator)
-        counts = torch.bincount(targets, minlength=_NODES)
+        order = (targets * nodes + sources).argsort(stable=True)
+        near = self._edges(torch.stack((sources, targets))[:, order], nodes, torch.float64, generator)
+        counts = torch.bincount(targets, minlength=nodes)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        return self._numbers(_NODES, self.columns, self.whole[0], torch.float64, generator), near, offsets
+        return self._numbers(nodes, self.columns, self.whole[0], torch.float64, generator), near, offsets
 
     @staticmethod
     def _numbers(
