@@ -122,8 +122,8 @@ class Wide(nn.Module):
 
     def __init__(self, features: int, classes: int, dropout: float = 0.3) -> None:
         super().__init__()
-        self.first = GATConv(features, 66, 2, dropout=dropout, residual=True)
-        self.mean = GATConv(132, 130, 1, add_self_loops=False, negative_slope=-0.2)
+        self.first = GATConv(features, 67, 2, dropout=dropout, residual=True)
+        self.mean = GATConv(134, 130, 1, add_self_loops=False, negative_slope=-0.2)
         self.last = GATConv(130, classes, 2, concat=False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -303,18 +303,16 @@ def test_any_case_is_exact(
 
 
 @pytest.mark.parametrize(
-    ("channels", "slices"), [(8, 1), (64, 1), (65, 1), (100, 2), (127, 1), (128, 2), (172, 4), (256, 4), (1024, 16)]
+    ("channels", "slices"), [(8, 1), (32, 1), (33, 2), (47, 2), (64, 2), (65, 3), (94, 2), (96, 3), (172, 4), (256, 8)]
 )
-def test_wide_heads_are_cut_into_even_slices(channels: int, slices: int) -> None:
-    """Of 16 channels at least: 172 are four times 43."""
+def test_wide_heads_are_cut_into_slices(channels: int, slices: int) -> None:
+    """Of 32 channels, or up to 48 where that is even: 172 are four times 43, and 65 three times 22 but for one."""
     assert attention.slices_of_head(channels, nodes=2_000_000, itemsize=4) == slices
-    if channels == 172:
-        assert attention.slices_of_head(channels, nodes=10**9, itemsize=4) == slices
 
 
 @pytest.mark.parametrize(
     ("nodes", "itemsize", "widest"),
-    [(59_000_000, 4, 64), (60_000_000, 4, 32), (111_059_956, 4, 32), (111_059_956, 8, 16), (1_000_000_000, 4, 16)],
+    [(114_000_000, 4, 32), (115_000_000, 4, 16), (111_059_956, 4, 32), (111_059_956, 8, 16), (1_000_000_000, 4, 16)],
 )
 def test_slices_are_narrower_the_more_nodes_there_are(nodes: int, itemsize: int, widest: int) -> None:
     """A slab of one takes 16 GB, until they are as narrow as they get: papers100M's fits a GPU of 24 GB."""

@@ -45,7 +45,7 @@ class Wide(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.before, self.conv, self.after = nn.Linear(features, 96), FAConv(96, dropout=0.2), nn.Linear(96, classes)
+        self.before, self.conv, self.after = nn.Linear(features, 97), FAConv(97, dropout=0.2), nn.Linear(97, classes)
         dropping(self.conv)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

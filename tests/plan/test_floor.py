@@ -2,6 +2,8 @@
 """The least memory on a device: parameters, the narrowest slab of what is gathered, and what goes by the size of a
 tile, whatever the widths, the layers and the largest degree (docs/planning.md, "The floor")."""
 
+from math import ceil
+
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +66,7 @@ def test_the_floor_is_no_more_than_is_stated(
     parameters, temporaries, slab, blocks, host, on_their_way = floor(graph, model, hidden, layers)
     edges = graph.most_neighbours + 2 * degree * max(MOST_ROWS, nodes // MOST_STEPS)
     assert temporaries <= WORKING_BYTES + OF_AN_EDGE[0] * edges + LITTLE
-    slice_columns = hidden // slices_of_head(hidden, nodes=nodes, itemsize=4) + 3
+    slice_columns = ceil(hidden / slices_of_head(hidden, nodes=nodes, itemsize=4)) + 3
     narrowest = 4 * nodes * (slice_columns if model == "gat" else 8)
     assert slab + blocks <= narrowest + WORKING_BYTES * 5 // 3 + OF_AN_EDGE[1] * edges + LITTLE
     assert host <= 16 * nodes + OF_STATE + 1_000_000

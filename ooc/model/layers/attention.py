@@ -46,11 +46,11 @@ from ooc.plan.workload import EdgeData
 
 _SLICE_NBYTES = 16e9
 """What a slab of one slice is to take at most, if that can be: so much of a GPU of 24 GB, beside what it works in."""
-_WIDEST_SLICE = 64
-"""Channels. Four of these took the CPU's pulls 1.05 times as long as a head of 256; on a GPU nothing was measured.
-Narrower ones have more scalars for as many channels."""
+_WIDEST_SLICE = 32
+"""Channels. Two of these took the CPU's pulls 1.02 to 1.05 times as long as a head of 64; on a GPU nothing was
+measured. Narrower ones have more scalars for as many channels."""
 _NARROWEST_SLICE = 16
-"""Channels. Rows of narrower ones would be fetched in parts of cache lines."""
+"""Channels, where those would take more. Rows of narrower ones would be fetched in parts of cache lines."""
 
 _GATED_TOGETHER = 8
 """Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
@@ -62,14 +62,35 @@ _WHOLE_NBYTES = 256e6
 
 
 def slices_of_head(channels: int, *, nodes: int, itemsize: int) -> int:
-    """Into how many slices a head of ``channels`` channels is cut, as many to each: as few as are narrow enough for a
-    graph of so many nodes, or else as many as can be. The same whatever the budgets, since sums over slices round as
-    slices are cut."""
-    widest = _WIDEST_SLICE
-    while widest > _NARROWEST_SLICE and nodes * (widest + TARGET_SCALARS) * itemsize > _SLICE_NBYTES:
-        widest //= 2
-    even = [slices for slices in range(1, channels // _NARROWEST_SLICE + 1) if channels % slices == 0]
-    return next((slices for slices in even if channels // slices <= widest), max(even, default=1))
+    """Into how many slices a head of ``channels`` channels is cut: as few as are narrow enough for a graph of so many
+    nodes, or fewer, up to half as wide again, if those would not be even. The same whatever the budgets, since sums
+    over slices round as slices are cut."""
+    fits = nodes * (_WIDEST_SLICE + TARGET_SCALARS) * itemsize <= _SLICE_NBYTES
+    widest = _WIDEST_SLICE if fits else _NARROWEST_SLICE
+    fewest = math.ceil(channels / widest)
+    even = [slices for slices in range(2, fewest + 1) if channels % slices == 0 and 2 * channels <= 3 * slices * widest]
+    return even[-1] if even else fewest
+
+
+def in_slices(call: Call, source: Value, options: AttentionOptions) -> AttentionOptions:
+    """With heads of rows like ``source`` cut into slices, as many channels to each, of which the last may lack some."""
+    nodes, itemsize = call.assembly.num_rows(source), call.assembly.setting.dtype.itemsize
+    slices = slices_of_head(options.channels, nodes=nodes, itemsize=itemsize)
+    return replace(options, slices=slices, channels=slices * math.ceil(options.channels / slices))
+
+
+def attended_in_slices(
+    call: Call, source: Value, target: Value, options: AttentionOptions, channels: int, negative_slope: float | None
+) -> Value:
+    """What targets get of their heads' slices: ``channels`` of each head, without what fills up the last slice."""
+    attended = call.per_edge(partial(GatAttention, options=options, negative_slope=negative_slope), source, target)
+    if options.channels == channels:
+        return attended
+
+    def heads_alone(rows: Tensor) -> Tensor:
+        return rows.view(len(rows), options.heads, -1)[..., :channels].flatten(1)
+
+    return call.assembly.rowwise(call.where, heads_alone, [attended])
 
 
 def lower_gat(conv: Any, call: Call) -> Value:
@@ -79,19 +100,13 @@ def lower_gat(conv: Any, call: Call) -> Value:
     if apart and call.relation is None:
         raise call.refuse("in_channels of sources and targets apart are not supported")
     x_source, x_target = call.ends("x")
-    slices = 1
-    has_features = takes_features(conv, call)
-    if not has_features:  # functions of edges compute a message for every group by itself
-        setting = call.assembly.setting
-        nodes = call.assembly.num_rows(x_source)
-        slices = slices_of_head(conv.out_channels, nodes=nodes, itemsize=setting.dtype.itemsize)
-
-    source = scored(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, slices)
-    target = scored(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, slices, alone=True)
+    has_features = takes_features(conv, call)  # functions of edges compute a message for every group by itself
+    cut = options if has_features else in_slices(call, x_source, options)
+    source = scored(call, x_source, conv.lin_src if apart else conv.lin, conv.att_src, cut)
+    target = scored(call, x_target, conv.lin_dst if apart else conv.lin, conv.att_dst, cut, alone=True)
     slope = float(conv.negative_slope)
     if not has_features:
-        gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=slope)
-        attended = call.per_edge(gat, source, target)
+        attended = attended_in_slices(call, source, target, cut, options.channels, slope)
     else:
         edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
 
@@ -107,22 +122,27 @@ def lower_gat(conv: Any, call: Call) -> Value:
     return _with_residual(conv, call, heads_of(conv, call, attended))
 
 
-def scored(call: Call, x: Value, linear: Any, att: nn.Parameter, slices: int, *, alone: bool = False) -> Value:
-    """A linear map of x with each head's score by ``att`` [1, H, C] behind each of its slices; ``alone``: the
-    scores."""
+def scored(
+    call: Call, x: Value, linear: Any, att: nn.Parameter, options: AttentionOptions, *, alone: bool = False
+) -> Value:
+    """A linear map of x with each head's score by ``att`` [1, H, C] behind each of its slices, the last filled up with
+    zeros; ``alone``: the scores."""
     _, heads, channels = att.shape
-    weight, bias = linear.weight, linear.bias
+    weight, bias, slices = linear.weight, linear.bias, options.slices
 
     def mapped(part: Tensor) -> Tensor:
-        score = torch.einsum("hc,hc...->h...", att[0], part.view(heads, channels, *part.shape[1:]))
-        score = score.repeat_interleave(slices, dim=0)
-        by_slice = part.view(heads * slices, channels // slices, *part.shape[1:])
-        return score if alone else torch.cat((by_slice, score[:, None]), dim=1).flatten(0, 1)
+        by_head = part.view(heads, channels, *part.shape[1:])
+        score = torch.einsum("hc,hc...->h...", att[0], by_head).repeat_interleave(slices, dim=0)
+        if alone:
+            return score
+        filled = F.pad(by_head, [0, 0] * (part.dim() - 1) + [0, options.channels - channels])
+        by_slice = filled.view(heads * slices, -1, *part.shape[1:])
+        return torch.cat((by_slice, score[:, None]), dim=1).flatten(0, 1)
 
     def weights() -> tuple[Tensor, Tensor | None]:
         return mapped(weight), None if bias is None else mapped(bias)
 
-    repeated = Repeated(slices, 1 if alone else channels // slices + 1)
+    repeated = Repeated(slices, 1 if alone else options.channels // slices + 1)
     parameters = (weight, att) if bias is None else (weight, att, bias)
     return call.assembly.projection(x, weights, parameters, repeated)
 
@@ -250,19 +270,16 @@ def attended_by_scores(
 ) -> Value:
     """What ``message`` makes of ``inputs`` at sources, by coefficients of scores [R, 1] at both ends; cut into slices
     as a head of GATConv is."""
-    assembly, columns = call.assembly, options.channels
-    slices = slices_of_head(columns, nodes=assembly.num_rows(of_source), itemsize=assembly.setting.dtype.itemsize)
+    assembly, columns, cut = call.assembly, options.channels, in_slices(call, of_source, options)
 
     def side_by_side(score_R1: Tensor, *inputs: Tensor) -> Tensor:
-        by_slice = message(*inputs).view(len(score_R1), slices, -1)
-        return torch.cat((by_slice, score_R1[:, None].expand(-1, slices, 1)), dim=2).flatten(1)
+        by_slice = F.pad(message(*inputs), (0, cut.channels - columns)).view(len(score_R1), cut.slices, -1)
+        return torch.cat((by_slice, score_R1[:, None].expand(-1, cut.slices, 1)), dim=2).flatten(1)
 
-    source = assembly.rowwise(call.where, side_by_side, [of_source, *inputs])
-    target = of_target
-    if slices > 1:
-        target = assembly.rowwise(call.where, lambda score_R1: score_R1.repeat(1, slices), [of_target])
-    gat = partial(GatAttention, options=replace(options, slices=slices), negative_slope=negative_slope)
-    return call.per_edge(gat, source, target)
+    source, target = assembly.rowwise(call.where, side_by_side, [of_source, *inputs]), of_target
+    if cut.slices > 1:
+        target = assembly.rowwise(call.where, lambda score_R1: score_R1.repeat(1, cut.slices), [of_target])
+    return attended_in_slices(call, source, target, cut, columns, negative_slope)
 
 
 def has_signed_formula(conv: Any) -> bool:

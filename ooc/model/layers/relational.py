@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import EdgeFunction, GatWithFeatures
 from ooc.model.graph import RelationScaling, Scaling
-from ooc.model.layers.attention import heads_of, scored, slices_of_head
+from ooc.model.layers.attention import attended_in_slices, heads_of, in_slices, scored
 from ooc.model.layers.edge_functions import FunctionAttention, by_dot_products
 from ooc.model.layers.layer import Call, EdgeKinds, Graph
-from ooc.model.layers.per_edge import AttentionOptions, GatAttention, Maximum
+from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.sums import ALL_KNOWN, SUMS, bias_of, check_sum, sum_of_maps
 from ooc.model.lowering.projection import Weights
 from ooc.model.lowering.symbolic import is_linear
@@ -111,14 +111,14 @@ def lower_han(conv: Any, call: Call) -> ByType:
     found: dict[str, list[Value]] = {name: [] for name in rows}
     for relation, graph in graphs.items():
         x_source, x_target, folder = rows[relation.source], rows[relation.target], relation.folder
-        itemsize = assembly.setting.dtype.itemsize
-        slices = slices_of_head(channels, nodes=assembly.num_rows(x_source), itemsize=itemsize)
-        source = scored(call, x_source, conv.proj[relation.source], conv.lin_src[folder], slices)
-        target = scored(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], slices, alone=True)
         p = float(conv.dropout) if conv.training else 0.0
-        options = AttentionOptions(conv.heads, channels, SelfLoops.AS_STORED, p, assembly.site(p), slices)
-        gat = partial(GatAttention, options=options, negative_slope=float(conv.negative_slope))
-        found[relation.target].append(assembly.rectified(_over(call, graph).per_edge(gat, source, target)))
+        options = AttentionOptions(conv.heads, channels, SelfLoops.AS_STORED, p, assembly.site(p))
+        cut = in_slices(call, x_source, options)
+        source = scored(call, x_source, conv.proj[relation.source], conv.lin_src[folder], cut)
+        target = scored(call, x_target, conv.proj[relation.target], conv.lin_dst[folder], cut, alone=True)
+        slope = float(conv.negative_slope)
+        attended = attended_in_slices(_over(call, graph), source, target, cut, channels, slope)
+        found[relation.target].append(assembly.rectified(attended))
     return {name: _semantic(conv, call, parts) if parts else None for name, parts in found.items()}
 
 
