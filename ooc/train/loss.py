@@ -263,6 +263,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
+    numbers = _numbers_of(loss)
     trials = [*_tried_labels(store, task, dtype, generator)]
     many = min(_TRIED_PIECES, _TRIED_OUTPUTS // (outputs * _PIECE_ROWS)) * _PIECE_ROWS
     trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]] if many else []
@@ -283,11 +284,20 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         if store.num_incomplete and together.isnan().any():
             raise ModelError(f"loss {name} is NaN where a label is missing, which is NaN in y; let it leave such out")
 
+    if _numbers_of(loss) != numbers:
+        raise ModelError(f"loss {name} changes what it is by being called, which is once for every tile of rows")
+
     def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
         value = loss(outputs_rC, labels)
         return value.sum() if by_row else value * len(labels)
 
     return Loss(_by_autograd(total), float(store.split_sizes["train"]))
+
+
+def _numbers_of(loss: RowsLoss) -> dict[str, object]:
+    """The numbers and the like that are attributes of an object that is called, or of which a method is."""
+    owner = getattr(loss, "__self__", loss)
+    return {name: one for name, one in getattr(owner, "__dict__", {}).items() if isinstance(one, (bool, int, float))}
 
 
 def _together_and_apart(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,6 +309,11 @@ def _together_and_apart(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: T
             leaf = outputs_rC.clone().requires_grad_()
             together = loss(leaf, labels)
             torch.autograd.grad(together.sum(), leaf)
+            if loss(outputs_rC, labels).requires_grad:
+                raise ModelError(
+                    f"loss {name} is of more than outputs and labels: what else it is computed from, as of weights it "
+                    "penalises, would get no gradient; an optimizer's weight_decay is one"
+                )
         with torch.no_grad():
             apart = [loss(outputs_rC[i : i + piece], labels[i : i + piece]) for i in range(0, rows, piece)]
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:

@@ -233,6 +233,24 @@ def hardest(count: int) -> Callable[[Tensor, Tensor], Tensor]:
     return of_hardest
 
 
+WEIGHTS_OF_A_MODEL = nn.Parameter(torch.ones(3))
+
+
+def penalised(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels) + 0.1 * WEIGHTS_OF_A_MODEL.square().sum()
+
+
+class Fading:
+    """Counts for less after a hundred epochs, as it takes calls to be."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs, labels) * (1.0 if self.calls < 100 else 0.5)
+
+
 class Learned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -250,6 +268,8 @@ class Learned(nn.Module):
         (nn.NLLLoss(weight=WEIGHTS), "NLLLoss is not the mean"),
         (hardest(10), "of_hardest is not the mean"),
         (hardest(100), "of_hardest is not the mean"),
+        (penalised, "penalised is of more than outputs and labels"),
+        (Fading(), "Fading changes what it is by being called"),
         (Learned(), "Learned has parameters of its own"),
         (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss takes a row of targets a node, the store's task is 'classes'"),
         (nn.MSELoss(), "MSELoss takes a row"),
