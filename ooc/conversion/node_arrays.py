@@ -121,7 +121,7 @@ def write_features(
 
     ``row_normalize`` is PyG's NormalizeFeatures: the least entry of the whole matrix is subtracted, then
     each row divided by its sum, or by 1 where that is less. SourceError for NaN, infinity, values
-    that the ``dtype`` cannot hold, and what would take more without its zeros.
+    that the ``dtype`` cannot hold, whole numbers that float32 would round, and what would take more without its zeros.
     """
     journal, sparse = work.journal, options.sparse_features
     if (found := journal.result(stage)) is not None:
@@ -229,8 +229,13 @@ def _feature_blocks(
                     raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
                 rows = Entries.of_rows(rows) if sparse else rows
             values = _values(rows)
-            double = np.float64 in (values.dtype, wanted)
+            double, given = np.float64 in (values.dtype, wanted), values
             values = values.astype(np.float64 if double else np.float32, copy=False)
+            if given.dtype.kind in "iu" and given.itemsize > 2 and (rounded := values != given).any():
+                what, value = _first(rows, start, rounded)
+                raise SourceError(
+                    f"{what} is {value}, which float32 would round; give dtype float64, or smaller numbers"
+                )
             rows = rows._replace(values=values) if isinstance(rows, Entries) else values
             if not (finite := np.isfinite(values)).all():
                 what, value = _first(rows, start, ~finite)

@@ -73,6 +73,10 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "CSR column out of range": (_sparse(x_shape=np.array([60, 3])), "outside its 3 columns"),
     "CSR rows": (_sparse(x_shape=np.array([61, 12])), "parts have other lengths"),
     "CSR indices float": (_sparse(x_indices=np.ones(216)), "must be whole numbers"),
+    "whole numbers that are rounded": (
+        _replaced(x=np.full((60, 12), 2**24 + 1)),
+        r"feature 0 of node 0 is 16777217, which float32 would round; give dtype float64",
+    ),
     "CSR NaN": (_sparse(x_data=np.full(216, np.nan)), "is nan"),
 }
 

@@ -161,6 +161,10 @@ def test_a_pyg_data_object_with_masks_of_several_splits(tmp_path: Path) -> None:
         ooc.convert(HeteroData(), tmp_path / "i.ooc")
     with pytest.raises(OptionError, match="output"):
         ooc.convert(data, split=1)
+    data.batch = torch.arange(len(data.x)) // 9
+    with pytest.raises(SourceError, match="batch of several graphs, which would count as one"):
+        ooc.convert(data, tmp_path / "i.ooc", split=1)
+    data.batch = torch.zeros(len(data.x))
     data.y = data.y.to_sparse()
     with pytest.raises(SourceError, match="y is no dense tensor"):
         ooc.convert(data, tmp_path / "i.ooc", split=1)

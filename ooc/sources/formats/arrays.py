@@ -380,6 +380,12 @@ def pyg_source(data: Any, request: Request) -> Source:
     kind = type(data).__name__
     if kind not in ("Data", "HeteroData"):
         raise SourceError(f"a PyG {kind} cannot be converted, only a homogeneous Data")
+    batch = getattr(data, "batch", None) if kind == "Data" else None
+    if batch is not None and bool((batch != batch[:1]).any()):
+        raise SourceError(
+            "the PyG Data has a batch of several graphs, which would count as one; give them as a list, or without "
+            "batch if the model does not look at it"
+        )
     if kind == "Data" and getattr(data, "adj_t", None) is not None and data.edge_index is None:
         raise SourceError("the PyG Data has adj_t, but no edge_index")
     if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
