@@ -275,7 +275,8 @@ class _Tracer(fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name)
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
-        with mock.patch.object(hetero_conv, "group", _group_in_one_call), plain_forwards(), _uncompiled():
+        of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
+        with mock.patch.object(hetero_conv, "group", _group_in_one_call), plain_forwards(), _uncompiled(), of_no_length:
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
@@ -414,6 +415,11 @@ class _Tracer(fx.Tracer):
         if not torch.is_grad_enabled():
             self.without_gradients.add(node)
         return node
+
+
+def _no_length(of: fx.Proxy) -> int:
+    """TypeError: ``(*x,)`` asks for a hint, and does without."""
+    raise TypeError(f"'len' is not supported of {of.node.name}")
 
 
 join_relations = hetero_conv.group

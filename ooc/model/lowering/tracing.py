@@ -213,7 +213,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
         if types is not None and len(types.nodes) == 1:
             arguments += ", or (x, edge_index, edge_type)"
-        more = ", and edge_weight or edge_attr where the store has them"
+        there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in assembly.setting.edge_data)
+        more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
         more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
     spaces = () if types is None else assembly.setting.outputs_of or (types.labelled,)
