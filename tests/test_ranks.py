@@ -4,6 +4,7 @@
 import copy
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -94,16 +95,32 @@ def test_a_process_that_is_slow_is_waited_for_and_one_that_is_stopped_is_named(t
     assert sorted([first[1], second[1]]) == [False, True]
 
 
-def test_a_process_that_never_starts_is_named(tmp_path: Path) -> None:
+def test_a_process_that_never_starts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun: the first keeps the store of all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "3"}
+    for name, value in about.items():
+        monkeypatch.setenv(name, value)
+
     def work(rank: int) -> tuple[str, bool]:
+        os.environ["RANK"] = str(rank)
         if rank == 1:
             os._exit(0)
         with pytest.raises(ooc.RankError) as raised:
-            Ranks.of_environment(timedelta(seconds=0.5))
+            Ranks.of_environment(timedelta(seconds=2))
         return str(raised.value), raised.value.is_told
 
-    first, _, third = together(3, tmp_path, work)
-    assert first == ("rank 1 has not started within 0.5 s", False) and third[1]
+    first, _, third = together(3, tmp_path, work, meet=False)
+    assert first == ("rank 1 has not started within 2 s", False) and third is not None
+
+
+@pytest.mark.parametrize("said", [{}, {"RANK": "x"}, {"WORLD_SIZE": "many", "RANK": "0"}])
+def test_who_is_where_cannot_be_told_is_one_line(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ({"WORLD_SIZE": "2"} | said).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ooc.RankError, match="cannot meet as RANK, WORLD_SIZE and MASTER_ADDR say: "):
+        Ranks.of_environment(timedelta(seconds=0.5))
 
 
 def test_a_process_that_goes_is_named(tmp_path: Path, _soon: None) -> None:

@@ -195,7 +195,7 @@ _STARTING = timedelta(minutes=2)
 
 def ranks_of_environment() -> "Ranks | None":
     """The processes that this one belongs to; None where it is alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return None
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # who has gone is said in a line of our own
     from ooc.ranks import Ranks

@@ -168,14 +168,16 @@ class Ranks:
     def of_environment(cls, within: timedelta = MEETING) -> Self:
         """As ``torchrun`` says, or a group that the program around us has made; alone where there is neither.
         ``within``: in which time all have to be there. OptionError for a group that cannot send what lies in RAM."""
-        if not dist.is_available() or not (dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+        is_asked = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+        if not dist.is_available() or not (dist.is_initialized() or is_asked):
             return cls()
         if _met and dist.is_initialized() and _met[0] is dist.group.WORLD:
             return cast(Self, _met[1])
         try:
             made = cls._meet(within)
         except (RuntimeError, ValueError) as error:
-            raise RankError(f"the processes cannot meet: {' '.join(str(error).split())}") from error
+            why = " ".join(str(error).split())[:160]
+            raise RankError(f"the processes cannot meet as RANK, WORLD_SIZE and MASTER_ADDR say: {why}") from error
         if not _met:
             atexit.register(_end)
         _met[:] = dist.group.WORLD, made
@@ -184,7 +186,8 @@ class Ranks:
     @classmethod
     def _meet(cls, within: timedelta) -> Self:
         if not dist.is_initialized():
-            met, rank, count = next(rendezvous("env://", timeout=within))
+            count = int(os.environ["WORLD_SIZE"])
+            met, rank, _ = next(rendezvous("env://", world_size=1, timeout=within))  # no waiting for all yet
             # torchrun keeps its store when it starts processes anew; where those of before listened is not asked.
             store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", met)
             meet(store, rank, count, within)
