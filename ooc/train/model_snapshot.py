@@ -2,13 +2,16 @@
 """What a trainer has taken from its model when it was made, and whether it still holds.
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
-parameters are trained, rates of dropout, slopes and the like decided what is planned; changed later, they would count
-for nothing. Nor would hooks, or another ``forward``, that are set on a module later.
+parameters are trained, rates of dropout, slopes and the like, of a module, of its class, or in a list or dictionary of
+these, decided what is planned; changed later, they would count for nothing. Nor would hooks, or another ``forward``,
+that are set on a module later.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
 from ooc.model.lowering.network import has_hooks, hooks_of
@@ -49,9 +52,12 @@ def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, _Itself(module)
-        for name, value in vars(module).items():
+        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch", "builtins"))]
+        for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
             if isinstance(value, _PLAIN) and name != _MODE:
                 yield prefix + name, value
+            elif isinstance(value, (list, tuple, dict)):
+                yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
             elif callable(value):
                 yield prefix + name, _Itself(value)
         for kind in hooks_of(module):

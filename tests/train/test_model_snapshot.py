@@ -21,17 +21,20 @@ GRAPH = GraphCase()
 class Model(nn.Module):
     """Two layers with what may be changed between."""
 
+    scale = 1.0
+
     def __init__(self) -> None:
         super().__init__()
         self.first = GINConv(nn.Linear(GRAPH.features, 8), eps=0.1)
         self.norm, self.drop, self.act = nn.BatchNorm1d(8), nn.Dropout(0.5), torch.relu
+        self.shares = {"own": [0.5, 0.5]}
         self.register_buffer("shift", torch.zeros(8))
         self.shift: Tensor
         self.second = SAGEConv(8, GRAPH.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.drop(self.norm(self.first(x, edge_index)) + self.shift)
-        return self.second(self.act(x), edge_index)
+        return self.second(self.act(x) * (self.scale * self.shares["own"][0]), edge_index)
 
 
 def give(model: Model, **values: float) -> None:
@@ -43,6 +46,8 @@ def give(model: Model, **values: float) -> None:
 CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "a layer frozen": (lambda m: m.second.requires_grad_(False), "second.lin_l.weight.requires_grad"),
     "another rate": (lambda m: setattr(m.drop, "p", 0.1), "drop.p"),
+    "a number in a list": (lambda m: m.shares["own"].insert(0, 0.1), "shares"),
+    "a number of the class": (lambda m: setattr(Model, "scale", Model.scale + 1), "scale"),
     "another layer": (lambda m: setattr(m, "norm", nn.BatchNorm1d(8)), "norm"),
     "another parameter": (lambda m: setattr(m.norm, "bias", nn.Parameter(torch.zeros(8))), "norm.bias"),
     "another buffer": (lambda m: setattr(m, "shift", torch.ones(8)), "shift"),
