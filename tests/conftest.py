@@ -14,7 +14,9 @@ stay, and looking through them, over and over, was two fifths of collecting and 
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,20 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
     collected = yield
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
     return collected
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_template() -> Iterator[None]:
+    """PyG compiles the template that its convolutions are made by for every layer anew, a twentieth of a test that
+    trains a small model."""
+    template = sys.modules.get("torch_geometric.template")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FileSystemLoader", "Environment") if template is not None else ():
+            patch.setattr(template, name, cache(getattr(template, name)))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

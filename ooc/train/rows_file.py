@@ -67,8 +67,7 @@ class RowsFile:
     ) -> None:
         self.path, self._called = path, called
         check_target(path, force=force)
-        self.shape = shape
-        self.dtype = np.dtype(dtype)
+        self.shape, self.dtype = shape, np.dtype(dtype)
         self._has_ids = path.suffix in (".csv", ".parquet")
         node: list[Any] = [("node", np.dtype(id_type))] if self._has_ids else []
         fields: list[Any] = [*node, ("row", self.dtype, shape[1:])]  # of Any: mypy takes a minute for numpy's own type

@@ -229,8 +229,7 @@ class _Probe:
         layer, x_NC = self.layer, self.x_NC
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         numbers, given = self._plain_attributes(), x_NC.clone()
-        torch.manual_seed(1)
-        before = torch.random.get_rng_state()
+        before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:

@@ -174,7 +174,8 @@ class Calls:
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
         with _as_it_was(self._module), torch.set_grad_enabled(training), _uncompiled():
-            torch.manual_seed(1)
+            for generator in (torch.default_generator, *torch.cuda.default_generators):
+                generator.manual_seed(1)  # torch.manual_seed keeps the stack, for devices that are not there
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
