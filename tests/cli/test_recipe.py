@@ -247,6 +247,9 @@ def test_runs_of_before_these_options_go_on(run: RunCommand, graph: Path, here: 
         (["--schedule-option", "gamma=1"], "--schedule-option is of torch's schedules"),
         (["--schedule", "linearlr", "--warmup", "3"], "--warmup goes with none, cosine, step and plateau"),
         (["--lr-factor", "1"], "--lr-factor"),
+        (["--lr-factor", "0.5", "--schedule", "cosine"], "--lr-factor is of --schedule step or plateau"),
+        (["--average-decay", "0.9", "--average", "swa"], "--average-decay is of --average ema"),
+        (["--average-from", "2"], "--average-from is of --average ema or swa"),
         (["--label-smoothing", "1.5"], "--label-smoothing"),
     ],
 )

@@ -423,7 +423,9 @@ def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
 
 
 def build_average(settings: TrainSettings, model: nn.Module) -> AveragedModel | None:
-    """The average of the weights that is scored in the model's place."""
+    """The average of the weights that is scored in the model's place; OptionError for options of another."""
+    refuse(settings, ["average_decay"] if settings.average != "ema" else [], "is of --average ema")
+    refuse(settings, ["average_from"] if settings.average == "none" else [], "is of --average ema or swa")
     if settings.average == "ema":
         moving_average: Any = get_ema_multi_avg_fn
         return AveragedModel(model, multi_avg_fn=moving_average(settings.average_decay))
@@ -488,6 +490,8 @@ def build_trainer(
 
 
 _SGD_MOMENTUM = 0.9
+_SCHEDULES_OF = {"step_every": ("step",), "lr_factor": ("step", "plateau"), "plateau_patience": ("plateau",)}
+"""Of which schedules these options are."""
 _OF_EMBEDDING = ("embedding_optimizer", "embedding_lr", "embedding_option")
 _OF_OPTIMIZERS = {
     "lr": "give --lr",
@@ -549,7 +553,10 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:
-    """The learning rate's schedule; ``rising``: whether a higher validation score is better."""
+    """The learning rate's schedule; ``rising``: whether a higher validation score is better. OptionError for options of
+    another."""
+    for name, kinds in _SCHEDULES_OF.items():
+        refuse(settings, [name] if settings.schedule not in kinds else [], f"is of --schedule {' or '.join(kinds)}")
     warmup, epochs = settings.warmup, settings.schedule_epochs or settings.epochs
     own = settings.schedule in ("none", "cosine", "step", "plateau")
     if own and settings.schedule_option:

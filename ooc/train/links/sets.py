@@ -324,7 +324,7 @@ class Links:
         except MemoryError:
             raise
         except Exception as error:  # whatever zip files, pickles and arrays that are damaged come to
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
             raise OptionError(f"links {path} cannot be read: {reason}") from error
 
 

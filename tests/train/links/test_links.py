@@ -450,7 +450,7 @@ def _losses(run: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--links", "none.npz"], "none.npz cannot be read"),
+        (["--links", "none.npz"], "none.npz cannot be read: No such file or directory"),
         (["--decoder", "mlp"], "--decoder is of link prediction"),
         (["--metric", "mrr"], "--metric mrr is of links"),
         (["--links", "links.npz", "--sampler", "neighbor"], "--sampler is not for --links"),
