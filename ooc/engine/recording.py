@@ -99,11 +99,14 @@ class EpochRecorder:
             self._condenser.add_pass(item.name, at_s, at_s + item.time_s, item.wait_s, bound.value)
             at_s += item.time_s
         plan = self._runtime.plan
+        blocked, spans = set(plan.blocks.names), plan.lowest(self.program).uses.spans
+        read = sum(moved[0] for name, moved in self._moved.items() if name in blocked)
         self._found = {
             **self._condenser.as_dict(epoch_s),
             "threads": self._runtime.workers.workers,
             "matrices": self._matrices(plan),
-            "block_reads": self._block_reads(plan),
+            # How often a block was needed right above the SSD, and how often it was read from there.
+            "block_reads": {"uses": sum(span.use is not Use.WRITE for span in spans), "read": read},
         }
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
@@ -121,13 +124,6 @@ class EpochRecorder:
             moved = {"ssd_read_bytes": read_bytes, "ssd_write_bytes": write_bytes}
             found.append({"matrix": name, "used_bytes": needed, "found_bytes": in_memory} | moved)
         return found
-
-    def _block_reads(self, plan: Plan) -> dict[str, int]:
-        """How often a block was needed right above the SSD, and how often it was read from there."""
-        spans = plan.lowest(self.program).uses.spans
-        blocked = set(plan.blocks.names)
-        read = sum(moved[0] for name, moved in self._moved.items() if name in blocked)
-        return {"uses": sum(span.use is not Use.WRITE for span in spans), "read": read}
 
 
 class _Memory:

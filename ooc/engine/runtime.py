@@ -105,7 +105,9 @@ class Runtime:
             for name, base, grid, own in zip(table.names, table.bases, table.grids, table.own, strict=True):
                 array = self._array(name, arrays)
                 dtype = self._dtype(name, array)
-                region_dtype = self._region_dtype(name, dtype)
+                planned = plan.matrices.get(name)  # None: edges
+                as_it_is = planned is None or planned.region_itemsize == dtype.itemsize
+                region_dtype = dtype if as_it_is else self.dtype
                 self.matrices[name] = matrix = BlockedMatrix(name, grid, dtype, region_dtype, base, array, own=own)
                 opening.callback(matrix.close)
                 if name in plan.spilled:
@@ -206,11 +208,6 @@ class Runtime:
         if matrix.kind is Kind.BITS:
             return torch.uint8
         return self.dtype if matrix.itemsize == self.dtype.itemsize else self.spill_dtype
-
-    def _region_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        """The type of a matrix in a region, whose blocks hold ``dtype``."""
-        planned = self.plan.matrices.get(name)
-        return dtype if planned is None or planned.region_itemsize == dtype.itemsize else self.dtype
 
     def rounded(self, values: Tensor, source: str) -> Tensor:
         """What was pulled of ``source``, as it would be had it been kept in between: a pass that keeps nothing gives

@@ -17,7 +17,7 @@ written to the SSD where they count.
 stages pays at most if that adds less to the bound than the epoch waits for data without.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -111,7 +111,10 @@ class Problem:
         traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
         passes = zip(layout.programs["train"], traffic, strict=True)
         taken_s = [pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes]
-        seconds = sum(taken_s) + self._waiting_s(layout, taken_s)
+        seconds, workload, rate = sum(taken_s), self.workload, self.limits.link_bytes_per_s
+        if workload.share is not None:  # what they wait for other processes
+            received = received_of(layout.programs["train"], layout.matrices, workload.topologies, workload.share)
+            seconds += sum(exposed_s(one, s, rate) for one, s in zip(received, taken_s, strict=True))
         written = sum(moved.ssd_write_bytes for moved in traffic) + self.workload.state_bytes
         match self.goal:
             case Goal.SECONDS:
@@ -120,14 +123,6 @@ class Problem:
                 return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
             case Goal.WRITES:
                 return written, seconds
-
-    def _waiting_s(self, layout: Layout, taken_s: Sequence[float]) -> float:
-        """What passes that take so long wait for other processes."""
-        workload, rate = self.workload, self.limits.link_bytes_per_s
-        if workload.share is None:
-            return 0.0
-        what = layout.programs["train"], layout.matrices, workload.topologies, workload.share
-        return sum(exposed_s(one, s, rate) for one, s in zip(received_of(*what), taken_s, strict=True))
 
     def like(self, choice: Choice) -> Candidate | None:
         """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as

@@ -419,11 +419,6 @@ class Workload:
         return tuple(stage.pull for stages in self.programs.values() for stage in stages if stage.pull)
 
     @cached_property
-    def summed_sources(self) -> frozenset[str]:
-        """The matrices of which every pull is a plain sum."""
-        return frozenset(pull.source for pull in self.pulls).difference(self.groupings)
-
-    @cached_property
     def shardable(self) -> frozenset[str]:
         """The matrices whose slabs may be sharded among the processes, each of which pulls its own for all rows:
         those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does

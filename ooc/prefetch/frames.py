@@ -43,24 +43,35 @@ T = TypeVar("T", bound=Event)
 class FrameTable(ABC, Generic[T]):
     """Which block each frame holds, and what is under way into it."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks: Checks | None = None) -> None:
+        self._checks = checks
         self._where: dict[int, int] = {}  # block → frame
         self._content: dict[int, int] = {}  # frame → block
+        self._postponed: dict[int, None] = {}  # blocks to be read, in order
         self._arriving: dict[int, T] = {}  # by block
 
     def holds(self, block: int, frame: int) -> bool:
         """Whether ``block`` is in ``frame``, or on its way into it."""
         return self._where.get(block) == frame
 
-    @abstractmethod
     def hold(self, transfer: T) -> None:
         """From here on, for what is computed, ``transfer`` has ended."""
+        transfer.wait()
 
     def await_read(self, block: int) -> None:
         """From here on what is read of ``block`` is there."""
+        if block in self._postponed:
+            self._read_now(block)
         transfer = self._arriving.pop(block, None)
         if transfer is not None:
             self.hold(transfer)
+            self._arrived(block)
+
+    def _read_now(self, block: int) -> None:
+        """Start reading ``block``, which was postponed, as soon as its frame is free."""
+
+    def _arrived(self, block: int) -> None:
+        """What was read of ``block`` has been waited for."""
 
     def forget(self, blocks: range) -> None:
         """What is below has changed: frames hold none of these ``blocks`` any more. While no program runs."""
@@ -92,8 +103,8 @@ class Workspace(FrameTable[T]):
 
     place: torch.device
 
-    def __init__(self, nbytes: Nbytes) -> None:
-        super().__init__()
+    def __init__(self, nbytes: Nbytes, checks: Checks | None = None) -> None:
+        super().__init__(checks)
         self._nbytes = nbytes
         self._leaving: dict[int, T] = {}  # by frame
 
@@ -203,19 +214,14 @@ class HostWorkspace(Workspace[Ticket]):
     ) -> None:
         """``target``: where a block is written to, if that is not where it is read from. ``part``: which of the bytes
         of a block lie on the SSD, if not all."""
-        super().__init__(nbytes)
+        super().__init__(nbytes, checks)
         self._target = target or locate
-        self._checks = checks
         self._part = part
         self._arena = arena
         self._frame_bytes = frame_bytes
         self._engine = engine
         self._locate = locate
-        self._postponed: dict[int, None] = {}  # blocks to be read, in order
         self._on_their_way: dict[int, Ticket] = {}  # writes by block
-
-    def hold(self, transfer: Ticket) -> None:
-        transfer.wait()
 
     def begin(self, program: Program, staging: Staging | None) -> None:
         for block, frame in program.warm:
@@ -244,12 +250,8 @@ class HostWorkspace(Workspace[Ticket]):
         self.await_written(block)
         self._arriving[block] = self._engine.read(self._locate(block)[0], self._view(block))
 
-    def await_read(self, block: int) -> None:
-        if block in self._postponed:
-            self._read_now(block)
-        comes = block in self._arriving
-        super().await_read(block)
-        if comes and self._checks is not None:
+    def _arrived(self, block: int) -> None:
+        if self._checks is not None:
             self._checks.check_read(block, self._view(block))
 
     def fill(self, block: int, memory: Tensor) -> Ticket:

@@ -2,9 +2,9 @@
 """The frames of host memory below a device at run time: what goes over PCIe, and what the SSD reads and writes.
 
 Follows ``ooc.plan.program.staging`` and decides nothing: transfers are asked for in the order of the lower program,
-each gives its host frames their blocks first, and reads from the SSD set off for later ones. The host waits in two
-cases only: for a block that has not come from the SSD yet, and for what still moves through a host frame that the SSD
-is to read into.
+each gives its host frames their blocks first, and reads from the SSD set off for later ones, once nothing moves through
+their frames any more. The host waits in two cases only: for a block that has not come from the SSD when it is sent, and
+for what the SSD still writes out of a host frame that the device is to copy to.
 
 Where an engine reads and writes the device's own memory (GPUDirect), blocks that would only pass through their host
 frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
@@ -45,11 +45,10 @@ class Transfers(FrameTable[Ticket]):
         slab_of: Callable[[int], int] = lambda block: -1,
         checks: Checks | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(checks)
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """So far, each way."""
         self._gpudirect = gpudirect
-        self._checks = checks
         self._slab_of = slab_of
         self._passing_through = _NOTHING
         self._to_read_directly: set[int] = set()  # blocks that come without their host frames
@@ -81,7 +80,7 @@ class Transfers(FrameTable[Ticket]):
         for block, name in staging.program.warm:
             if not self.holds(block, self._frame_of_name[name]):
                 self._give(block, self._frame_of_name[name])
-                self._read(block)
+                self._read_now(block)
 
     def send(self, block: int, direction: CopyTo, memory: Tensor, after: Sequence[Event]) -> Event:
         """The next transfer: ``block`` from or to the device's ``memory``, behind ``after`` → its end."""
@@ -97,7 +96,9 @@ class Transfers(FrameTable[Ticket]):
             if direct:
                 self._to_read_directly.add(taken)
             elif load:
-                self._read(taken)
+                self._postponed[taken] = None
+        while self._postponed and self._is_vacant(first := next(iter(self._postponed))):
+            self._read_now(first)
         if block in self._to_read_directly or index in self._passing_through.writes:
             self._to_read_directly.discard(block)
             return self._move_directly(block, direction, memory, after)
@@ -127,7 +128,7 @@ class Transfers(FrameTable[Ticket]):
             names = len(self._frame_of_name)
             self._aside = (self._aside + 1) % min(2, names)
             self._give(block, self._frame_of_name[names - 1 - self._aside])
-            self._read(block)
+            self._read_now(block)
         return self._copy(block, CopyTo.DEVICE, memory, after)
 
     def await_saved(self, block: int) -> None:
@@ -148,7 +149,7 @@ class Transfers(FrameTable[Ticket]):
         self._direct.clear()
         self._to_read_directly.clear()
         tables = self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written
-        for known in tables:
+        for known in (*tables, self._postponed):
             known.clear()
 
     # ---- frames --------------------------------------------------------------------------------------------
@@ -191,8 +192,16 @@ class Transfers(FrameTable[Ticket]):
         self.bytes_moved[direction] += memory.nbytes
         return ticket
 
-    def _read(self, block: int) -> None:
+    def _is_vacant(self, block: int) -> bool:
+        """Whether ``block`` can be read into its frame without waiting."""
+        frame = self._where[block]
+        saved = {block, self._leaving.get(frame)}
+        moving = self._passing.get(frame), *(self._written[one] for one in self._written.keys() & saved)
+        return not self._unsaved.keys() & saved and all(one is None or one.happened for one in moving)
+
+    def _read_now(self, block: int) -> None:
         """Start reading ``block`` from the SSD into its frame, when nothing moves through it any more."""
+        self._postponed.pop(block, None)
         frame = self._where[block]
         passing = self._passing.pop(frame, None)
         if passing is not None:
@@ -203,13 +212,8 @@ class Transfers(FrameTable[Ticket]):
         spans, nbytes = self._locate(block)
         self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
 
-    def hold(self, transfer: Ticket) -> None:
-        transfer.wait()
-
-    def await_read(self, block: int) -> None:
-        comes = block in self._arriving
-        super().await_read(block)
-        if comes and self._checks is not None:
+    def _arrived(self, block: int) -> None:
+        if self._checks is not None:
             self._checks.check_read(block, self._view(self._where[block], self._locate(block)[1]))
 
     def _save_what_has_come(self) -> None:

@@ -230,7 +230,8 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     cut = choice.cuts.get(matrix.name)
     height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
-    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and matrix.name in workload.summed_sources)
+    is_summed = cut is not None and matrix.name not in workload.groupings
+    as_kept = matrix.kind is not Kind.SCRATCH or (workload.sums_as_kept and is_summed)
     region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
     whole = cut is not None and not _in_slabs(cut) and matrix.name not in choice.bucketed
     return MatrixPlan(matrix, grid, region_itemsize, whole=whole)

@@ -104,11 +104,8 @@ class Capacity:
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
-        return min(blocks_in(layout, self.workload) + self.working_frames(layout), self.most_frames(layout))
-
-    def most_frames(self, layout: Layout) -> int:
-        """Frames that the budgets allow."""
-        return self.arena_bytes(layout) // layout.frame_bytes
+        most = blocks_in(layout, self.workload) + self.working_frames(layout)
+        return min(most, self.arena_bytes(layout) // layout.frame_bytes)
 
     def working_frames(self, layout: Layout) -> int:
         """Frames that regions take, and that passes work in and read ahead into."""
@@ -121,11 +118,7 @@ class Capacity:
         if not self.has_tiers:
             return None
         most = blocks_in(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
-        return min(most, self.most_host_frames(layout))
-
-    def most_host_frames(self, layout: Layout) -> int:
-        """Frames that the host's budget allows."""
-        return (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes
+        return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
 
     def fits(self, layout: Layout) -> bool:
         """Whether every pass of ``layout`` can run."""

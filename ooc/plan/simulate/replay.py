@@ -195,21 +195,17 @@ class Replay:
                 self.buckets[key] = self._send(READ, of.bucket_nbytes(bucket), item.index)
         self._await(self.buckets[name, item.index, here])
 
-    def _stream(self, step: Step, item: Pass) -> None:
-        """What a step writes of what has no blocks goes to the drive: as much for every row."""
-        nbytes = streamed_write_bytes(item, self.plan.matrices)
-        if nbytes:
-            nbytes = nbytes * step.stop // item.rows - nbytes * step.start // item.rows
-            self.streaming.append(self._send(WRITE, nbytes, item.index))
-
     def _end(self, t: int, at: int) -> None:
         """Send off the writes due after step ``t``, and give back what was in use for the last time."""
         for block in self.program.store[t]:
             ticket = self._store(block, t, at)
             self.leaving[self.where[block]] = ticket
             self.on_their_way[block] = ticket
-        item = self.plan.programs[self.name][at]
-        self._stream(self.program.steps[t], item)
+        item, step = self.plan.programs[self.name][at], self.program.steps[t]
+        nbytes = streamed_write_bytes(item, self.plan.matrices)  # of what has no blocks: as much for every row
+        if nbytes:
+            nbytes = nbytes * step.stop // item.rows - nbytes * step.start // item.rows
+            self.streaming.append(self._send(WRITE, nbytes, at))
         kept = self.program.kept.after
         for i in self.program.uses.ending(t):
             if not kept[i]:

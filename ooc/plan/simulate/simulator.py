@@ -7,11 +7,8 @@ executor, which on the CPU waits for what a step needs (``ooc.plan.simulate.repl
 On a device with memory of its own the host sends kernels and copies off and waits for none of them: in its stream each
 begins when the one before it has ended, and so have those of other streams that it is to wait for
 (``ooc.prefetch.device_frames`` says which). A step's kernels take as long as computing, and end no sooner than the host
-has launched them. The host waits for the drive, and for what still moves through a frame that the drive is to read into
-(``HostTier``).
+has launched them. The host waits for the drive, for what it sends next or needs a frame for (``HostTier``).
 """
-
-from collections import deque
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.passes import Pass
@@ -156,8 +153,8 @@ class HostTier:
 
     Transfers are asked for in the order of the lower program (``ooc.plan.program.staging``) and sent off in it: one to
     the device waits until its block is in its host frame, and the host with it; a block that came to the host for the
-    drive's sake is written when it has come. Copies through one frame wait for one another; before the drive reads into
-    one, the host does.
+    drive's sake is written when it has come. Copies through one frame wait for one another; reads into one are
+    postponed until then.
 
     ``now`` is the host's clock. ``waited_for_disk``: the tickets of PCIe that had to wait for a read.
     ``blocked_s``: how long the host has waited, and for whom, since somebody cleared it."""
@@ -180,7 +177,8 @@ class HostTier:
         self._written: dict[int, int] = {}  # block → ticket of its write
         self._passing: dict[int, int] = {}  # frame → ticket of PCIe
         self._leaving: dict[int, int] = {}  # frame → block that is written out of it
-        self._unsaved: deque[tuple[int, int, int]] = deque()  # (ticket of PCIe, block, pass)
+        self._unsaved: dict[int, tuple[int, int]] = {}  # block → ticket of PCIe, and pass; in order
+        self._postponed: dict[int, int] = {}  # block to be read → pass; in order
 
     def transfer(self, now_s: float, at: int, behind_s: float) -> int:
         """Send off the next transfer, asked for at ``now_s`` in pass ``at``, not to begin before ``behind_s``; its
@@ -193,10 +191,12 @@ class HostTier:
         for taken, frame, load in program.acquire[index]:
             self._where[taken] = frame
             if load:
-                self._free(frame)
-                self._wait_written(taken)
-                self._arriving[taken] = self._send(READ, taken, at)
+                self._postponed[taken] = at
+        while self._postponed and self._is_vacant(first := next(iter(self._postponed))):
+            self._read(first)
         late = False
+        if block in self._postponed:
+            self._read(block)
         if block in self._arriving:
             arrives = self.disk.wait(self._arriving.pop(block))
             late = arrives > self.now
@@ -213,7 +213,7 @@ class HostTier:
         self._passing[frame] = ticket
         for stored in program.store[index]:
             self._leaving[self._where[stored]] = stored
-            self._unsaved.append((ticket, stored, at))
+            self._unsaved[stored] = ticket, at
         used = len(self._where) * self._plan.frame_bytes
         self.samples.append((self.now, self._plan.fixed_host_bytes + used))
         if not program.kept.after[index]:
@@ -222,22 +222,37 @@ class HostTier:
 
     def drain(self) -> float:
         """When everything is done."""
-        while self._unsaved:
-            self.now = max(self.now, self.pcie.served[self._unsaved[0][0]])
+        for ticket, _ in list(self._unsaved.values()):
+            self.now = max(self.now, self.pcie.served[ticket])
             self._write_what_has_come()
         return max(self.now, self.pcie.drain(), self.disk.drain())
 
     def _write_what_has_come(self) -> None:
-        while self._unsaved and self.pcie.served[self._unsaved[0][0]] <= self.now:
-            _, block, at = self._unsaved.popleft()
+        while self._unsaved:
+            block, (ticket, at) = next(iter(self._unsaved.items()))
+            if self.pcie.served[ticket] > self.now:
+                return
+            del self._unsaved[block]
             self._written[block] = self._send(WRITE, block, at)
 
-    def _free(self, frame: int) -> None:
-        """Wait until nothing moves through ``frame``."""
+    def _is_vacant(self, block: int) -> bool:
+        """Whether ``block`` can be read into its frame without waiting."""
+        frame = self._where[block]
+        saved = {block, self._leaving.get(frame)}
+        passing = frame in self._passing and self.pcie.served[self._passing[frame]] > self.now
+        if passing or self._unsaved.keys() & saved:
+            return False
+        return all(self.disk.has_served(self._written[one], self.now) for one in self._written.keys() & saved)
+
+    def _read(self, block: int) -> None:
+        """Have ``block`` read when nothing moves through its frame any more."""
+        frame = self._where[block]
         if frame in self._passing:
             self._wait(self.pcie.served[self._passing.pop(frame)], Resource.TO_DEVICE)
         if frame in self._leaving:
             self._wait_written(self._leaving.pop(frame))
+        self._wait_written(block)
+        self._arriving[block] = self._send(READ, block, self._postponed.pop(block))
 
     def _wait_written(self, block: int) -> None:
         self._write_what_has_come()
