@@ -27,7 +27,7 @@ from ooc.kernels.bags import RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.functions import EdgeFunction, EdgeGradients, Gatv2, TransformerAttention
+from ooc.kernels.functions import Computed, EdgeFunction, EdgeGradients, Gatv2, TransformerAttention
 from ooc.kernels.tensors import pull
 from ooc.plan.workload import Direction
 
@@ -117,17 +117,15 @@ def pull_messages(
     if heads is not None:
         out_RHC = out_RO.view(tile.rows, len(heads.heads), -1)
         softmax = RunningSoftmax(tile.rows, len(heads.heads), source_NW, [out_RHC])
-    for piece in pieces(tile, len(source_NW)):
-        source_EW = source_NW.index_select(0, piece.neighbours_E)
-        target_EV = target_RV[piece.rows].index_select(0, piece.row_E)
-        term_ET = None if terms is None else terms.make(terms.features(tile, piece))
-        message_EO, score_EH, _ = function(source_EW, target_EV, term_ET)
+    in_edges = _InEdges(function, tile, source_NW, target_RV, terms, heads)
+    for number, piece in enumerate(pieces(tile, len(source_NW))):
+        message_EO, score_EH, _ = in_edges.of(number, piece)
         if softmax is not None:
             assert heads is not None and score_EH is not None
             weight_EH = softmax.weigh(piece, score_EH)
             if heads.dropout is not None:
                 weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
-            _weigh(message_EO, weight_EH)
+            message_EO = (message_EO.view(*weight_EH.shape, -1) * weight_EH[:, :, None]).flatten(1)
         out_RO[piece.rows] += piece.sums(message_EO)
     lse_RH = None if softmax is None else softmax.finish()
     return out_RO, lse_RH
@@ -175,7 +173,6 @@ def pull_source_gradients(
     if heads is not None and is_dot_product(function, terms):
         return dot_attention.pull_sources(tile, heads.heads, heads.dropout, target_NP=target_NP, source_RS=source_RW)
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
-    backward = _Backward(function, tile, heads, Direction.OUT, terms)
     for piece in pieces(tile, len(target_NP)):
         if kept_EW is not None and tile.kept is not None and piece.numbers_E is not None:
             in_edges_E = tile.kept.in_edges[piece.numbers_E]
@@ -183,7 +180,8 @@ def pull_source_gradients(
             continue
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E)
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
-        found, _ = backward.of(piece, source_EW, target_EV, upstream_E)
+        term_ET = None if terms is None else terms.make(terms.features(tile, piece))
+        found = _differentiated(piece, function(source_EW, target_EV, term_ET), upstream_E, heads, Direction.OUT)
         out_RW[piece.rows] += piece.sums(found.source_EW)
     return out_RW
 
@@ -212,19 +210,18 @@ def pull_target_gradients(
     if isinstance(function, Gatv2) and target_RV.shape[1] != source_NW.shape[1]:  # with the heads' vectors behind
         own_RHV, _ = target_RV.view(len(target_RV), len(function.att_HC), -1).chunk(2, dim=2)
         own_RV, outs = own_RHV.flatten(1), [*out_RV.view(*own_RHV.shape[:2], -1).chunk(2, dim=2)]
-    backward = _Backward(function, tile, heads, Direction.IN, terms)
-    for piece in pieces(tile, len(source_NW)):
-        own_E = piece.row_E + piece.start
-        source_EW = source_NW.index_select(0, piece.neighbours_E)
-        found, features_EK = backward.of(piece, source_EW, own_RV.index_select(0, own_E), upstream_R.select(own_E))
+    in_edges = _InEdges(function, tile, source_NW, own_RV, terms, heads)
+    for number, piece in enumerate(pieces(tile, len(source_NW))):
+        upstream_E = upstream_R.select(piece.row_E + piece.start)
+        found = _differentiated(piece, in_edges.of(number, piece, again=True), upstream_E, heads, Direction.IN)
         if kept_EW is not None and piece.numbers_E is not None:
             kept_EW[piece.numbers_E] = found.source_EW
         for out, gradient in zip(outs, (found.target_EV, found.parameters_EV), strict=False):
             if gradient is not None:
                 rows = out[piece.rows]
                 rows += piece.sums(gradient).view_as(rows)
-        if map_RM is not None and terms is not None and features_EK is not None and found.term_ET is not None:
-            map_RM[piece.rows] += terms.map_gradient(piece, features_EK, found.term_ET)
+        if map_RM is not None and terms is not None and found.term_ET is not None:
+            map_RM[piece.rows] += terms.map_gradient(piece, terms.features(tile, piece), found.term_ET)
     return out_RV, map_RM
 
 
@@ -251,36 +248,55 @@ def scratch_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
-    """What differentiates the edges of a tile."""
+class _InEdges:
+    """What computes the edges into the rows ``target_RV`` of a tile."""
 
     function: EdgeFunction
     tile: TileEdges
-    heads: Heads | None
-    direction: Direction
+    source_NW: Tensor
+    target_RV: Tensor
     terms: EdgeTerms | None
+    heads: Heads | None
 
-    def of(
-        self, piece: Piece, source_EW: Tensor, target_EV: Tensor, upstream_E: Upstream
-    ) -> tuple[EdgeGradients, Tensor | None]:
-        """The gradients of a piece's edges, and their features; everything may be written over."""
-        features_EK = None if self.terms is None else self.terms.features(self.tile, piece)
-        term_ET = None if self.terms is None or features_EK is None else self.terms.make(features_EK)
+    def of(self, number: int, piece: Piece, *, again: bool = False) -> Computed:
+        """Of the tile's piece ``number``, ``again``: what was left of it, if it was. That is made in memory that stays,
+        as it takes longer to get new memory than to compute."""
+        tile, source_NW, heads = self.tile, self.source_NW, 0 if self.heads is None else len(self.heads.heads)
+        left, (source_EW, target_EV, left_EH) = None, list[Tensor | None]((None, None, None))
+        if tile.retained is not None and tile.record is not None:
+            name = tile.record, tile.start, tile.rows, len(source_NW), number
+            widths = source_NW.shape[1], self.target_RV.shape[1], heads
+            left = tile.retained.left(name, piece.edges, widths, source_NW)
+        known: Computed | None = left.take(tile.epoch) if again and left is not None else None
+        if known is not None:
+            return known
+        if left is not None:
+            source_EW, target_EV, left_EH = left.memory
+        source_EW = torch.index_select(source_NW, 0, piece.neighbours_E, out=source_EW)
+        target_EV = torch.index_select(self.target_RV[piece.rows], 0, piece.row_E, out=target_EV)
+        term_ET = None if self.terms is None else self.terms.make(self.terms.features(self.tile, piece))
         message_EO, score_EH, differentiate = self.function(source_EW, target_EV, term_ET)
-        d_message_EO, statistics = upstream_E.gradient, upstream_E.statistics
-        if self.heads is None or score_EH is None or statistics is None:
-            return differentiate(d_message_EO, d_message_EO), features_EK
-        lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
-        share_EH = score_EH.sub_(lse_EH).exp_()
-        d_score_EH, kept_EH = (d_message_EO * message_EO).view(*score_EH.shape, -1).sum(-1), share_EH
-        if self.heads.dropout is not None:
-            keep_EH = self.heads.dropout.scale(piece, self.direction, self.heads.heads, share_EH.dtype)
-            d_score_EH.mul_(keep_EH)
-            kept_EH = share_EH * keep_EH
-        _weigh(d_message_EO, kept_EH)
-        return differentiate(d_message_EO, d_score_EH.sub_(d_EH).mul_(share_EH)), features_EK
+        if left is not None and left_EH is not None and not again:
+            of_softmax = (None, None) if score_EH is None else (message_EO, left_EH.copy_(score_EH))
+            left.computed, left.epoch = (*of_softmax, differentiate), tile.epoch
+        return message_EO, score_EH, differentiate
 
 
-def _weigh(matrix_EO: Tensor, weight_EH: Tensor) -> None:
-    """Multiply every head's columns by its weight."""
-    matrix_EO.view(*weight_EH.shape, -1).mul_(weight_EH[:, :, None])
+def _differentiated(
+    piece: Piece, computed: Computed, upstream_E: Upstream, heads: Heads | None, direction: Direction
+) -> EdgeGradients:
+    """The gradients of a piece's edges; everything may be written over."""
+    message_EO, score_EH, differentiate = computed
+    d_message_EO, statistics = upstream_E.gradient, upstream_E.statistics
+    if heads is None or score_EH is None or statistics is None:
+        return differentiate(d_message_EO, d_message_EO)
+    lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
+    share_EH = score_EH.sub_(lse_EH).exp_()
+    by_head = [matrix.view(*score_EH.shape, -1) for matrix in (d_message_EO, message_EO)]
+    d_score_EH, kept_EH = (by_head[0] * by_head[1]).sum(-1), share_EH
+    if heads.dropout is not None:
+        keep_EH = heads.dropout.scale(piece, direction, heads.heads, share_EH.dtype)
+        d_score_EH.mul_(keep_EH)
+        kept_EH = share_EH * keep_EH
+    by_head[0].mul_(kept_EH[:, :, None])
+    return differentiate(d_message_EO, d_score_EH.sub_(d_EH).mul_(share_EH))

@@ -9,7 +9,7 @@ cut at multiples of it from its own first edge. Where a row is cut depends on no
 depend on tiles.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -78,11 +78,34 @@ class Retained:
         """Until it is taken."""
         self._found[name] = value, self._found[name][1]
 
+    def left(self, name: Hashable, edges: int, widths: Sequence[int], like: Tensor) -> "Left | None":
+        """What is left by that name; None where there is no memory for matrices of so many edges and such widths."""
+        found: Left | None = self.get(name)
+        if found is None or len(found.memory[0]) != edges:
+            if not self.may_keep(name, edges * sum(widths) * like.itemsize):
+                return None
+            self.keep(name, found := Left([like.new_empty(edges, width) for width in widths]))
+        return found
+
     def take(self, name: Hashable) -> Any:
         """It is no longer kept; its memory counts as free."""
         value, nbytes = self._found.pop(name, (None, 0))
         self._spare.give(nbytes)
         return value
+
+
+@dataclass(slots=True)
+class Left:
+    """What one pull leaves to another of a piece: ``computed`` in ``memory``, which is there in every epoch."""
+
+    memory: list[Tensor]
+    computed: Any = None
+    epoch: int = -1
+
+    def take(self, epoch: int) -> Any:
+        """None where nothing has been left since in this epoch."""
+        found, self.computed = self.computed if self.epoch == epoch else None, None
+        return found
 
 
 class KeptGradients:
@@ -156,8 +179,8 @@ class TileEdges:
     ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
     columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``:
     the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
-    ``first``: the number of its first edge among all of the direction. ``retained``: what is retained of tiles;
-    ``kept``: and of all edges.
+    ``first``: the number of its first edge among all of the direction. ``retained``: what is retained of tiles,
+    ``record``: and by what name, in which ``epoch``, what is computed of messages; ``kept``: and of all edges.
     """
 
     indices_E: Tensor
@@ -173,6 +196,8 @@ class TileEdges:
     parts_P2: Tensor | None = None
     first: int = 0
     retained: Retained | None = None
+    record: Hashable = None
+    epoch: int = 0
     kept: KeptGradients | None = None
 
     @property

@@ -33,8 +33,8 @@ class EdgeGradients(NamedTuple):
 
 
 Computed = tuple[Tensor, Tensor | None, Callable[[Tensor, Tensor], EdgeGradients]]
-"""Messages [E, O], scores [E, H] where messages are weighted by a softmax, and what takes the gradients of both back,
-writing over them; it is called once at most."""
+"""Messages [E, O] or [E, H, C], scores [E, H] where messages are weighted by a softmax, and what takes the gradients of
+both back, writing over them; it is called once at most."""
 
 EdgeFunction = Callable[[Tensor, Tensor, Tensor | None], Computed]
 """Of rows of sources [E, W] and targets [E, V], which it may write over, and terms [E, T]: rows independent of one
@@ -42,6 +42,10 @@ another, nothing drawn at random.
 
 An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
 dense products do not."""
+
+
+_FILLED = 64
+"""Entries that fill registers: as many or more as torch takes at a time of any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,19 @@ class Gatv2:
         if term_ET is not None:
             hidden_EW.add_(term_ET)
         # What comes out tells the sign of what went in, but for slopes below 0.
-        leaky_EW = F.leaky_relu_(hidden_EW if self.negative_slope >= 0 else hidden_EW.clone(), self.negative_slope)
-        leaky_EHC = _by_head(leaky_EW, len(self.att_HC))
+        tells = self.negative_slope >= 0
+        scored_EHC = _by_head(F.leaky_relu(hidden_EW, self.negative_slope, inplace=tells), len(self.att_HC))
+        score_EH = (scored_EHC * self.att_HC).sum(-1)
 
         def backward(d_message_EO: Tensor, d_score_EH: Tensor) -> EdgeGradients:
+            leaky_EW = hidden_EW if tells else F.leaky_relu(hidden_EW, self.negative_slope)
             d_score_EH1 = d_score_EH[:, :, None]
             d_hidden_EW = (d_score_EH1 * self.att_HC).view_as(hidden_EW)
             _through_leaky(d_hidden_EW, hidden_EW, self.negative_slope)
-            leaky_EHC.mul_(d_score_EH1)
+            _by_head(leaky_EW, len(self.att_HC)).mul_(d_score_EH1)
             return EdgeGradients(d_message_EO.add_(d_hidden_EW), d_hidden_EW, d_hidden_EW, leaky_EW)
 
-        return source_EW, (leaky_EHC * self.att_HC).sum(-1), backward
+        return source_EW, score_EH, backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class TransformerAttention:
             d_source_EW = torch.stack((d_key_EHC, d_value_EHC), dim=2).flatten(1)
             return EdgeGradients(d_source_EW, d_query_EHC.flatten(1), d_key_EHC.add_(d_value_EHC).flatten(1))
 
-        return value_EHC.flatten(1), (query_EHC * key_EHC).sum(-1).div_(root), backward
+        return value_EHC, (query_EHC * key_EHC).sum(-1).div_(root), backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ class GatWithFeatures:
                 d_target_EV[:, self.place :: self.of] = d_score_EH
             return EdgeGradients(d_source_EHC.flatten(1), d_target_EV, d_score_EH)
 
-        return source_EHC[:, :, :-1].flatten(1), F.leaky_relu(sum_EH, self.negative_slope), backward
+        return source_EHC[:, :, :-1], F.leaky_relu(sum_EH, self.negative_slope), backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +178,29 @@ class Gated:
         if term_ET is not None:
             source_EW.add_(term_ET)
         query_EGC, value_EGC = source_EW.view(len(source_EW), self.groups, 2, -1).unbind(2)
-        gate_EGC = target_EV.view_as(query_EGC).add_(query_EGC).neg_().exp_().add_(1.0).reciprocal_()
-        message_EGC = gate_EGC * value_EGC
+        gate_EGC = target_EV.contiguous().view_as(query_EGC).add_(query_EGC)
+        _logistic(gate_EGC)
 
         def backward(d_message_EO: Tensor, d_score_EH: Tensor) -> EdgeGradients:
-            d_message_EGC = d_message_EO.view_as(gate_EGC)
-            d_value_EGC = d_message_EGC * gate_EGC
-            d_sum_EGC = d_message_EGC.mul_(message_EGC).mul_(gate_EGC.neg_().add_(1.0))
+            d_value_EGC = d_message_EO.view_as(gate_EGC).mul_(gate_EGC)
+            d_sum_EGC = (d_value_EGC * value_EGC).mul_(gate_EGC.neg_().add_(1.0))
             d_source_EW = torch.stack((d_sum_EGC, d_value_EGC), dim=2).flatten(1)
             return EdgeGradients(d_source_EW, d_sum_EGC.flatten(1), d_source_EW)
 
-        return message_EGC.flatten(1), None, backward
+        return (gate_EGC * value_EGC).flatten(1), None, backward
 
 
 def _by_head(matrix_EW: Tensor, heads: int) -> Tensor:
     return matrix_EW.view(len(matrix_EW), heads, -1)
+
+
+def _logistic(values: Tensor) -> None:
+    """σ, written over ``values``, so that every entry is rounded as those are that fill a register."""
+    flat = values.view(-1)
+    whole = len(flat) - len(flat) % _FILLED
+    flat[:whole].sigmoid_()
+    if whole < len(flat):
+        flat[whole:] = F.pad(flat[whole:], (0, _FILLED + whole - len(flat))).sigmoid_()[: len(flat) - whole]
 
 
 def _through_leaky(gradient: Tensor, known: Tensor, slope: float, *, of_result: bool = True) -> None:

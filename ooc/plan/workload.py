@@ -149,7 +149,8 @@ class PerEdge:
     other rows, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed
     once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
-    while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory.
+    while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
+    ``recorded_columns``: for that of the backward pass, of every layer at once.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     """
@@ -166,6 +167,7 @@ class PerEdge:
     waiting_edges: int = 1 << 62
     copied_columns: tuple[int, ...] = ()
     kept_columns: int = 0
+    recorded_columns: int = 0
     slices: int = 1
     work: EdgeWork | None = None
     beside: str | None = None

@@ -17,8 +17,8 @@ from ooc.errors import ModelError
 from ooc.model.lowering.network import has_hooks, hooks_of
 
 _PLAIN = (bool, int, float, str, type(None))
-_MODE = "training"
-"""Programs decide it."""
+_OF_ALL = vars(nn.Module()).keys()
+"""What every module has: its mode, which programs decide, and what is looked at by itself."""
 
 
 class ModelSnapshot:
@@ -34,7 +34,8 @@ class ModelSnapshot:
         constants = dict(_constants(self._model))
         for name in [*self._constants, *constants]:
             before, now = self._constants.get(name), constants.get(name)
-            if before is not now and before != now:
+            is_equal = isinstance(before, (*_PLAIN, list)) and isinstance(now, (*_PLAIN, list)) and before == now
+            if before is not now and not is_equal:
                 raise _changed(name)
         for name, buffer, version, value in self._numbers:
             if buffer._version != version and float(buffer) != value:  # on a device, to read it is to wait
@@ -51,23 +52,24 @@ def _changed(name: str) -> ModelError:
 def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        yield path or type(model).__name__, _Itself(module)
+        yield path or type(model).__name__, module
         own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch", "builtins"))]
         for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
-            if isinstance(value, _PLAIN) and name != _MODE:
-                yield prefix + name, value
-            elif isinstance(value, (list, tuple, dict)):
+            if name in _OF_ALL:
+                continue
+            if isinstance(value, (list, tuple, dict)):
                 yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
-            elif callable(value):
-                yield prefix + name, _Itself(value)
+            elif isinstance(value, _PLAIN) or callable(value):
+                yield prefix + name, value
         for kind in hooks_of(module):
             yield prefix + kind, True
-        for name, parameter in module.named_parameters(recurse=False):
-            yield prefix + name, _Itself(parameter)
-            yield f"{prefix}{name}.requires_grad", parameter.requires_grad
-            yield f"{prefix}{name}.hooks", has_hooks(parameter)
-        for name, buffer in module.named_buffers(recurse=False):
-            yield prefix + name, _Itself(buffer)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield prefix + name, parameter
+                yield f"{prefix}{name}.requires_grad", parameter.requires_grad
+                yield f"{prefix}{name}.hooks", has_hooks(parameter)
+        for name, buffer in module._buffers.items():
+            yield prefix + name, buffer
 
 
 def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -76,15 +78,3 @@ def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         if isinstance(module, (GINConv, GINEConv)) and not isinstance(module.eps, nn.Parameter):
             yield f"{path}.eps".lstrip("."), module.eps
-
-
-class _Itself:
-    """An object, equal to itself alone; held, so that no other one gets its address."""
-
-    def __init__(self, thing: object) -> None:
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._thing is other._thing
-
-    __hash__ = None  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv, GENConv, GINEConv, ResGatedGraphConv
 
 from ooc.engine import runtime
-from ooc.kernels.edges import KeptGradients, Spare
+from ooc.kernels.edges import KeptGradients, Left, Spare
 from ooc.model.layers.layer import Layer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.layers import MlpMessages
@@ -66,34 +66,41 @@ class EdgeFunctions(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.first = GATv2Conv(features, 4, heads=2, edge_dim=3)
-        self.second = ResGatedGraphConv(8, 12)
+        self.second = ResGatedGraphConv(8, 12, edge_dim=3)
         self.third = GINEConv(nn.Linear(12, 8), edge_dim=3)
         self.fourth = GATv2Conv(8, classes, dropout=0.3)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        x = self.second(self.first(x, edge_index, edge_attr).tanh(), edge_index).tanh()
+        x = self.second(self.first(x, edge_index, edge_attr).tanh(), edge_index, edge_attr).tanh()
         return self.fourth(self.third(x, edge_index, edge_attr).tanh(), edge_index)
 
 
 def test_bits_of_edge_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of sources that the pull of targets has kept are those that are found for sources; in slabs, too."""
+    """Gradients of sources that the pull of targets has kept are those that are found for sources, and what it is left
+    of messages what it would compute; in slabs, too."""
     store, found = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path), []
-    of, pulls = KeptGradients.of, list[bool]()
+    of, take, pulls, pieces = KeptGradients.of, Left.take, list[bool](), list[bool]()
 
     def noted(*arguments: Any) -> Tensor | None:
         pulls.append((kept := of(*arguments)) is not None)
         return kept
 
+    def taken(*arguments: Any) -> Any:
+        pieces.append((computed := take(*arguments)) is not None)
+        return computed
+
     monkeypatch.setattr(KeptGradients, "of", noted)
-    for share, slab_columns in ((1.0, None), (0.0, None), (1.0, 4)):
+    monkeypatch.setattr(Left, "take", taken)
+    for share, slab_columns in ((1.0, None), (0.0, None), (0.7, None), (1.0, 4)):
         pulls.clear()
+        pieces.clear()
         monkeypatch.setattr(runtime, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
         options = {"slab_columns": slab_columns, "threads": 2, "tile_rows": 64}
         case = CustomCase(make=EdgeFunctions)
         with make_trainer(case, store, tmp_path, dtype=torch.float32, **options) as trainer:
             records = trainer.fit(epochs=2, eval_every=0)
             found.append(([record.loss for record in records], [*trainer.model.parameters()]))
-        assert any(pulls) == (share > 0)
+        assert any(pulls) == any(pieces) == (share > 0) and all(pieces)
     for losses, parameters in found[1:]:
         assert losses == found[0][0]
         assert all(map(torch.equal, parameters, found[0][1]))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ooc.kernels.cuda import memory
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gatv2, TransformerAttention
+from ooc.kernels.functions import Gatv2, Rectified, TransformerAttention
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads
 from ooc.kernels.pulls import BY_DEVICE
-from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm, FunctionAttention
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate
 from ooc.model.lowering.values import Features
 from tests.gpu.device import cut, edge_function, gat, launch, maximum, sums
@@ -139,7 +139,9 @@ AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
         term=TERM,
         keep=True,
     ),
-    "GINE": lambda: EdgeSum(1, Features(0, WIDTH), OF_A_COLUMN, keep=True),
+    "GINE": lambda: FunctionSum(
+        1, Features(0, WIDTH), channels=1, functions=lambda groups: Rectified(), term=OF_A_COLUMN, keep=True
+    ),
 }
 
 

@@ -33,9 +33,9 @@ from torch_geometric import nn as gnn
 
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import Gatv2, GatWithFeatures
+from ooc.kernels.functions import Gated, Gatv2, GatWithFeatures
 from ooc.kernels.gat import TARGET_SCALARS
-from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, GatedSum, by_dot_products
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum, by_dot_products
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, GatAttention
 from ooc.model.lowering.projection import Repeated, Weights
@@ -151,15 +151,15 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
     x_source, x_target = call.ends("x")
-    source = call.assembly.projection(x_source, *_of_linear(conv.lin_l))
+    source = call.assembly.projection(x_source, *of_linear(conv.lin_l))
     target = source
     if conv.lin_r is not conv.lin_l or x_target is not x_source:
-        target = call.assembly.projection(x_target, *_of_linear(conv.lin_r))
+        target = call.assembly.projection(x_target, *of_linear(conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
     if takes_features(conv, call):
-        term = _with_loops(edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels), conv, call)
+        term = _with_loops(edge_term(call, *of_linear(conv.lin_edge), columns=conv.out_channels), conv, call)
     slope, att = float(conv.negative_slope), conv.att
 
     def functions(groups: range) -> Gatv2:
@@ -181,21 +181,18 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     biases = () if key.bias is None else (key.bias, value.bias)
 
     def sources() -> tuple[Tensor, Tensor | None]:
-        def interleaved(parts: tuple[Tensor, ...]) -> Tensor:
-            by_head = [part.view(conv.heads, conv.out_channels, *part.shape[1:]) for part in parts]
-            return torch.cat(by_head, dim=1).flatten(0, 1)
-
-        return interleaved(weights), interleaved(biases) if biases else None
+        channels = conv.out_channels
+        return _interleaved(channels, *weights), _interleaved(channels, *biases) if biases else None
 
     x_source, x_target = call.ends("x")
     source = call.assembly.projection(x_source, sources, (*weights, *biases))
-    target = call.assembly.projection(x_target, *_of_linear(conv.lin_query))
+    target = call.assembly.projection(x_target, *of_linear(conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
     term = None
     if takes_features(conv, call):
-        term = edge_term(call, *_of_linear(conv.lin_edge), columns=conv.out_channels)
+        term = edge_term(call, *of_linear(conv.lin_edge), columns=conv.out_channels)
     dot = partial(by_dot_products, options=options, term=term)
     attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = heads_of(conv, call, attended)
@@ -307,22 +304,32 @@ def is_attentional(aggregation: Any) -> bool:
 
 
 def lower_res_gated(conv: Any, call: Call) -> Value:
-    """ResGatedGraphConv."""
+    """ResGatedGraphConv. Its maps take the features of edges behind those of rows: they add to the gate what key and
+    query make of them, and to the value."""
     x_source, x_target = call.ends("x")
-    query, value = conv.lin_query, conv.lin_value
+    key, query, value = conv.lin_key, conv.lin_query, conv.lin_value
+    of_source, of_target = slice(x_source.columns), slice(x_target.columns)
     columns = conv.out_channels
     channels = next(c for c in range(min(_GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
 
-    def interleaved(*parts: Tensor) -> Tensor:
-        return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
-
     def sources() -> tuple[Tensor, Tensor]:
-        return interleaved(query.weight, value.weight), interleaved(query.bias, value.bias)
+        weights = (linear.weight[:, of_source] for linear in (query, value))
+        return _interleaved(channels, *weights), _interleaved(channels, query.bias, value.bias)
+
+    def edges() -> tuple[Tensor, None]:
+        of_query, of_value = (linear.weight[:, x_source.columns :] for linear in (query, value))
+        return _interleaved(channels, key.weight[:, x_target.columns :] + of_query, of_value), None
 
     parameters = (query.weight, value.weight, query.bias, value.bias)
     source = call.assembly.projection(x_source, sources, parameters)
-    target = call.assembly.projection(x_target, *_of_linear(conv.lin_key))
-    terms = [(1.0, call.per_edge(partial(GatedSum, channels=channels), source, target))]
+    target = call.assembly.projection(x_target, lambda: (key.weight[:, of_target], key.bias), (key.weight, key.bias))
+    term = None
+    if conv.edge_dim is not None:
+        if not call.takes("edge_attr", EdgeData.FEATURES):
+            raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
+        term = EdgeTerm(call.num_edge_features, 2 * channels, edges, (key.weight, query.weight, value.weight))
+    gated = partial(FunctionSum, channels=channels, functions=lambda groups: Gated(len(groups)), term=term)
+    terms = [(1.0, call.per_edge(gated, source, target, trains=term is not None and term.trains))]
     if conv.lin_skip is not None:
         terms.append((1.0, call.assembly.linear(x_target, conv.lin_skip.weight)))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))
@@ -330,10 +337,7 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
 
 def has_formula(conv: Any) -> bool:
     """Whether the options of one of the two are those that the formula here is for."""
-    if conv.aggr not in _SUMS:
-        return False
-    gated = isinstance(conv, gnn.ResGatedGraphConv)
-    return not gated or (conv.edge_dim is None and type(conv.act) is nn.Sigmoid)
+    return conv.aggr in _SUMS and (not isinstance(conv, gnn.ResGatedGraphConv) or type(conv.act) is nn.Sigmoid)
 
 
 def fits(conv: Any, matrix_nbytes: float, *, on_cpu: bool) -> bool:
@@ -381,7 +385,12 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
     return replace(term, loops=LoopFeatures(Filling.CONSTANT, constant_K))
 
 
-def _of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
+def _interleaved(channels: int, *parts: Tensor) -> Tensor:
+    """Weights or biases of several maps, so many channels of each in turn."""
+    return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
+
+
+def of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
     """A linear layer as it is."""
     weight, bias = linear.weight, linear.bias
     return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)

@@ -48,10 +48,11 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from ooc.errors import ModelError
+from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
 from ooc.model.layers import attention, principal, several_hops, simple_sums
-from ooc.model.layers.attention import edge_term
-from ooc.model.layers.edge_functions import EdgeSum, EdgeTerm
+from ooc.model.layers.attention import edge_term, of_linear
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
 from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
 from ooc.model.layers.opaque import lower_opaque
@@ -290,7 +291,8 @@ def _gine(conv: Any, call: Call) -> Value:
     if not call.takes("edge_attr", EdgeData.FEATURES):
         raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
     term = _term(call, conv.lin, source)
-    return _gin_update(conv, call, call.per_edge(partial(EdgeSum, term=term), source, trains=term.trains), x)
+    rectified = partial(FunctionSum, channels=1, functions=lambda groups: Rectified(), term=term)
+    return _gin_update(conv, call, call.per_edge(rectified, source, trains=term.trains), x)
 
 
 def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
@@ -298,9 +300,7 @@ def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
     if linear is None:
         term, into = EdgeTerm(call.num_edge_features, 1), call.num_edge_features
     else:
-        weight, bias = linear.weight, linear.bias
-        parameters = (weight,) if bias is None else (weight, bias)
-        term, into = edge_term(call, lambda: (weight, bias), parameters, columns=1), weight.shape[0]
+        term, into = edge_term(call, *of_linear(linear), columns=1), linear.weight.shape[0]
     if into != source.columns and linear is None:
         raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
     if into != source.columns:

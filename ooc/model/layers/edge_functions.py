@@ -21,7 +21,7 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key
 from ooc.model.lowering.projection import Weights, through_weights
@@ -145,8 +145,10 @@ class FunctionAggregate(EdgeAggregate):
     def _edges(self, tile: TileEdges) -> TileEdges:
         return tile
 
-    def _in_pieces(self, tile: TileEdges, itemsize: int) -> TileEdges:
-        return replace(self._edges(tile), edges_per_piece=self.temporaries(itemsize)[0])
+    def _in_pieces(self, key: Key, tile: TileEdges, itemsize: int, groups: range) -> TileEdges:
+        record = (self, groups) if self.recorded_columns else None
+        at_once = self.temporaries(itemsize)[0]
+        return replace(self._edges(tile), edges_per_piece=at_once, record=record, epoch=key.epoch)
 
     def _heads(self, key: Key, groups: range) -> Heads | None:
         """Of a softmax; a sum has none."""
@@ -166,7 +168,7 @@ class FunctionAggregate(EdgeAggregate):
         target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
             self.function(groups),
-            self._in_pieces(tile, source.itemsize),
+            self._in_pieces(key, tile, source.itemsize, groups),
             source_NW=source,
             target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
@@ -194,7 +196,7 @@ class FunctionAggregate(EdgeAggregate):
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
         return pulls_for(source).message_sources(
             self.function(groups),
-            self._in_pieces(tile, source.itemsize),
+            self._in_pieces(key, tile, source.itemsize, groups),
             source_RW=own.contiguous(),
             target_NP=source,
             layout=layout,
@@ -213,7 +215,7 @@ class FunctionAggregate(EdgeAggregate):
             tile.kept.holder = self if len(groups) == self.groups and self.kept_columns else None
         found = pulls_for(source).message_targets(
             self.function(groups),
-            self._in_pieces(tile, source.itemsize),
+            self._in_pieces(key, tile, source.itemsize, groups),
             source_NW=source,
             target_RV=self._with_parameters(target, groups),
             upstream_R=above,
@@ -232,6 +234,13 @@ class FunctionAggregate(EdgeAggregate):
         kept_EW = None if tile.kept is None else tile.kept.of(self, self.kept_columns)
         unit = self.kept_columns // self.groups
         return {} if kept_EW is None else {"kept_EW": kept_EW[:, groups.start * unit : groups.stop * unit]}
+
+    @property
+    def recorded_columns(self) -> int:  # type: ignore[override]  # the others have none
+        """None where scores are as wide as messages."""
+        if not (self.keep and self.pulls_targets) or (self.statistics and self.message == 1):
+            return 0
+        return self.source.columns + self.groups * (self.target_columns + (self.statistics > 0))
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
         """The target's rows with what parameters add to them, so that their gradient comes row by row."""
@@ -348,6 +357,7 @@ class DotAttention(FunctionAttention):
     computes nothing as wide as a head for an edge."""
 
     kept_columns = 0
+    recorded_columns = 0
     work = Attention.work_of_scores
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
@@ -363,28 +373,25 @@ def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) 
     return kind(*values, functions=lambda groups: TransformerAttention(len(groups)), term=term, **options)
 
 
-class GatedSum(FunctionAggregate):
-    """ResGatedGraphConv's sum of σ(k_i + q_j) ⊙ v_j, in groups of a few columns: sources bring q and v, targets k."""
+class FunctionSum(FunctionAggregate):
+    """A sum by an edge function, in groups of ``channels`` columns; without ``target`` by sources alone."""
 
-    term = None
-
-    def __init__(self, index: int, source: Value, target: Value, *, channels: int, keep: bool) -> None:
-        groups = target.columns // channels
+    def __init__(
+        self,
+        index: int,
+        source: Value,
+        target: Value | None = None,
+        *,
+        channels: int,
+        functions: Callable[[range], EdgeFunction],
+        term: EdgeTerm | None,
+        keep: bool,
+    ) -> None:
+        groups = (target or source).columns // channels
         super().__init__(index, source, target, groups=groups, result=channels, kept=0, keep=keep)
-        self.function = lambda groups: Gated(len(groups))
-        self.target_columns = channels
-
-
-class EdgeSum(FunctionAggregate):
-    """GINE's sum of relu(x_j + t), column by column. Targets bring nothing of their own."""
-
-    term: EdgeTerm
-
-    def __init__(self, index: int, source: Value, term: EdgeTerm, *, keep: bool) -> None:
-        super().__init__(index, source, None, groups=source.columns, result=1, kept=0, keep=keep)
-        self.function = lambda groups: Rectified()
-        self.term = term
-        self.parameters = term.parameters
+        self.function, self.term = functions, term
+        self.target_columns = 0 if target is None else channels
+        self.parameters = () if term is None else term.parameters
 
 
 def _split(rows: Tensor, groups: range, columns: int) -> tuple[Tensor, Tensor]:

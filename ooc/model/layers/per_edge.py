@@ -86,6 +86,8 @@ class EdgeAggregate(Aggregate):
     """Whether the gradient of the target's own rows takes a pull of its own."""
     kept_columns = 0
     """Of what a pull of targets can keep of every edge for the pull of sources."""
+    recorded_columns = 0
+    """Of what a pull of messages can leave of every edge to that of targets."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
     source_scalars: tuple[int, ...] = ()

@@ -24,6 +24,7 @@ from ooc.model.layers.sums import (
     sum_and_degree,
     sum_of_maps,
 )
+from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
@@ -45,6 +46,10 @@ def has_formula(conv: Any) -> bool:
         case gnn.ClusterGCNConv():
             return conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda
         case gnn.GeneralConv() if conv.attention or conv.in_edge_channels is not None or not conv.directed_msg:
+            return False
+        case gnn.MFConv() if not all(map(is_linear, (*conv.lins_l, *conv.lins_r))):
+            return False
+        case gnn.MFConv() if any(one.bias is not None for one in conv.lins_r):
             return False
         case _:
             return conv.aggr in SUMS
@@ -121,8 +126,9 @@ def lower_mf(conv: Any, call: Call) -> Value:
         order_R, counts = degree_R.argsort(stable=True), degree_R.bincount(minlength=len(pairs)).tolist()
         sorted_RC = (torch.split(rows.index_select(0, order_R), counts) for rows in (total_RC[:, :-1], own_RC))
         parts = zip(pairs, *sorted_RC, strict=True)
-        found = torch.cat([of_sum(total) + of_own(own) for (of_sum, of_own), total, own in parts])
-        return found.index_select(0, order_R.argsort())
+        of_sums = ((F.linear(total, of_sum.weight, of_sum.bias), of_own, own) for (of_sum, of_own), total, own in parts)
+        found = torch.cat([torch.addmm(of_sum, own, of_own.weight.t()) for of_sum, of_own, own in of_sums])
+        return torch.empty_like(found).index_copy(0, order_R, found)
 
     parameters = [*conv.lins_l.parameters(), *conv.lins_r.parameters()]
     return call.assembly.rowwise(call.where, mapped, [sum_and_degree(call, x), x], parameters, heavy=True)

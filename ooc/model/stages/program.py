@@ -139,7 +139,8 @@ class Program:
             direction = self.context.direction(pulled.scaling)
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own, beside = (*map(names.value, pulled.own_values), None, None)[:2]
-        per_edge = replace(self.per_edge(pulled, pulled.columns, own, pulled.source_scalars), beside=beside)
+        per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
+        per_edge = replace(per_edge, beside=beside, recorded_columns=pulled.recorded_columns)
         pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
         return pull, partial(pulled.forward, self.context)
 

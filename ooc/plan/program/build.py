@@ -72,6 +72,8 @@ def _retainable_bytes(workload: Workload) -> int:
     for stage in workload.programs.get("train", ()):
         kind = None if stage.pull is None or not stage.pull.direction.of_edges else stage.pull.per_edge
         if stage.pull is not None and kind is not None:
-            of_edge = kind.bytes_per_edge * (kind.own is not None) if kind.opaque else PIECE_BYTES
+            of_edge = PIECE_BYTES + kind.recorded_columns * workload.pulled_itemsize
+            if kind.opaque:
+                of_edge = kind.bytes_per_edge * (kind.own is not None)
             nbytes += (stage.rows + workload.topologies[stage.pull.direction].edges) * of_edge
     return nbytes
