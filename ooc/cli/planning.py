@@ -166,13 +166,11 @@ class Planning:
 
     def alone(self) -> "Planning":
         """The same by one process, within the memory of all."""
-        machine = self.hardware if self._described else None
-        return Planning(self.settings, self.graph, machine, self._savings)
+        return Planning(self.settings, self.graph, self.hardware if self._described else None, self._savings)
 
     def report_by_rank(self) -> list[PlanReport]:
         """The plans of all processes that train the graph together."""
-        job = self._job(self.settings.spill_dtype, self.limits)
-        parts = job.plans_by_rank(self.limits, self.hardware)
+        parts = self._job(self.settings.spill_dtype, self.limits).plans_by_rank(self.limits, self.hardware)
         every = self.settings.eval_every
         return [PlanReport.of_run(*part, self.hardware, self.limits, eval_every=every) for part in parts]
 

@@ -101,7 +101,8 @@ def command(
         ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
-    resume = resume or (is_restarted() and out is not None and Path(out).exists())
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun --max-restarts
+    resume = resume or (is_restarted and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")
 
@@ -131,7 +132,7 @@ def command(
         run, settings = opened() if ranks is None else ranks.told(opened)
         from ooc.cli.training import Call, train
 
-        shown = Verbosity.ERROR if as_json or not is_first(ranks) else verbosity
+        shown = Verbosity.ERROR if as_json or (ranks is not None and ranks.rank) else verbosity
         call = Call(verbosity=shown, as_json=as_json, dry_run=dry_run, report=report, ranks=ranks)
         try:
             train(call, run, settings)
@@ -203,11 +204,6 @@ def ranks_of_environment() -> "Ranks | None":
     return Ranks.of_environment(_STARTING)
 
 
-def is_first(ranks: "Ranks | None") -> bool:
-    """Whether this process is the one that prints and writes."""
-    return ranks is None or ranks.rank == 0
-
-
 @contextmanager
 def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
     """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
@@ -215,7 +211,7 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
     try:
         yield
     except (RankError, TrainingError) as error:
-        is_told = error.is_told if isinstance(error, RankError) else not is_first(ranks)
+        is_told = error.is_told if isinstance(error, RankError) else ranks is not None and ranks.rank > 0
         if not is_told:
             raise
         context.exit(EXIT_ERROR)
@@ -226,11 +222,6 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
                 why = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 raise OocError(f"rank {ranks.rank}: {why}") from error
         raise
-
-
-def is_restarted() -> bool:
-    """Whether ``torchrun --max-restarts`` has started this process because an earlier one failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def start_processes(count: int, arguments: Sequence[str]) -> int:

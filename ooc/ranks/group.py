@@ -207,17 +207,7 @@ class Ranks:
         """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
         if self.count == 1:
             return make()
-        made = None
-        if self.rank == 0:
-            try:
-                made = (make(),)
-            except BaseException:
-                self.sent(None, 0)
-                raise
-        made = self.sent(made, 0)
-        if made is None:
-            raise RankError("rank 0 has failed", is_told=True)
-        return cast(T, made[0])
+        return cast(T, self.sent(self.all_of(make if self.rank == 0 else lambda: None), 0))
 
     def all_of(self, make: Callable[[], T]) -> T:
         """``make()``, once it has succeeded everywhere; of those where it fails the first raises what it raised, the

@@ -62,16 +62,13 @@ def received_of(
                 wanted = received_rows(planned, rows, [sweeps.pull.direction])
                 found[item.index].append(Received(wanted * row_bytes, len(slabs) if ahead else 1))
         if isinstance(item, RowPass):
-            whole = [
-                (matrices[name], directions)
-                for name in item.stage.stores
-                if matrices[name].whole and (directions := pulled_by(name, passes[item.index + 1 :]))
-            ]
             parts = sent_parts_of(item, passes, matrices)
-            for planned, directions in whole:
-                row_bytes = planned.grid.columns * planned.region_itemsize
-                wanted = received_rows(planned, item.rows, directions)
-                found[item.index].append(Received(wanted * row_bytes, parts))
+            for name in item.stage.stores:
+                planned, directions = matrices[name], pulled_by(name, passes[item.index + 1 :])
+                if planned.whole and directions:
+                    row_bytes = planned.grid.columns * planned.region_itemsize
+                    wanted = received_rows(planned, item.rows, directions)
+                    found[item.index].append(Received(wanted * row_bytes, parts))
         for name in item.pull.added_to if item.pull is not None else ():
             hands = (share.rank > 0) + (share.rank < share.count - 1)
             found[item.index].append(Received(hands * matrices[name].region_nbytes, 1))
