@@ -414,6 +414,12 @@ def _is_cpu(device: object) -> bool:
     return device is not None and torch.device(device).type == "cpu"
 
 
+_PLACES: frozenset[Any] = frozenset(
+    [torch.Tensor.device.__get__, torch.Tensor.numpy, torch.Tensor.to, torch.Tensor.tolist, torch.Tensor.cpu]
+)
+"""What is asked of tensors that a device of its own answers differently."""
+
+
 class _Functions(TorchFunctionMode):
     """What Python asks of tensors: where they are, and to come to the host."""
 
@@ -425,7 +431,7 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if args and args[0] in self._device.tensors:
+        if func in _PLACES and args and args[0] in self._device.tensors:
             if func == torch.Tensor.device.__get__:
                 return self._device.place
             if func is torch.Tensor.numpy:

@@ -42,7 +42,7 @@ WORKER = textwrap.dedent(
     kind = {"gcn": GCN, "sage": GraphSAGE}[kind]
     model = kind(store.num_features, int(hidden), 3, store.num_classes, dropout=0.5)
     with ooc.Trainer(model, store, int(gpu), int(host), device="cpu", spill_dir=spill) as trainer:
-        records = trainer.fit(epochs=2, eval_every=1)
+        records = trainer.fit(epochs=2, eval_every=2)
         planned = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
     last = records[-1]
     print(json.dumps({"imports": imports, "peak": status("VmHWM"), "planned": planned,

@@ -52,7 +52,7 @@ def parts(*, tiny: bool) -> Iterator[Part]:
     for width in (4,) if tiny else WIDTHS:
         for kind in TYPES:
             yield Part(f"sum {width} {kind}", 10, 60, after="graph")
-    yield Part("stores", 0, STORES_S, beside=True)
+    yield Part("stores", 0, STORES_S, beside=not tiny)
     yield Part("large store", 0, STORES_S, beside=True)
     yield Part("pcie", 0, 40)
     if not tiny:
@@ -185,7 +185,7 @@ class Parts:
         from gpu_parts import suite
 
         if self._tiny:
-            return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges"), 1, ["test_sums.py"])
+            return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges"), 2, ["test_sums.py"])
         return suite.run_tests(limit_s)
 
     def _device_copy(self) -> Any:
