@@ -90,6 +90,7 @@ def command(
     all.
     """
     from ooc.cli.arguments.recipe import build_embedding, graph_bounds, rebuild_model
+    from ooc.models import Pooled
     from ooc.storage.store import open_store
     from ooc.train.batched.graphs import GraphPrediction
     from ooc.train.links.trainer import PairScores
@@ -110,6 +111,8 @@ def command(
     budgets = settings.gpu_budget, settings.host_budget
     opened = open_store(store if store is not None else settings.store)
     rebuilt = rebuild_model(settings, load_weights(folder, weights), folder, own=model)
+    if isinstance(rebuilt, Pooled) and not opened.num_graphs:
+        raise OptionError(f"{run} was trained on many graphs, {opened.path} is one")
     embedding, learnt = build_embedding(settings), None
     if embedding is not None:
         folder.check_store(opened)  # whose rows are others elsewhere

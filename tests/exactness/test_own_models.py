@@ -305,6 +305,11 @@ def by_rows(x: Tensor) -> Tensor:
     return x * 2.0 if x.size(0) > 20 else x
 
 
+def written_into(x: Tensor) -> Tensor:
+    x[:, 0] = 0.0
+    return x
+
+
 REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[str, ...]]] = {
     "a scripted part": (Scripted, {}, ("rows is scripted", _line(Scripted.forward, "self.rows"))),
     "a scripted layer": (ByScript, {}, ("ByHand (conv) has a scripted part", _line(Scripted.forward, "self.conv"))),
@@ -332,6 +337,11 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Between(f, c, lambda x: torch.where((x == 0)[0], 2 * x, x)),
         {"edge_features": K},
         ("eq looks across rows",),
+    ),
+    "a column written": (
+        lambda f, c: Between(f, c, written_into),
+        {"edge_features": K},
+        ("a stand-in for a tensor does not support item assignment", "tensors go to tensors' functions"),
     ),
     "a network of what edges carry": (
         lambda f, c: Between(f, c, nn.Linear(K, K), edges=True),

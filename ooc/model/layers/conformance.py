@@ -227,17 +227,18 @@ class _Probe:
     def check_whole(self) -> int:
         """Columns of what it gives; refused where that is no matrix, or another one every time."""
         layer, x_NC = self.layer, self.x_NC
-        kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        numbers, given = self._plain_attributes(), x_NC.clone()
+        from ooc.model.lowering.symbolic import Before  # here, so that what has no such layer does without PyG
+
+        given = x_NC.clone()
         before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
+        run_once = Before(self.module)
         again = self._whole(self._masked(self.near))
-        for name, value in self._plain_attributes().items():
-            if numbers.get(name) != value:
-                raise layer.refuse(f"it changes its attribute {name} whenever it is run, which is once for every tile")
+        for what in run_once.changed():
+            raise layer.refuse(f"it changes its {what} whenever it is run, which is once for every tile")
         if not torch.equal(x_NC, given):
             raise layer.refuse("it writes into the rows that it is given; let it work on x.clone()")
         if drawn or not _same(again, first):
@@ -246,18 +247,7 @@ class _Probe:
                 f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
                 "gradient; set that to 0"
             )
-        for name, buffer in self.module.named_buffers():
-            if not torch.equal(buffer, kept[name]):
-                raise layer.refuse(f"it changes its buffer {name} whenever it is run")
         return int(first.shape[1])
-
-    def _plain_attributes(self) -> dict[str, object]:
-        """Numbers and the like that the layer and its parts have, by name."""
-        parts = self.module.named_modules(prefix="self")
-        named = (
-            (f"{path}.{name}".removeprefix("self."), one) for path, part in parts for name, one in vars(part).items()
-        )
-        return {name: one for name, one in named if isinstance(one, (bool, int, float, str))}
 
     def check_own(self) -> None:
         """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it

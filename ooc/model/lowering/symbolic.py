@@ -478,7 +478,7 @@ def _nested_traces() -> Any:
     return compiling.patch(error_on_nested_fx_trace=False)
 
 
-class _Before:
+class Before:
     """How a module and those in it were."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -519,9 +519,9 @@ class _Before:
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[_Before]:
+def _as_it_was(module: nn.Module) -> Iterator[Before]:
     """Attributes, buffers and what draws random numbers are afterwards as they were."""
-    before, (python, arrays, tensors) = _Before(module), _random_states()
+    before, (python, arrays, tensors) = Before(module), _random_states()
     try:
         yield before
     finally:

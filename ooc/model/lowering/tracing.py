@@ -282,6 +282,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             raise _placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
         if "Proxy" in str(error) or isinstance(error, NotImplementedError):
+            reason = reason.replace("'Proxy' object", "'Proxy'").replace("'Proxy'", "a stand-in for a tensor")
             reason += (
                 "; values and numbers of rows are not known here: tensors go to tensors' functions, edges to layers"
             )

@@ -372,6 +372,9 @@ def test_runs_of_the_command_line(made: Path, tmp_path: Path, capsys: pytest.Cap
     everything, some = (np.load(tmp_path / name) for name in ("all.npy", "some.npy"))
     assert everything.shape == (400,) and some.tolist() == everything[[7, 3]].tolist()
     assert _ooc("export", parts, tmp_path / "weights.pt") == 0
+    one = ooc.convert("synthetic:nodes=50,edges=90,features=4,classes=3", tmp_path / "one.ooc")
+    assert _ooc("predict", parts, one.path, "--out", tmp_path / "one.npy") == 2
+    assert "parts was trained on many graphs" in capsys.readouterr().err
 
 
 def test_the_table_of_batches(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
