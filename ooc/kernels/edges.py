@@ -9,7 +9,7 @@ cut at multiples of it from its own first edge. Where a row is cut depends on no
 depend on tiles.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -67,24 +67,20 @@ class Retained:
         """None where it is not there."""
         return self._found.get(name, (None, 0))[0]
 
-    def may_keep(self, name: Hashable, nbytes: int) -> bool:
-        """Whether there are so many bytes for what ``keep`` is given next by that name, which are taken then."""
+    def keep(self, name: Hashable, nbytes: int, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, until it is taken; None, and nothing is made, where there are not so many bytes."""
         self.take(name)
-        if fits := self._spare.take(nbytes):
-            self._found[name] = None, nbytes
-        return fits
-
-    def keep(self, name: Hashable, value: Any) -> None:
-        """Until it is taken."""
-        self._found[name] = value, self._found[name][1]
+        if not self._spare.take(nbytes):
+            return None
+        self._found[name] = made, _ = make(), nbytes
+        return made
 
     def left(self, name: Hashable, edges: int, widths: Sequence[int], like: Tensor) -> "Left | None":
         """What is left by that name; None where there is no memory for matrices of so many edges and such widths."""
         found: Left | None = self.get(name)
         if found is None or len(found.memory[0]) != edges:
-            if not self.may_keep(name, edges * sum(widths) * like.itemsize):
-                return None
-            self.keep(name, found := Left([like.new_empty(edges, width) for width in widths]))
+            nbytes = edges * sum(widths) * like.itemsize
+            found = self.keep(name, nbytes, lambda: Left([like.new_empty(edges, width) for width in widths]))
         return found
 
     def take(self, name: Hashable) -> Any:
@@ -297,10 +293,8 @@ def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> It
     name = tile.start, tile.rows, rows, capacity, tile.self_loops, tile.features_EK is None, tile.kept is None
     found: list[Piece] | None = None if retained is None else retained.get(name)
     if found is None and retained is not None:
-        if not retained.may_keep(name, (len(tile.indices_E) + tile.rows + 1) * PIECE_BYTES):
-            return made
-        found = [replace(piece, neighbours_E=piece.neighbours_E.clone()) for piece in made]
-        retained.keep(name, found)
+        nbytes = (len(tile.indices_E) + tile.rows + 1) * PIECE_BYTES
+        found = retained.keep(name, nbytes, lambda: [replace(p, neighbours_E=p.neighbours_E.clone()) for p in made])
     return made if found is None else found
 
 

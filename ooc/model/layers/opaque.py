@@ -171,8 +171,8 @@ class Opaque(EdgeAggregate):
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
         near = neighbourhood(run, rows)
         is_whole = not near.stands_in and near.edge_index_2E.shape[1] == len(run.indices_E)
-        if retained is not None and found is None and is_whole and retained.may_keep(name, near.nbytes):
-            retained.keep(name, replace(near, weight_E=None, features_EK=None))
+        if retained is not None and found is None and is_whole:
+            retained.keep(name, near.nbytes, lambda: replace(near, weight_E=None, features_EK=None))
         return near
 
     def _recorded(
@@ -182,8 +182,8 @@ class Opaque(EdgeAggregate):
         name, found = (self, _name(run, rows)), self.probed
         nbytes = near.edge_index_2E.shape[1] * (found.edge_bytes + _BYTES_PER_EDGE)
         nbytes += len(x_SC) * (found.node_bytes + self.source.columns * found.itemsize)
-        is_retained = run.retained is not None and run.retained.may_keep(name, nbytes)
-        if is_retained:
+        kept: list[Any] | None = None if run.retained is None else run.retained.keep(name, nbytes, list)
+        if kept is not None:
             near = near.with_copies()
         x_SC = x_SC.requires_grad_(self.rows_train)
 
@@ -193,8 +193,8 @@ class Opaque(EdgeAggregate):
             return result
 
         result = self._run(key, near, compute)
-        if is_retained and run.retained is not None:
-            run.retained.keep(name, (x_SC, near, result, self._when(key)))
+        if kept is not None:
+            kept += x_SC, near, result, self._when(key)
         return result.detach()
 
     def _when(self, key: Key) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ class Opaque(EdgeAggregate):
                     yield start, part
                 continue
             known = None if run.retained is None else run.retained.take((self, _name(run, len(source))))
-            if known is not None and known[-1] == self._when(key):
+            if known and known[-1] == self._when(key):
                 x_SC, near, result, _ = known
                 found = gradients_of([result], [x_SC, *parameters], [gradient])
                 d_x, of_parameters = found[0], found[1:]
