@@ -34,10 +34,7 @@ _LAST_STEPS = 4 * MOST_STEPS
 slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 _BEGINNINGS = (
     (FEW_STEPS, True, 1),
-    (MOST_STEPS, True, 1),
-    (MOST_STEPS, False, 1),
-    (_LAST_STEPS, True, 1),
-    (_LAST_STEPS, False, 1),
+    *((most, direct, 1) for most in (MOST_STEPS, _LAST_STEPS) for direct in (True, False)),
 )
 """The most steps, whether the first slabs are computed right into their buffers, and how many blocks a step's rows of
 the widest matrix are: the first that fits is taken."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
-from math import ceil
+from math import ceil, gcd
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Self
@@ -43,13 +43,15 @@ NAMES = ("auto", "cpu", "cuda")
 
 
 TILE_ROWS = 1024
-"""Rows computed at once where the widest matrix has more than 128 columns, and twice as many otherwise. A tile of 1 MiB
-keeps a stage's temporaries in the core's cache, and its products take several times as long as launching them; it is
-also the unit in which gradients are summed, which makes results independent of block rows."""
-_NARROW_COLUMNS = 128
-_MOST_VALUES = 1 << 20
-"""Of the widest tile of the CPU: with more columns than 1,024 there are fewer rows. A block holds whole tiles of all
-columns of a matrix that is read by rows, so this decides the least memory for wide features."""
+"""Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, and up to
+twice as many with fewer. A tile of 1 to 2 MiB keeps a stage's temporaries in the core's cache, and its products take
+several times as long as launching them; it is also the unit in which gradients are summed, which makes results
+independent of block rows."""
+_USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
+"""Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
+holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
+_PAGE_VALUES = 1 << 10
+"""Blocks of whole tiles begin where the disk's pages do if these are whole pages of float32."""
 WORKING_BYTES = 3 << 25
 """Of what a device computes a tile in, and of the blocks of two such steps, whatever the widths, the layers and their
 number."""
@@ -116,12 +118,13 @@ class Resources:
             shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
-        usual = usual_tile_rows(columns, nodes, on_device=self.on_device)
+        both_sides = max([features, learnt, *map(sum, shapes)])
+        usual = usual_tile_rows(both_sides, nodes, features=features, on_device=self.on_device)
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             joined_features = Counter[str]()
             for relation in store.types.edges:
                 joined_features[relation.target] += store.types.features[relation.source]
-            usual = min(usual, _height_of(_MOST_VALUES, columns + max(joined_features.values(), default=0)))
+            usual = min(usual, _height_of(2 * _USUAL_VALUES, columns + max(joined_features.values(), default=0)))
         tile_rows = self.tile_rows or usual
         of_edges, joined = opaque_columns(model, columns, nodes), most_joined(store)
         if not self.tile_rows and not self.on_device and of_edges and joined:
@@ -245,21 +248,22 @@ class Resources:
         )
 
 
-def usual_tile_rows(columns: int, nodes: int, *, on_device: bool) -> int:
-    """Rows of a tile where the widest matrix has so many columns; on a device with memory of its own as many as the
-    graph has enough tiles of, whatever the columns (``for_rows_of``)."""
+def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool) -> int:
+    """Rows of a tile where both sides of the widest product have so many columns, and x has ``features``; on a device
+    with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
-        rows = TILE_ROWS if columns > _NARROW_COLUMNS else 2 * TILE_ROWS
-        return min(rows, _height_of(_MOST_VALUES, columns))
+        values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
+        return min(2 * TILE_ROWS, _height_of(max(values, _USUAL_VALUES), columns, digits=5, unit=whole_pages))
     most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
     return 1 << max(TILE_ROWS, most).bit_length() - 1
 
 
-def _height_of(values: int, columns: int, digits: int = 1) -> int:
-    """The most rows that have so many values, a number of so many binary digits with zeros behind them, but no fewer
-    than are worth a tile."""
+def _height_of(values: int, columns: int, digits: int = 1, unit: int = _FEWEST_ROWS) -> int:
+    """The most rows that have so many values, a number of so many binary digits with zeros behind them and a multiple
+    of ``unit``, or a power of two, but no fewer than are worth a tile."""
     rows = max(_FEWEST_ROWS, values // columns)
-    unit = max(_FEWEST_ROWS, 1 << rows.bit_length() - digits)
+    power = 1 << rows.bit_length() - 1
+    unit = max(_FEWEST_ROWS, 2 * power >> digits, min(unit, power))
     return rows // unit * unit
 
 

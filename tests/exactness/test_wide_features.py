@@ -45,12 +45,14 @@ def test_narrow_features_are_aggregated_once_as_ever(tmp_path: Path) -> None:
         assert any(name.startswith("ax") for name in trainer.plan.matrices)
 
 
-def test_tiles_hold_no_more_than_a_million_numbers() -> None:
-    """And as many rows as ever where features are as wide as usual, on either kind of machine."""
-    heights = {columns: usual_tile_rows(columns, 10**8, on_device=False) for columns in (128, 1024, 1025, 8415, 10**6)}
-    assert heights == {128: 2048, 1024: 1024, 1025: 512, 8415: 64, 10**6: 16}
-    on_device = {columns: usual_tile_rows(columns, 10**8, on_device=True) for columns in (128, 256, 1024, 8192)}
-    assert {*on_device.values()} == {65536}  # at most: the stages' rows bound them
+def test_tiles_are_lower_the_wider_rows_are() -> None:
+    """Of whole pages where that is no less than half of them; on a device it is the stages' rows that bound them."""
+    heights = {wide: usual_tile_rows(64 + wide, 10**8, features=wide, on_device=False) for wide in (128, 192, 200, 602)}
+    assert heights == {128: 2048, 192: 2048, 200: 1920, 602: 1024}
+    wider = [usual_tile_rows(64 + wide, 10**8, features=wide, on_device=False) for wide in (1024, 1025, 8415, 10**6)]
+    assert wider == [832, 512, 64, 16]
+    on_device = {usual_tile_rows(wide, 10**8, features=wide, on_device=True) for wide in (128, 256, 1024, 8192)}
+    assert on_device == {65536}
 
 
 class Opaque(nn.Module):

@@ -88,8 +88,8 @@ def test_for_a_machine_with_a_gpu_its_kernels_are_admitted(store: Store) -> None
 )
 def test_a_gpu_has_taller_tiles_where_the_graph_is_large(columns: int, nodes: int, expected: int) -> None:
     """A tile takes as long to launch however tall it is; but there are to be sixteen, so that little is held."""
-    assert usual_tile_rows(columns, nodes, on_device=True) == expected
-    assert usual_tile_rows(columns, nodes, on_device=False) == (1024 if columns > 128 else 2048)
+    assert usual_tile_rows(columns, nodes, features=columns, on_device=True) == expected
+    assert usual_tile_rows(columns, nodes, features=columns, on_device=False) == 2048
 
 
 @pytest.mark.parametrize("gpu", ["1G", "8G"])

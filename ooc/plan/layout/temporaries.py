@@ -38,9 +38,12 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             entries = most_edges(workload.topologies[Direction.FEATURES], tile, item.rows, tile)
             nbytes += item.stage.beside_bytes + item.stage.entry_bytes * entries
     if item.pull is not None:
-        edges = most_edges(workload.topologies[item.pull.direction], workload.tile_rows, item.rows, tile)
+        topology = workload.topologies[item.pull.direction]
+        edges = most_edges(topology, workload.tile_rows, item.rows, tile)
         beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
-        nbytes += (beside + _edge_data_bytes(item.pull, workload)) * edges
+        beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
+        beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in item.pull.edge_data)  # converted, some left out
+        nbytes += beside * edges
         if workload.parts is not None:
             nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
@@ -54,13 +57,6 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         if workload.parts is not None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
     return workload.threads * nbytes
-
-
-def _edge_data_bytes(pull: Pull, workload: Workload) -> int:
-    """What a tile's edges carry, put together from several frames, and converted weights with a part left out."""
-    topology = workload.topologies[pull.direction]
-    weights = 2 * workload.pulled_itemsize if EdgeData.WEIGHT in pull.edge_data else 0
-    return weights + topology.edge_bytes(pull.edge_data) - topology.index_itemsize
 
 
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:

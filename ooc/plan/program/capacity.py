@@ -103,15 +103,12 @@ class Capacity:
         return self.limits.divided(self._beside_device(layout), self.workload.fixed_host_bytes)
 
     def frames(self, layout: Layout) -> int:
-        """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for."""
-        most = blocks_in(layout, self.workload) + self.working_frames(layout)
-        return min(most, self.arena_bytes(layout) // layout.frame_bytes)
-
-    def working_frames(self, layout: Layout) -> int:
-        """Frames that regions take, and that passes work in and read ahead into."""
+        """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for beside those
+        that regions take, and that passes work in and read ahead into."""
         busiest = max((blocks for _, blocks, _ in _frames_by_pass(layout, self.workload)), default=0)
-        regions = (region.stop for regions in layout.regions.values() for region in regions)
-        return max(regions, default=0) + busiest + ahead_frames(busiest)
+        taken = max((region.stop for regions in layout.regions.values() for region in regions), default=0)
+        most = blocks_in(layout, self.workload) + taken + busiest + ahead_frames(busiest)
+        return min(most, self.arena_bytes(layout) // layout.frame_bytes)
 
     def host_frames(self, layout: Layout) -> int | None:
         """Frames of the host's own arena; None where it has none."""
