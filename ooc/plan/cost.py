@@ -150,7 +150,7 @@ def tasks_are_few(tasks: float, threads: int) -> bool:
 
 class Portion(NamedTuple):
     """``rows`` rows of a pass, in ``steps`` steps. ``edges``: of these rows; ``columns`` are pulled over them,
-    ``slab_columns`` at a time. ``retained``: the part of what opaque layers could retain that is."""
+    ``slab_columns`` at a time. ``retained``: the part of what could be for it that is."""
 
     rows: int
     edges: int
@@ -163,23 +163,27 @@ class Portion(NamedTuple):
 def stage_seconds(stage: Stage, rows: int, edges: int, workload: Workload, hardware: Hardware) -> float:
     """To compute some rows of a stage with their edges, pulling all columns at once, on one thread of a CPU or a
     device; what steps, tiles and operators cost however few rows they have is left out."""
-    processor, seconds = hardware.processor, 0.0
+    seconds = 0.0
     if stage.pull is not None:
         source, kind = workload.matrices[stage.pull.source], stage.pull.per_edge
         seconds += pull_seconds(hardware, edges, source.columns, source.columns, workload.pulled_itemsize, rows=rows)
         if kind is not None:
-            nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=kind.groups, slab_groups=kind.groups)
-            seconds += nbytes / (processor.computed_bytes_per_s or processor.stream_bytes_per_s)
+            portion = Portion(rows, edges, source.columns, source.columns, 1)
+            seconds += _edge_work_seconds(kind, portion, source.columns, workload, hardware)
     columns = sum(workload.matrices[name].columns for name in (*stage.loads, *stage.stores))
     return seconds + _rows_seconds(stage, rows, columns, workload, hardware)
 
 
 def _rows_seconds(stage: Stage, rows: int, columns: int, workload: Workload, hardware: Hardware) -> float:
     """Of dense products and element-wise work on some rows of a stage that loads and stores so many columns."""
-    processor = hardware.processor
-    rate = processor.multiplies_per_s.get(workload.dtype, processor.multiplies_per_s["float32"])
     streamed_bytes = stage.streamed_bytes_per_row or _TIMES_STREAMED * columns * workload.pulled_itemsize
-    return rows * (streamed_bytes / processor.stream_bytes_per_s + stage.multiplies_per_row / rate)
+    products_s = stage.multiplies_per_row / _multiplies_per_s(workload, hardware)
+    return rows * (streamed_bytes / hardware.processor.stream_bytes_per_s + products_s)
+
+
+def _multiplies_per_s(workload: Workload, hardware: Hardware) -> float:
+    rates = hardware.processor.multiplies_per_s
+    return rates.get(workload.dtype, rates["float32"])
 
 
 def computing_of(
@@ -193,24 +197,14 @@ def computing_of(
     shared = alone = 0.0
     if item.pull is not None:
         source = matrices[item.pull.source]
-        shared += pull_seconds(
-            hardware,
-            edges,
-            columns,
-            slab_columns,
-            source.region_itemsize,
-            rows=rows,
-            source_rows=source.matrix.rows,
-        )
+        itemsize, height = source.region_itemsize, source.matrix.rows
+        shared += pull_seconds(hardware, edges, columns, slab_columns, itemsize, rows=rows, source_rows=height)
         operators, kind = float(_PULL_OPERATORS), item.pull.per_edge
         if kind is not None:
-            groups, in_slab = (kind.groups * some // source.matrix.columns for some in (columns, slab_columns))
-            nbytes = _edge_work_bytes(kind, rows=rows, edges=edges, groups=groups, slab_groups=in_slab)
+            shared += _edge_work_seconds(kind, portion, source.matrix.columns, workload, hardware)
             if kind.work is not None:
                 calls = max(tiles, edges // kind.edges_at_once) if kind.opaque else tiles
                 operators += (kind.work.operators - retained * kind.work.retainable_operators) * calls / tiles
-                nbytes -= retained * kind.work.retainable_bytes_per_edge * edges
-            shared += nbytes / (processor.computed_bytes_per_s or processor.stream_bytes_per_s)
         if hardware.has_device_memory:
             operators += _PROGRAM_OPERATORS
             operators += _SLAB_OPERATORS * (kind is not None and sweeps_of(item) is not None)
@@ -227,12 +221,18 @@ def computing_of(
     return Computing(shared, alone, tiles * slabs / steps)
 
 
-def _edge_work_bytes(kind: PerEdge, *, rows: int, edges: int, groups: int, slab_groups: int) -> float:
-    """Bytes of element-wise work that take as long as what is computed for edges, of ``groups`` groups in slabs."""
+def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workload, hardware: Hardware) -> float:
+    """Of what is computed for edges in slabs of a matrix ``of`` so many columns, operators aside."""
+    rows, edges, columns, slab_columns, _, retained = portion
+    groups, slab_groups = (kind.groups * some // of for some in (columns, slab_columns))
     slabs, rest = divmod(groups, slab_groups)
     heads = slabs * kind.heads(slab_groups) + kind.heads(rest)
-    work = kind.work
+    work, rate = kind.work, hardware.processor.computed_bytes_per_s or hardware.processor.stream_bytes_per_s
     if work is None:
-        return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups)
-    of_edges = (slabs + (rest > 0)) * work.bytes_per_edge + heads * work.bytes_per_edge_and_head
-    return edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
+        return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups) / rate
+    of_slab = work.bytes_per_edge - retained * work.retainable_bytes_per_edge
+    of_edges = (slabs + (rest > 0)) * of_slab + heads * work.bytes_per_edge_and_head
+    nbytes = edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
+    multiplies = edges * (work.multiplies_per_edge - retained * work.retainable_multiplies_per_edge)
+    seconds = nbytes / rate + multiplies / _multiplies_per_s(workload, hardware)
+    return (1 - retained) * seconds if kind.sums_kept else seconds

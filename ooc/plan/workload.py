@@ -124,15 +124,18 @@ class Matrix:
 class EdgeWork:
     """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
     element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
-    ``bytes_per_row`` of all groups together; and so many ``operators`` a tile, of an opaque layer each time
-    that it is run; of these so much is spared where what it has recorded before is retained."""
+    ``bytes_per_row`` of all groups together; of an opaque layer multiply-adds of its dense products; and so many
+    ``operators`` a tile, of an opaque layer each time that it is run. So much of these is spared where lists of edges,
+    or what the layer has recorded before, are retained."""
 
     bytes_per_edge: int
     bytes_per_edge_and_head: int = 0
     bytes_per_row: int = 0
     operators: int = 0
+    multiplies_per_edge: int = 0
     retainable_bytes_per_edge: int = 0
     retainable_operators: int = 0
+    retainable_multiplies_per_edge: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,8 @@ class PerEdge:
     while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
     ``recorded_columns``: for that of the backward pass, of every layer at once.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
-    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
+    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges);
+    ``sums_kept``: none of it where the ``kept_columns`` of another pull have been kept.
     """
 
     groups: int
@@ -168,6 +172,7 @@ class PerEdge:
     copied_columns: tuple[int, ...] = ()
     kept_columns: int = 0
     recorded_columns: int = 0
+    sums_kept: bool = False
     slices: int = 1
     work: EdgeWork | None = None
     beside: str | None = None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the executor itself costs, and how much of the disk's time it hides: tiny epochs of its own.
+"""What the executor itself costs: tiny epochs of its own.
 
 The program writes a matrix, reads it to write another, and reads that backwards. With one column and memory for all
 of it, nothing is left but steps and tiles; of two block heights, one has eight times the steps. With more columns and
-little memory, every block goes to the disk and back, with and without something to compute meanwhile.
+little memory, every block goes to the disk and back.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from types import SimpleNamespace
@@ -29,8 +29,6 @@ _TILES = 128
 _ROWS = _TILES * _TILE_ROWS
 _COLUMNS = 64
 _SHORT, _TALL = _TILE_ROWS, 8 * _TILE_ROWS
-_OPERATORS = 24
-"""Of a tile, so that computing takes about as long as its disk."""
 _PASSES = 3
 _MOST_ROUNDS = 10
 _AMPLE, _SCARCE = 256_000_000, 12_000_000
@@ -39,36 +37,24 @@ _AMPLE, _SCARCE = 256_000_000, 12_000_000
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
     """``per_tile`` and ``per_step``: processor seconds of any one thread; ``per_block`` and ``per_byte``: shared by all
-    of them. ``overlap``: see ``Hardware``."""
+    of them."""
 
     per_tile: float
     per_step: float
     per_block: float
     per_byte: float
-    overlap: float
 
 
 def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
-    """Three to six seconds, with spill files of 67 MB in ``folder``."""
-    wide = torch.ones(_TILE_ROWS, _COLUMNS)
-
-    def nothing(tile: Tile) -> None:
-        pass
-
-    def stream(tile: Tile) -> None:
-        for _ in range(_OPERATORS):
-            torch.relu(wide)
-
+    """Two to four seconds, with spill files of 67 MB in ``folder``."""
     with ExitStack() as stack:
         epochs: list[_Epoch] = []
         for one in (
-            (1, _SHORT, _AMPLE, nothing),
-            (1, _TALL, _AMPLE, nothing),
-            (_COLUMNS, _SHORT, _AMPLE, nothing),
-            (_COLUMNS, _SHORT, _AMPLE, stream),
-            (_COLUMNS, _SHORT, _SCARCE, nothing),
-            (_COLUMNS, _TALL, _SCARCE, nothing),
-            (_COLUMNS, _SHORT, _SCARCE, stream),
+            (1, _SHORT, _AMPLE),
+            (1, _TALL, _AMPLE),
+            (_COLUMNS, _SHORT, _AMPLE),
+            (_COLUMNS, _SHORT, _SCARCE),
+            (_COLUMNS, _TALL, _SCARCE),
         ):
             epochs.append(_Epoch(*one, folder, threads))
             stack.callback(epochs[-1].close)
@@ -76,7 +62,7 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
         while not all(settled(epoch.rounds, most=_MOST_ROUNDS) for epoch in epochs):
             for epoch in epochs:  # taking turns, so that whoever else computes here does no harm to one of them alone
                 epoch.rounds.append(epoch.run())
-    short, tall, memory, compute, disk, larger, both = epochs
+    short, tall, memory, disk, larger = epochs
     per_step = max(0.0, (short.least.cpu_s - tall.least.cpu_s) / (short.steps - tall.steps))
     per_tile = max(0.0, (tall.least.cpu_s - tall.steps * per_step) / (_PASSES * _TILES))
     moving_s, moving_larger_s = (  # of a block
@@ -85,38 +71,22 @@ def measure_epoch(folder: Path, *, threads: int, cores: int) -> EpochTimes:
     )
     per_byte = max(0.0, (moving_larger_s - moving_s) / (larger.block_bytes - disk.block_bytes))
     per_block = max(0.0, moving_s - disk.block_bytes * per_byte)
-    computing_s = compute.least.clock_s + both.blocks * (per_block + both.block_bytes * per_byte)
-    overlap = hidden_share(computing_s, disk.least.clock_s, both.least.clock_s)
-    return EpochTimes(per_tile, per_step, per_block, per_byte, overlap)
-
-
-def hidden_share(first_s: float, second_s: float, together_s: float) -> float:
-    """How much of the shorter of two times is hidden behind the longer when both take ``together_s``: from 0 to 1."""
-    longest, shortest = max(first_s, second_s), min(first_s, second_s)
-    if shortest <= 0:
-        return 1.0
-    return min(1.0, max(0.0, 1 - (together_s - longest) / shortest))
+    return EpochTimes(per_tile, per_step, per_block, per_byte)
 
 
 class _Epoch:
-    """One such epoch, run as often as one likes. ``work`` is done for every tile.
+    """One such epoch, run as often as one likes.
 
     ``rounds``: what each run took, processor seconds of all threads together.
     """
 
-    def __init__(
-        self, columns: int, block_rows: int, budget_bytes: int, work: Callable[[Tile], None], folder: Path, threads: int
-    ) -> None:
+    def __init__(self, columns: int, block_rows: int, budget_bytes: int, folder: Path, threads: int) -> None:
         matrices = {name: Matrix(name, _ROWS, columns, 4, Kind.SCRATCH) for name in ("first", "second")}
         rows = torch.ones(_TILE_ROWS, columns)
         scratch = 8 * columns
 
-        def compute(stores: tuple[str, ...]) -> Callable[[Tile], dict[str, torch.Tensor]]:
-            def tile_of(tile: Tile) -> dict[str, torch.Tensor]:
-                work(tile)
-                return dict.fromkeys(stores, rows)
-
-            return tile_of
+        def compute(stage: Stage, tile: Tile) -> dict[str, torch.Tensor]:
+            return dict.fromkeys(stage.stores, rows)
 
         stages = (
             Stage("write", _ROWS, (), None, ("first",), scratch),
@@ -140,7 +110,7 @@ class _Epoch:
         self.block_bytes = plan.frame_bytes
         self.blocks = max(1, (plan.ssd_read_bytes + plan.ssd_write_bytes) // plan.frame_bytes)
         self.rounds: list[Round] = []
-        self._steps = [Step(stage, compute(stage.stores)) for stage in stages]
+        self._steps = [Step(stage, partial(compute, stage)) for stage in stages]
         # Without edges and matrices of a store, the store is asked for nothing but its folder.
         store: Any = SimpleNamespace(path=folder, held=nullcontext)
         self._runtime = Runtime(

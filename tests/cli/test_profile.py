@@ -42,7 +42,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_it_measures_once_and_shows_a_table(run: RunCommand, calls: list[Path], tmp_path: Path) -> None:
     code, out, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu")
     assert (code, err) == (0, "measuring\n")
-    for text in ("2.50 GB/s", "150.0 µs", "75 G multiply-adds/s", "83 %", "a machine, 2 threads"):
+    for text in ("2.50 GB/s", "150.0 µs", "75 G multiply-adds/s", "a machine, 2 threads"):
         assert text in out
     code, again, err = run("profile", "--spill-dir", tmp_path, "--device", "cpu")
     assert (code, err) == (0, "") and "--refresh measures again" in again

@@ -19,6 +19,7 @@ from ooc.engine.shuffle_counts import counted_gathers, most_gathers
 from ooc.errors import SpillError, StoreError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows
+from ooc.model.layers.per_edge import Pulling
 from ooc.model.workload import stored
 from ooc.plan.layout.bucketing import shuffle_scratch
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
@@ -303,7 +304,7 @@ def test_gathering_from_shuffled_rows_is_within_the_layers_bound(degree: int) ->
     tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, nodes)
     source = BucketRows(nodes, torch.arange(nodes), torch.randn(nodes, WIDTH + 1, generator=generator)[:, 1:])
     gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
-    pull = aggregate.per_edge(WIDTH, "dp", 4)
+    pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", 4)
     bound = (min(len(indices), pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
     bound += (len(indices) + ROWS) * pull.waiting_bytes_per_edge
     for compute in (

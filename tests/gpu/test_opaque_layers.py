@@ -14,6 +14,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import Pulling
 from tests.exactness.layers import MlpMessages
 from tests.gpu.device import DEVICE, same_bits
 from tests.model.test_opaque_memory import LAYERS, NODES, WIDTH, Key, general
@@ -56,7 +57,7 @@ def calls(aggregate: Opaque, tile: TileEdges) -> list[Callable[[], list[Tensor]]
 def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     """What they take is within what is admitted for them, and not far below: torch's sorting included."""
     aggregate, tile = there(make()), tile_of(degree)
-    pull = aggregate.per_edge(WIDTH, "dp", 4, on_device=True)
+    pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", 4, on_device=True)
     bound = (len(tile.indices_E) + ROWS) * (pull.bytes_per_edge + pull.waiting_bytes_per_edge)
     bound += ROWS * pull.bytes_per_row
     peaks = []

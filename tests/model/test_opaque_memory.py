@@ -17,6 +17,7 @@ from ooc.kernels.neighbourhood import neighbourhood
 from ooc.model.layers.conformance import Watch, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.opaque import Opaque
+from ooc.model.layers.per_edge import Pulling
 from ooc.model.lowering.values import Features, Linear
 from tests.exactness.layers import MlpMessages
 from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNodes
@@ -63,7 +64,7 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, NODES)
     source = torch.randn(NODES, WIDTH, generator=generator)
     gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
-    pull = aggregate.per_edge(WIDTH, "dp", source.element_size())
+    pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", source.element_size())
     edges = ROWS * degree
     bound = (min(edges, pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
     bound += (edges + ROWS) * pull.waiting_bytes_per_edge

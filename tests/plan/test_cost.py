@@ -41,15 +41,29 @@ def test_threads_take_turns_where_there_is_nothing_but_python() -> None:
 
 
 def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
-    work = EdgeWork(1100, operators=50, retainable_bytes_per_edge=400, retainable_operators=20)
+    again = {"retainable_bytes_per_edge": 400, "retainable_operators": 20, "retainable_multiplies_per_edge": 64}
+    work = EdgeWork(1100, operators=50, multiplies_per_edge=192, **again)
     kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, opaque=True, work=work)
     item = replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=kind))
-    spared = replace(kind, work=EdgeWork(700, operators=30))
+    spared = replace(kind, work=EdgeWork(700, operators=30, multiplies_per_edge=128))
     expected = replace(item, pull=replace(PULLING.pull, per_edge=spared))
     nothing, half, all_of_it = (Portion(**{**SIZES, "slab_columns": 64}, retained=share) for share in (0.0, 0.5, 1.0))
     where = WORK, PLAN.matrices, UNMEASURED
     assert computing_of(item, all_of_it, *where) == pytest.approx(computing_of(expected, nothing, *where))
     assert computing_of(item, half, *where).shared_s < computing_of(item, nothing, *where).shared_s
+
+
+def test_sources_whose_gradients_were_kept_are_only_pulled() -> None:
+    """Nothing is computed for their edges."""
+    kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, sums_kept=True, work=EdgeWork(1100, 7, 5))
+    item, free = (
+        replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=replace(kind, work=work)))
+        for work in (kind.work, EdgeWork(0))
+    )
+    nothing, all_of_it = (Portion(**{**SIZES, "slab_columns": 64}, retained=share) for share in (0.0, 1.0))
+    where = WORK, PLAN.matrices, UNMEASURED
+    assert computing_of(item, all_of_it, *where) == pytest.approx(computing_of(free, nothing, *where))
+    assert computing_of(item, nothing, *where).shared_s > computing_of(free, nothing, *where).shared_s
 
 
 def test_a_device_computes_while_the_host_launches() -> None:

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import BudgetError, OptionError
@@ -173,23 +171,6 @@ def test_the_slab_of_a_gpu_is_many_times_its_cache(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(processor, "cache_bytes", lambda device: 0)
     free = 80 << 30
     assert processor.pool_bytes(gpu) == processor.pool_bytes(torch.device("cpu")) == processor.POOL_BYTES
-
-
-SECONDS = st.floats(1e-3, 1e3)
-
-
-@given(first=SECONDS, second=SECONDS, together=SECONDS)
-def test_the_hidden_share_is_a_share(first: float, second: float, together: float) -> None:
-    share = epoch.hidden_share(first, second, together)
-    assert 0 <= share <= 1
-    assert share == epoch.hidden_share(second, first, together)
-
-
-@given(first=SECONDS, second=SECONDS, share=st.floats(0, 1))
-def test_the_hidden_share_inverts_the_cost_model(first: float, second: float, share: float) -> None:
-    together = max(first, second) + (1 - share) * min(first, second)
-    rounding = 1e-5 * (1 + max(first, second) / min(first, second))
-    assert epoch.hidden_share(first, second, together) == pytest.approx(share, abs=rounding)
 
 
 def test_rounds_go_on_until_two_of_them_agree() -> None:

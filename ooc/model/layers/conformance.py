@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from ooc.errors import ModelError
 from ooc.kernels.caught_sums import CaughtSum, Finding
@@ -56,13 +57,14 @@ _SKEWED = 1.5
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that code of the user's runs, views included, and the most bytes alive at once of storages
-    that they have made; ``known`` ones do not count. What an operator needs for itself while it runs is not seen."""
+    """Counts the operators that code of the user's runs, views included, multiply-adds of its dense products, and the
+    most bytes alive at once of storages that they have made; ``known`` ones do not count. What an operator needs for
+    itself while it runs is not seen."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes: int = 0
-        self.operators = 0
+        self.operators = self.multiplies = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self._alive_bytes = 0
@@ -80,6 +82,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
+        if (flops := flop_registry.get(func._overloadpacket)) is not None:
+            self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
@@ -97,7 +101,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; the bytes that a
-    run takes for every edge and every node, and of how many operators it is forward and, with the gradient, backward;
+    run takes for every edge and every node, the multiply-adds of one of each together, gradients included if it was
+    recorded, and of how many operators it is forward and, with the gradient, backward;
     ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
     entries from; ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise;
     ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
@@ -106,6 +111,7 @@ class ProbeResult:
     parameters: tuple[nn.Parameter, ...]
     edge_bytes: int
     node_bytes: int
+    multiplies: int
     forward_operators: int
     backward_operators: int
     tells_modes: bool
@@ -427,12 +433,12 @@ class _Probe:
         calls: Sequence[CaughtSum],
         *,
         record: bool,
-    ) -> tuple[int, int]:
-        """Bytes an edge and a node that running ``module`` takes, forward and, with ``record``, backward, by how they
-        grow with the graph; ``calls``: those of a row in pieces, too."""
+    ) -> tuple[int, int, int]:
+        """Bytes an edge and a node that running ``module`` takes, forward and, with ``record``, backward, and
+        multiply-adds of both, by how they grow with the graph; ``calls``: those of a row in pieces, too."""
         layer = self.layer
 
-        def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> int:
+        def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
             generator = torch.Generator().manual_seed(1)
             rows = nodes // 2
             sources = torch.randint(0, nodes, (edges,), generator=generator)
@@ -456,19 +462,23 @@ class _Probe:
                         return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
                     return layer.forward(module, x_SC, near)
 
-            return Watch.of(compute, known).peak_bytes
+            seen = Watch.of(compute, known)
+            return seen.peak_bytes, seen.multiplies
 
-        base = run(_FEW_NODES, _FEW_EDGES, False)
-        if run(_FEW_NODES, _FEW_EDGES, True) > _SKEWED * base:
+        base, multiplies = run(_FEW_NODES, _FEW_EDGES, False)
+        if run(_FEW_NODES, _FEW_EDGES, True)[0] > _SKEWED * base:
             raise layer.refuse(
                 "it takes memory for every row times the most edges of any row, which no budget can hold"
             )
-        more_edges = max(0, run(_FEW_NODES, _MORE_EDGES, False) - base) / (_MORE_EDGES - _FEW_EDGES)
+        of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
+        more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
         if calls:
-            in_pieces = [run(_FEW_NODES, edges, True, True) for edges in (_FEW_EDGES, _MORE_EDGES)]
+            in_pieces = [run(_FEW_NODES, edges, True, True)[0] for edges in (_FEW_EDGES, _MORE_EDGES)]
             more_edges = max(more_edges, (in_pieces[1] - in_pieces[0]) / (_MORE_EDGES - _FEW_EDGES))
-        more_nodes = max(0, run(_MORE_NODES, _FEW_EDGES, False) - base) / (_MORE_NODES - _FEW_NODES)
-        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1
+        more_nodes = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
+        products = (of_edges[1] - multiplies) // (_MORE_EDGES - _FEW_EDGES)
+        products += (of_nodes[1] - multiplies) // (_MORE_NODES - _FEW_NODES)
+        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, products
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

@@ -42,7 +42,7 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
 from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
-from ooc.model.layers.per_edge import EdgeAggregate, Key, Scattered
+from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.values import Value
@@ -56,10 +56,13 @@ _SORTING_BYTES_PER_EDGE = 64
 """Of an edge besides where a device sorts, as it does to add up in one order."""
 _RUN_OPERATORS = 30
 """Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
-_TIMES_STREAMED = 4, 11
-"""How often the CPU writes or reads what a layer has at a time for an edge, forward and with gradients: of a decoder of
-links with a hidden layer, by processor time beside that of other passes (68,000 pairs, 32 columns). Others were not
-measured."""
+_CALL_OPERATORS = 100
+"""In the time that the Python of a call of a layer of PyG takes besides, while other threads want the interpreter:
+0.65 ms (runs of 1,600 edges, two threads)."""
+_TIMES_STREAMED = 4, 3, 4
+"""How often the CPU writes or reads what a layer has at a time for an edge: forward, and for gradients, of parameters
+and of rows. Of a decoder of links with a hidden layer, by processor time beside that of other passes (68,000 pairs, 32
+columns), and of layers of 128 and 64 columns (3 million edges)."""
 _RUN_BYTES = 8 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
 _ROW_BYTES = 16 << 20
@@ -281,17 +284,26 @@ class Opaque(EdgeAggregate):
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
         return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge + _SORTING_BYTES_PER_EDGE, bytes_per_row
 
-    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
-        is_forward, found = own is None, self.probed
+    def per_edge(
+        self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
+    ) -> PerEdge:
+        is_forward, found = pulling is Pulling.FORWARD, self.probed
         waiting = 0 if is_forward or not self.rows_train else self.source.columns * itemsize
         _, of_edge, of_row = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
         at_once = self.edges_at_once(on_device=on_device)
-        times = 1 if on_device else _TIMES_STREAMED[not is_forward]
-        work = EdgeWork(times * of_edge, operators=_RUN_OPERATORS + operators)
-        if not is_forward and not on_device:  # which runs it forward once more
-            spared = {"retainable_bytes_per_edge": _TIMES_STREAMED[0] * of_edge}
-            work = replace(work, **spared, retainable_operators=found.forward_operators)
+        work = EdgeWork(of_edge, operators=_RUN_OPERATORS + operators)
+        if not on_device:
+            parts = 1 if is_forward else 2 + self.rows_train  # of a run's time, each with as many products
+            products, once = found.multiplies // (3 if self.keep else 1), int(not is_forward)  # is run forward again
+            work = EdgeWork(
+                sum(_TIMES_STREAMED[:parts]) * of_edge,
+                operators=work.operators + (1 + once) * _CALL_OPERATORS,
+                multiplies_per_edge=parts * products,
+                retainable_bytes_per_edge=once * _TIMES_STREAMED[0] * of_edge,
+                retainable_operators=once * (found.forward_operators + _CALL_OPERATORS),
+                retainable_multiplies_per_edge=once * products,
+            )
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,

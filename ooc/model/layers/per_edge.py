@@ -12,9 +12,10 @@ Everything is laid out group after group, heads or single columns, so that any n
 Shapes: N rows of a slab, R rows of the tile, H heads and C channels of a head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from enum import Enum
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -28,25 +29,40 @@ from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
 from ooc.plan.workload import Direction, EdgesKey, EdgeWork, PerEdge, RelationEdges
 from ooc.storage.types import EdgeType
 
-# What pulls take on the CPU beside fetching, as so much streamed: by times measured on two cores that stream 61 GB/s.
+# What pulls take on the CPU beside fetching, as so much streamed at the rate at which the profile finds attention to be
+# computed: by the passes of trainings of GAT, GATv2 and maxima on graphs of 10, 20 and 50 edges a row, with two threads
+# (tools/bench_plan), and by single tiles, for how it grows with columns and what lists of edges take of it.
 
-_ATTENDED_BYTES = (2500, 1050)
-"""Of GAT's attention for an edge, and for each of its heads: 41 ns and 17 ns, forward as backward, with 1 to 8 heads of
-8 to 256 channels and 4 to 60 edges a row."""
+_ATTENDED_BYTES = (900, 530)
+"""Of GAT's attention for an edge, and for each of its heads, forward as backward."""
 _DROPPED_BYTES = (3000, 430)
 """The same of dropout."""
-_ATTENDED_TIMES = 34
-"""How often each value of a row: 2.2 ns a column."""
+_ATTENDED_ROW_BYTES = 18000
+"""For each head of a row, however few edges it has,"""
+_ATTENDED_TIMES = 40
+"""and how often each value of a row."""
 _ATTENDED_OPERATORS = 60
 """Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
-_TIMES_WIDEST = 5
-"""How often what maxima have at a time for an edge: forward 4, backward 7 (2 million edges, 128 columns)."""
+_LISTED_BYTES = 800
+"""Of an edge whose list is not retained, in pieces of many edges."""
+_PER_EDGE_BYTES = 2000
+"""Of an edge where something as wide as a row is computed for it, however narrow that is."""
 
 
-def attended(row_bytes: int, *, drops: bool = False) -> EdgeWork:
+class Pulling(Enum):
+    """Which of the pulls of an aggregation."""
+
+    FORWARD = "forward"
+    SOURCES = "sources"
+    TARGETS = "targets"
+
+
+def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     """What GAT's attention computes, of rows of the result of so many bytes."""
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
-    return EdgeWork(edge, head, _ATTENDED_TIMES * row_bytes, _ATTENDED_OPERATORS * (1 + drops))
+    of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
+    operators = _ATTENDED_OPERATORS * (1 + drops)
+    return EdgeWork(edge + _LISTED_BYTES, head, of_row, operators, retainable_bytes_per_edge=_LISTED_BYTES)
 
 
 class Key(Protocol):
@@ -177,26 +193,39 @@ class EdgeAggregate(Aggregate):
         """The same on a device with memory of its own."""
         return self.temporaries(itemsize)
 
-    def per_edge(self, columns: int, own: str | None, itemsize: int, *, on_device: bool = False) -> PerEdge:
+    def per_edge(
+        self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
+    ) -> PerEdge:
         """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
         if on_device:  # where every group is computed by itself
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
-        temporaries = self.temporaries(itemsize)
-        return PerEdge(self.groups, columns, own, *temporaries, slices=self.slices, work=self.work(itemsize))
+        work, temporaries = self.work(pulling, itemsize), self.temporaries(itemsize)
+        apart = {Pulling.FORWARD: self.source_scalars, Pulling.SOURCES: self.upstream_scalars}.get(pulling, ())
+        return PerEdge(
+            *(self.groups, columns, own, *temporaries),
+            copied_columns=apart,
+            sums_kept=pulling is Pulling.SOURCES and self.kept_columns > 0,
+            slices=self.slices,
+            work=work,
+        )
 
-    times_streamed = 1
+    times_streamed: ClassVar[Mapping[Pulling, float]] = {}
     """How often what a pull has at a time for an edge is written or read."""
+    listed_bytes = 1800
+    """Of an edge whose list is not retained, in pieces of some thousands."""
 
-    def work(self, itemsize: int) -> EdgeWork:
-        """How long the CPU takes for any of the pulls, fetching aside."""
+    def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
+        """How long the CPU takes for one of the pulls, fetching aside."""
         _, bytes_per_edge, _ = self.temporaries(itemsize)
-        return EdgeWork(0, self.times_streamed * bytes_per_edge // (self.groups // self.slices))
+        of_head = int(self.times_streamed[pulling] * bytes_per_edge) // (self.groups // self.slices)
+        of_edge = _PER_EDGE_BYTES + self.listed_bytes
+        return EdgeWork(of_edge, of_head, retainable_bytes_per_edge=self.listed_bytes)
 
 
 class Maximum(EdgeAggregate):
     """The largest of the neighbours' values, column by column; 0 where there are none."""
 
-    times_streamed = _TIMES_WIDEST
+    times_streamed: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 3, Pulling.SOURCES: 4.75}
 
     def __init__(self, index: int, source: Value, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
@@ -258,9 +287,9 @@ class Attention(EdgeAggregate):
         options = self.options
         return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
 
-    def work_of_scores(self, itemsize: int) -> EdgeWork:
+    def work_of_scores(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """Where nothing as wide as a head is computed for an edge."""
-        return attended(self.groups * self.result * itemsize, drops=self.p > 0)
+        return attended(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
 
     def _edges(self, tile: TileEdges) -> TileEdges:
         if self.options.p and tile.checks is not None:

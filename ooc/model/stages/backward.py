@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.layers.per_edge import EdgeAggregate, Pulling
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.embedding import embedding_steps, step_of_rows
@@ -93,7 +93,7 @@ def _backward(program: Program, stage: int) -> Step:
         sums, message = names.of("dp", above), names.of("dm", above)
         per_edge, kernel = None, above.scaling
         if isinstance(above, EdgeAggregate):
-            per_edge = program.per_edge(above, above.source.columns, names.of("m", above), above.upstream_scalars)
+            per_edge = program.per_edge(above, Pulling.SOURCES, above.source.columns, names.of("m", above))
             kernel = partial(above.backward_sources, context)
         pull = Pull(sums, message, context.direction(above.scaling, backward=True), per_edge, above.edge_data)
 
@@ -132,7 +132,8 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     names, brought, opaque = program.names, aggregate.brought, isinstance(aggregate, Opaque)
     name, pulled = names.of("dt", aggregate), names.of("pt", aggregate)
     trained = brought is not None and brought.trains
-    per_edge = program.per_edge(aggregate, aggregate.pulled_target_columns, names.of("dp", aggregate))
+    columns = aggregate.pulled_target_columns
+    per_edge = program.per_edge(aggregate, Pulling.TARGETS, columns, names.of("dp", aggregate))
     if program.context.along(aggregate) is Direction.IN and not program.context.on_device:
         per_edge = replace(per_edge, kept_columns=aggregate.kept_columns)
     if aggregate.after is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ooc.kernels.sparse_rows import DRAWN_BYTES, DRAWN_NUMBERS, ENTRY_BYTES
 from ooc.model.graph import ActiveRows, AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.per_edge import EdgeAggregate, Result
+from ooc.model.layers.per_edge import EdgeAggregate, Pulling, Result
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.projection import Projection, SparseProduct
 from ooc.model.lowering.rectified import Rectified, Signs
@@ -139,17 +139,15 @@ class Program:
             direction = self.context.direction(pulled.scaling)
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own, beside = (*map(names.value, pulled.own_values), None, None)[:2]
-        per_edge = self.per_edge(pulled, pulled.columns, own, pulled.source_scalars)
+        per_edge = self.per_edge(pulled, Pulling.FORWARD, pulled.columns, own)
         per_edge = replace(per_edge, beside=beside, recorded_columns=pulled.recorded_columns)
         pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
         return pull, partial(pulled.forward, self.context)
 
-    def per_edge(self, aggregate: EdgeAggregate, columns: int, own: str | None, apart: tuple[int, ...] = ()) -> PerEdge:
+    def per_edge(self, aggregate: EdgeAggregate, pulling: Pulling, columns: int, own: str | None) -> PerEdge:
         """How the planner is to think of one of its pulls: an opaque layer may take a row's edges together."""
         itemsize = self.context.network.dtype.itemsize
-        found = aggregate.per_edge(columns, own, itemsize, on_device=self.context.on_device)
-        if apart and not self.context.on_device:
-            found = replace(found, copied_columns=apart)
+        found = aggregate.per_edge(pulling, columns, own, itemsize, on_device=self.context.on_device)
         if not isinstance(aggregate, Opaque) or aggregate.splits_rows:
             return found
         return replace(found, row_edges=self._most_edges(self.context.along(aggregate)) or aggregate.most_edges)

@@ -2,6 +2,7 @@
 """From a layout to the plan: the blocks are numbered, the programs unrolled in the frames that the budgets leave."""
 
 from ooc.plan.layout.layout import Layout, free_frames
+from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
@@ -34,7 +35,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         share=workload.share,
         host_frames=max((_host_frames(staging.program) for staging in staged.values()), default=0),
         staged=staged,
-        retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(workload),
+        retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(layout, workload),
     )
 
 
@@ -66,14 +67,17 @@ def _host_frames(program: Program) -> int:
     return max(program.frames, max((frame + 1 for _, frame in program.warm), default=0) + IN_TRANSFER)
 
 
-def _retainable_bytes(workload: Workload) -> int:
-    """A bound on what pulls of a training epoch retain, opaque layers of their runs, where they retain all."""
-    _, nbytes = workload.kept_edges
-    for stage in workload.programs.get("train", ()):
-        kind = None if stage.pull is None or not stage.pull.direction.of_edges else stage.pull.per_edge
-        if stage.pull is not None and kind is not None:
-            of_edge = PIECE_BYTES + kind.recorded_columns * workload.pulled_itemsize
-            if kind.opaque:
-                of_edge = kind.bytes_per_edge * (kind.own is not None)
-            nbytes += (stage.rows + workload.topologies[stage.pull.direction].edges) * of_edge
-    return nbytes
+def _retainable_bytes(layout: Layout, workload: Workload) -> int:
+    """What pulls of a training epoch retain, opaque layers at most of their runs, others of lists that they share,
+    where they retain all."""
+    found = {"kept": workload.kept_edges[1]}
+    for item in layout.programs.get("train", ()):
+        kind = None if item.pull is None or not item.pull.direction.of_edges else item.pull.per_edge
+        if item.pull is not None and kind is not None:
+            of_edge = kind.bytes_per_edge * (kind.own is not None) if kind.opaque else PIECE_BYTES
+            height = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
+            lists = item.pull.direction, kind.edges_at_once, workload.matrices[item.pull.source].rows, height
+            places = item.rows + workload.topologies[item.pull.direction].edges
+            found[str(item.index if kind.opaque else lists)] = places * of_edge
+            found[f"recorded {item.index}"] = places * kind.recorded_columns * workload.pulled_itemsize
+    return sum(found.values())

@@ -48,7 +48,9 @@ class Replay:
         self.samples: list[tuple[float, int]] = []
         self.begun = 0  # spans that have begun
         self.computing: dict[Portion, Computing] = {}  # of this pass
-        self.retained = plan.retained_bytes / max(1, plan.retainable_bytes)
+        kept_bytes, left_bytes = workload.kept_edges[1], plan.retained_bytes
+        self.keeps = 0 < kept_bytes <= left_bytes  # gradients of edges: of all or of none
+        self.retained = (left_bytes - kept_bytes * self.keeps) / max(1, plan.retainable_bytes - kept_bytes)
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
         self.streaming: list[int] = []  # tickets of what this pass has written of such
         self.unhidden = 0.0  # seconds that the next step takes longer for what has been sent off
@@ -213,13 +215,15 @@ class Replay:
 
     def _computing(self, item: Pass, step: Step) -> Computing:
         """What one step takes."""
-        edges = width = 0
+        edges, width, retained = 0, 0, min(1.0, self.retained)
         if item.pull is not None:
+            if item.pull.per_edge is not None and item.pull.per_edge.sums_kept:
+                retained = float(self.keeps)
             source = self.plan.matrices[item.pull.source]
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
             edges = topology.edges_of(range(step.start, step.stop), tile)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
-        portion = Portion(step.stop - step.start, edges, width, width, 1, self.retained)
+        portion = Portion(step.stop - step.start, edges, width, width, 1, retained)
         known = self.computing.get(portion)
         if known is None:
             known = computing_of(item, portion, self.workload, self.plan.matrices, self.hardware)
