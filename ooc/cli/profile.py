@@ -93,8 +93,6 @@ def _readable(reading: "Reading") -> str:
             return format_size(reading.value)
         case "s":
             return f"{1e6 * reading.value:,.1f} µs"
-        case "":
-            return f"{100 * reading.value:.0f} %"
         case unit:
             scale, letter = (1e9, "G") if reading.value >= 1e9 else (1e6, "M")
             return f"{reading.value / scale:,.3g} {letter} {unit}"
