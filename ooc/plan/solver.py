@@ -111,7 +111,11 @@ class _Solver:
     def run(self) -> PlannedLayout:
         least = self._least_memory()
         ends = [self.descend(beginning) for beginning in (least, *self._taller(least))]
-        return self.planned(self._each_whole(min(ends, key=lambda one: one.score)))
+        best = min(ends, key=lambda one: one.score)
+        if self.problem.limits.slab_columns is None:
+            for name in self.problem.sources:  # of those of one shape there may be memory to hold one whole
+                best = self._better(best, [replace(best.choice, cuts={**best.choice.cuts, name: WHOLE})])
+        return self.planned(best)
 
     def planned(self, best: Candidate) -> PlannedLayout:
         # Elsewhere forecasts decide alone.
@@ -156,15 +160,6 @@ class _Solver:
                 best = self._better(best, [replace(best.choice, spare_writes=True)])
             if best.score >= before:
                 break
-        return best
-
-    def _each_whole(self, best: Candidate) -> Candidate:
-        """The best that comes of holding single sources whole: those of one shape need not be held alike, where memory
-        does for one of them."""
-        if self.problem.limits.slab_columns is None:
-            for name in self.problem.sources:
-                choice = best.choice
-                best = self._better(best, [replace(choice, cuts={**choice.cuts, name: WHOLE})])
         return best
 
     def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:

@@ -262,8 +262,7 @@ def _height_of(values: int, columns: int, digits: int = 1, unit: int = _FEWEST_R
     """The most rows that have so many values, a number of so many binary digits with zeros behind them and a multiple
     of ``unit``, or a power of two, but no fewer than are worth a tile."""
     rows = max(_FEWEST_ROWS, values // columns)
-    power = 1 << rows.bit_length() - 1
-    unit = max(_FEWEST_ROWS, 2 * power >> digits, min(unit, power))
+    unit = max(_FEWEST_ROWS, 1 << rows.bit_length() - digits, min(unit, 1 << rows.bit_length() - 1))
     return rows // unit * unit
 
 

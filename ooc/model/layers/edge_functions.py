@@ -253,19 +253,14 @@ class FunctionAggregate(EdgeAggregate):
         return torch.cat((target_RHC, att_RHC), dim=2).view(len(target), -1)
 
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, Parameters]:
-        by_group = pulled.view(len(pulled), self.groups, -1)
-        rows, parameters = self._brought_gradient(by_group[:, :, : self.brought_columns])
+        by_group, parameters = pulled.view(len(pulled), self.groups, -1), list[tuple[nn.Parameter, Tensor]]()
+        rows_RGV = by_group[:, :, : self.brought_columns]
+        if self.att is not None:
+            rows_RGV, d_att = rows_RGV.chunk(2, dim=2)
+            parameters += [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
         if self.term is not None:
             parameters += self.term.gradients(by_group[:, :, self.brought_columns :])
-        return rows, parameters
-
-    def _brought_gradient(self, pulled_RGV: Tensor) -> tuple[Tensor, Parameters]:
-        """Of the target's own rows and of parameters that came with them."""
-        if self.att is None:
-            return pulled_RGV.reshape(len(pulled_RGV), self.groups * self.brought_columns), []
-        d_target, d_att = pulled_RGV.chunk(2, dim=2)
-        parameters = [(self.att, d_att.sum(0, keepdim=True))] if self.att.requires_grad else []
-        return d_target.reshape(len(pulled_RGV), -1), parameters
+        return rows_RGV.flatten(1), parameters
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         bounds = edge_function.scratch_bytes(
