@@ -172,7 +172,10 @@ EVERYTHING = {
     "plateau": {"schedule": lambda o: lrs.ReduceLROnPlateau(o, mode="max", patience=0)},
     "swa from epoch 3": {"average": lambda m: AveragedModel(m), "average_from": 3, "schedule": SCHEDULES["milestones"]},
     "sequence": {"schedule": SCHEDULES["sequence"]},
-    "lambda": {"schedule": SCHEDULES["warm-up and cosine"]},
+    "lambda, state in float32": {
+        "schedule": SCHEDULES["warm-up and cosine"],
+        "optimizer": lambda p: torch.optim.NAdam(p, lr=LR),
+    },
     "several": {"schedule": SCHEDULES["two"]},
 }
 

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class TrainingState:
             self.learnt.load(state.get("embedding"), (self.run.load_best() or {}).get("embedding"))
         try:
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            _load_optimizer(self.optimizer, state["optimizer"])
             if self.kept is not None:
                 self.kept.load(state.get("optimizer_state"), into_memory=not self.on_disk)
             self.averaging.load(state.get("average"))
@@ -247,3 +248,15 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
     replace_file(path, data)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """What it kept, in the types of then: torch gives what was kept in float32 of a parameter in float64, as NAdam's
+    product is, the type of the parameter, and goes on to other bits."""
+    optimizer.load_state_dict(saved)
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    for parameter, number in chain(*(zip(one["params"], other["params"], strict=True) for one, other in groups)):
+        for name, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor):
+                kept = optimizer.state[parameter]
+                kept[name] = kept[name].to(value.dtype)
