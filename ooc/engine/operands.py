@@ -176,18 +176,13 @@ class Input(_Operand):
         if len(blocks) == 1:
             pieces = blocks[0]
             rows = typed(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1), self._dtype)
-        else:
-            rows = self._together(blocks)
+        else:  # one behind the other
+            heights, widths = [len(pieces[0]) for pieces in blocks], [piece.shape[1] for piece in blocks[0]]
+            rows = torch.empty(sum(heights), sum(widths), dtype=self._dtype, device=self._workspace.place)
+            for part, pieces in zip(torch.split(rows, heights), blocks, strict=True):
+                for target, piece in zip(torch.split(part, widths, dim=1), pieces, strict=True):
+                    target.copy_(piece)
         return rows if self._all else rows[:, self._taken]
-
-    def _together(self, blocks: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Rows that lie in several blocks, one behind the other."""
-        heights, widths = [len(pieces[0]) for pieces in blocks], [piece.shape[1] for piece in blocks[0]]
-        rows = torch.empty(sum(heights), sum(widths), dtype=self._dtype, device=self._workspace.place)
-        for part, pieces in zip(torch.split(rows, heights), blocks, strict=True):
-            for target, piece in zip(torch.split(part, widths, dim=1), pieces, strict=True):
-                target.copy_(piece)
-        return rows
 
 
 class Output(_Operand):

@@ -12,7 +12,7 @@ passes and sweeps, where one resource waits for another. That is a quarter of an
 steps, so there a few candidates are simulated.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, combinations
 
@@ -20,7 +20,8 @@ from ooc.errors import BudgetError
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout.passes import shuffles_in
-from ooc.plan.problem import Candidate, Goal, Problem, Recomputed, Variants
+from ooc.plan.moves import Moves
+from ooc.plan.problem import Goal, Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.simulate.simulator import simulate
@@ -34,7 +35,7 @@ _MARGIN = 0.2
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""
 _MOST_STEPS = 20_000
-"""Of all programs that are simulated for one plan."""
+"""Of all programs that are simulated for one plan to find where to go on from, and then on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> Plann
 
 
 def simulated_best(best: PlannedLayout) -> Plan:
-    """The plan of ``best``, or of another candidate whose simulated epoch is shorter.
+    """The plan of ``best``, or of another candidate whose simulated epoch is shorter; and from the best of these on of
+    whatever single steps of one source lead to.
 
     On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
     forecasts stands. So it does with a limit on what is written, which other candidates may pass.
@@ -89,16 +91,35 @@ def simulated_best(best: PlannedLayout) -> Plan:
     if not problem.hardware.has_device_memory or problem.limits.ssd_write_bytes is not None:
         return best.plan
     other = solve_from_one_width(best)
-    second: list[Candidate] = []
-    if other is not None:
-        if other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
-            best, other = other, best
-        second.append(Candidate(other.choice, other.layout, (0, other.seconds)))
+    if other is not None and other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
+        best, other = other, best
     most = _MOST_STEPS // max(1, len(best.plan.unrolled["train"].steps)) - 1
     if most < 1:
         return best.plan
-    others = (replace(best, choice=one.choice, layout=one.layout).plan for one in [*second, *best.others][:most])
-    return min(chain([best.plan], others), key=lambda plan: simulate(plan, problem.workload, problem.hardware).epoch_s)
+
+    def epoch_s(one: PlannedLayout) -> float:
+        return simulate(one.plan, problem.workload, problem.hardware).epoch_s
+
+    others = [one for one in (other, *best.others) if one is not None][:most]
+    found = (replace(best, choice=one.choice, layout=one.layout) for one in others)
+    least_s, _, fastest = min((epoch_s(one), number, one) for number, one in enumerate(chain([best], found)))
+    tried, left = {id(one.layout) for one in (best, *others)}, _MOST_STEPS
+    centre: PlannedLayout | None = None
+    moves = Moves(problem)
+    sources = sorted({stage.pull.source for stage in problem.workload.programs["train"] if stage.pull})
+    while fastest is not centre:
+        centre, choice = fastest, fastest.choice
+        steps = [way(choice, [name]) for name in sources for way in (moves.direct, moves.overlap_last)]
+        nearby = [replace(choice, spare_writes=not choice.spare_writes), *chain(*steps)]
+        for one in filter(None, map(problem.candidate, nearby)):
+            if left > 0 and id(one.layout) not in tried:
+                tried.add(id(one.layout))
+                planned = replace(best, choice=one.choice, layout=one.layout)
+                left -= len(planned.plan.unrolled["train"].steps)
+                if (seconds := epoch_s(planned)) < least_s:
+                    fastest, least_s = planned, seconds
+                    break
+    return fastest.plan
 
 
 def _excess(plan: Plan, limits: Limits) -> str:
@@ -197,7 +218,12 @@ def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Var
 def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
     """The fastest workload that keeps a limit on written bytes which keeping everything does not."""
     free = plan_layout(variants(NOTHING), replace(limits, ssd_write_bytes=None), hardware)
-    sets = sorted(_sets(free, variants), key=lambda recomputed: (len(recomputed), sorted(recomputed)))
+    stages = list(free.problem.kept_bytes)
+    if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
+        tried = {*_by_seconds_a_byte(free, variants)} - {NOTHING}
+    else:
+        tried = {frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)}
+    sets = sorted(tried, key=lambda recomputed: (len(recomputed), sorted(recomputed)))
     found = [(recomputed, _within(Problem(variants(recomputed), limits, hardware))) for recomputed in sets]
     keeping = [(planned.seconds, recomputed, planned) for recomputed, planned in found if planned is not None]
     if keeping:
@@ -214,12 +240,3 @@ def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> fl
         return min(plan.ssd_write_bytes for plan in plans)
     except BudgetError:
         return float("inf")
-
-
-def _sets(kept: PlannedLayout, variants: Variants) -> set[Recomputed]:
-    """Every set of stages where they are few; else those that greed leads to."""
-    stages: Sequence[int] = list(kept.problem.kept_bytes)
-    if len(stages) > _FEW_STAGES:
-        return {*_by_seconds_a_byte(kept, variants)} - {NOTHING}
-    counts = range(1, len(stages) + 1)
-    return {frozenset(chosen) for count in counts for chosen in combinations(stages, count)}

@@ -39,7 +39,7 @@ def test_no_candidate_is_faster_by_the_simulator(budgets: tuple[int, int]) -> No
     verify_plan(chosen)
     others = [replace(best, choice=one.choice, layout=one.layout) for one in best.others]
     assert others
-    assert seconds(chosen) == min(seconds(one.plan) for one in (best, *others))
+    assert seconds(chosen) <= min(seconds(one.plan) for one in (best, *others))
 
 
 def test_simulating_shortens_some_epochs() -> None:

@@ -110,8 +110,8 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
     read by kernels until the moment that it is filled, and then nothing could be read ahead.
     """
     reads, writes = set(), set()
-    held: dict[int, _Holder] = {}
-    frame_of: dict[int, int] = {}
+    held: dict[int, _Holder] = {}  # by frame
+    last: dict[int, _Holder] = {}  # by block
     for index, (transfer, to_frame) in enumerate(in_order(upper)):
         for block, frame, load in staging.program.acquire[index]:
             before = held.pop(frame, None)
@@ -120,10 +120,9 @@ def passing_through(staging: Staging, upper: Program, slab_of: Callable[[int], i
                     reads.add((before.since, before.block))
                 else:
                     writes.add(before.used_by[0])
-            frame_of[block] = frame
-            held[frame] = _Holder(block, index, load)
-        holder = held.get(frame_of.get(transfer.block, -1))
-        if holder is not None and holder.block == transfer.block:
+            held[frame] = last[block] = _Holder(block, index, load)
+        holder = last.get(transfer.block)
+        if holder is not None:
             holder.used_by.append(index)
             if transfer.direction is CopyTo.HOST:
                 holder.passes = not holder.load and transfer.block in staging.program.store[index]

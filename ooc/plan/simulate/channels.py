@@ -102,11 +102,6 @@ class Drive(_Channel):
             self._serve(float("inf"))
         return self.served[ticket] + self.latency_s
 
-    def has_served(self, ticket: int, now_s: float) -> bool:
-        """Whether ``wait`` would return at once."""
-        self.advance(now_s)
-        return self.served[ticket] + self.latency_s <= now_s
-
     def advance(self, until_s: float) -> None:
         while self.clock < until_s:
             self._serve(until_s)

@@ -7,7 +7,7 @@ many, so an epoch has between half of them and all, and nothing need be known of
 form on disk (docs/reports.md), for what is planned and for what is measured alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ooc.plan.simulate.timeline import Event, MemoryUse, PassTime, Resource, Timeline
@@ -48,9 +48,7 @@ class Lane:
     def widen(self, end_s: float) -> None:
         """Let pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
-            empty = PIECES // 2
-            self.busy_s = [a + b for a, b in _pairs(self.busy_s)] + [0.0] * empty
-            self.nbytes = [a + b for a, b in _pairs(self.nbytes)] + [0] * empty
+            self.busy_s, self.nbytes = _halved(self.busy_s, sum), _halved(self.nbytes, sum)
             self.piece_s *= 2
 
 
@@ -74,7 +72,7 @@ class Peaks:
     def widen(self, end_s: float) -> None:
         """Let pieces reach beyond ``end_s``."""
         while end_s >= self.piece_s * PIECES:
-            self.nbytes = [max(a, b) for a, b in _pairs(self.nbytes)] + [0] * (PIECES // 2)
+            self.nbytes = _halved(self.nbytes, max)
             self.piece_s *= 2
 
 
@@ -121,7 +119,7 @@ class Condenser:
             "passes": self._passes,
             "resources": [_resource(resource, lanes, piece_s) for resource, lanes in self._lanes.items()],
             "memory": [
-                {"tier": tier, "limit_bytes": limit, "bytes": _trimmed(_held(peaks.nbytes))}
+                {"tier": tier, "limit_bytes": limit, "bytes": _held(peaks.nbytes)}
                 for tier, (limit, peaks) in self._memory.items()
             ],
         }
@@ -208,23 +206,19 @@ def _resource(resource: Resource, lanes: Sequence[Lane], piece_s: float) -> dict
     }
 
 
-def _held(nbytes: Sequence[int]) -> list[int]:
+def _held(nbytes: list[int]) -> list[int]:
     """Where nobody looked, what was in use before still is."""
     held: list[int] = []
     last = next((n for n in nbytes if n), 0)
-    end = max((k for k, n in enumerate(nbytes) if n), default=-1) + 1
-    for n in nbytes[:end]:
+    for n in _trimmed(nbytes):
         last = n or last
         held.append(last)
     return held
 
 
 def _trimmed(numbers: list[int]) -> list[int]:
-    end = len(numbers)
-    while end and not numbers[end - 1]:
-        end -= 1
-    return numbers[:end]
+    return numbers[: max((end for end, number in enumerate(numbers, start=1) if number), default=0)]
 
 
-def _pairs(numbers: Sequence[Any]) -> "zip[tuple[Any, Any]]":
-    return zip(numbers[::2], numbers[1::2], strict=True)
+def _halved(numbers: list[Any], together: Callable[[Any], Any]) -> list[Any]:
+    return [together(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)] + [0] * (PIECES // 2)

@@ -214,8 +214,8 @@ class HostTier:
         for stored in program.store[index]:
             self._leaving[self._where[stored]] = stored
             self._unsaved[stored] = ticket, at
-        used = len(self._where) * self._plan.frame_bytes
-        self.samples.append((self.now, self._plan.fixed_host_bytes + used))
+        plan = self._plan
+        self.samples.append((self.now, plan.fixed_host_bytes + len(self._where) * plan.frame_bytes))
         if not program.kept.after[index]:
             del self._where[block]
         return ticket
@@ -242,7 +242,9 @@ class HostTier:
         passing = frame in self._passing and self.pcie.served[self._passing[frame]] > self.now
         if passing or self._unsaved.keys() & saved:
             return False
-        return all(self.disk.has_served(self._written[one], self.now) for one in self._written.keys() & saved)
+        self.disk.advance(self.now)
+        served = (self.disk.served[self._written[one]] for one in self._written.keys() & saved)
+        return all(one + self.disk.latency_s <= self.now for one in served)
 
     def _read(self, block: int) -> None:
         """Have ``block`` read when nothing moves through its frame any more."""
