@@ -158,8 +158,7 @@ class Planning:
 
         BudgetError where there is none.
         """
-        limits = self.limits if limits is None else limits
-        hardware = self.hardware if hardware is None else hardware
+        limits, hardware = limits or self.limits, hardware or self.hardware
         job = self._job(NARROW if narrow else self.settings.spill_dtype, limits)
         workload, plan = job.plan(limits, hardware)
         return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)

@@ -89,7 +89,8 @@ class Moves:
         found = []
         for names in (group, *([name] for name in group if len(group) > 1)):
             other = replace(choice.cuts[names[0]], sharded=not choice.cuts[names[0]].sharded)
-            for cut in dict.fromkeys((other, replace(other, columns=0))):
+            widths = self._widths(names[0]) if other.sharded and self.limits.slab_columns is None else []
+            for cut in dict.fromkeys((other, *(replace(other, columns=columns) for columns in (0, *widths)))):
                 found.append(replace(choice, cuts={**choice.cuts, **dict.fromkeys(names, cut)}))
         return found
 
