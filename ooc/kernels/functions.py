@@ -38,7 +38,8 @@ both back, writing over them; it is called once at most."""
 
 EdgeFunction = Callable[[Tensor, Tensor, Tensor | None], Computed]
 """Of rows of sources [E, W] and targets [E, V], which it may write over, and terms [E, T]: rows independent of one
-another, nothing drawn at random.
+another, nothing drawn at random. What differentiates them holds of edges nothing beside these two matrices: their
+memory alone is counted where it is retained.
 
 An edge's message has the same bits however many edges are computed with it, which elementwise operators promise and
 dense products do not."""
@@ -122,7 +123,7 @@ class GatWithFeatures:
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> Computed:
         source_EHC = _by_head(source_EW, self.heads)
-        sum_EH = source_EHC[:, :, -1] + target_EV[:, self.place :: self.of]
+        sum_EH = target_EV[:, self.place :: self.of].add_(source_EHC[:, :, -1])
         if term_ET is not None:
             sum_EH.add_(term_ET)
 
@@ -151,13 +152,14 @@ class Rectified:
     eps: float = 0.0
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> Computed:
+        rectifies = term_ET is not None
         rectified_EW = source_EW if term_ET is None else source_EW.add_(term_ET).relu_()
-        message_EW = rectified_EW + self.eps if self.eps and term_ET is not None else rectified_EW
+        message_EW = rectified_EW + self.eps if self.eps and rectifies else rectified_EW
 
         def backward(d_message_EW: Tensor, d_score_EW: Tensor) -> EdgeGradients:
             if self.temperature is not None:
                 d_message_EW.add_(d_score_EW.mul_(self.temperature))
-            if term_ET is not None:
+            if rectifies:
                 _through_leaky(d_message_EW, rectified_EW, 0.0)
             return EdgeGradients(d_message_EW, term_ET=d_message_EW)
 
