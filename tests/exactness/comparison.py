@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 import ooc
 from ooc.errors import BudgetError
@@ -127,13 +128,19 @@ _traced: dict[bytes, tuple[Calls, list[int], list[int]]] = {}
 
 
 def traced_once(
-    module: torch.nn.Module, name: str, inputs: Sequence[torch.Tensor], *, training: bool, rows: int = 1
+    module: torch.nn.Module,
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    *,
+    training: bool,
+    rows: int = 1,
+    opened: MessagePassing | None = None,
 ) -> Calls:
     """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
     key, own = _digest(module, name, inputs, training), list(module.parameters())
     if key is None or key not in _traced:
-        calls = Calls(module, name, inputs, training=training, rows=rows)
+        calls = Calls(module, name, inputs, training=training, rows=rows, opened=opened)
         if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
             return calls
         kinds = calls.cut_off, calls.reached
@@ -151,7 +158,7 @@ _probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
 def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
     """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
     differ in their budgets alone."""
-    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, dict(layer.codes)
+    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, layer.codes, layer.tails
     question = module, *called, sorted(options.items())
     key, own = _digest(*question), list(module.parameters())
     if key is None:

@@ -2,9 +2,11 @@
 """Layers that nobody has taken apart run as they are, tile by tile, and are PyG's; what cannot is refused by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import SetTransformerAggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import OptTensor
+from torch_geometric.utils import remove_self_loops, softmax
 
 from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
@@ -361,24 +364,100 @@ class Twice(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.linear(x)
         for _ in range(self.hops):
-            weight = gcn_norm(edge_index, num_nodes=len(x), add_self_loops=False)[1] if self.norm else None
-            x = self.propagate(edge_index, x=x, weight=weight)
+            edges, weight = edge_index, None
+            if self.norm:
+                edges, weight = gcn_norm(edge_index, num_nodes=x.size(0), dtype=x.dtype)
+            x = self.propagate(edges, x=x, weight=weight)
         return x
 
     def message(self, x_j: Tensor, weight: OptTensor) -> Tensor:
-        return x_j if weight is None else weight[:, None].to(x_j.dtype) * x_j
+        return x_j if weight is None else weight[:, None] * x_j
 
 
 class Inside(MessagePassing):
-    """Has a norm over all rows."""
+    """Has a norm over all rows, or over all edges."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, of_edges: bool = False) -> None:
         super().__init__(aggr="add")
         self.linear, self.norm = nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs)
+        self.of_edges = of_edges
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.propagate(edge_index, x=self.linear(x)))
-        return out
+        out: Tensor = self.propagate(edge_index, x=self.linear(x))
+        return out if self.of_edges else self.norm(out)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.norm(x_j) if self.of_edges else x_j
+
+
+class Updated(MessagePassing):
+    """Scores edges by ``edge_updater``, and writes into what a network makes of their features."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add", node_dim=0)
+        self.linear, self.shift = nn.Linear(inputs, 2 * outputs), nn.Parameter(torch.ones(1))
+        self.of_edges = nn.Sequential(nn.Linear(K, 2), nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = self.linear(F.dropout(x, 0.2, self.training)).view(x.size(0), 2, -1)
+        edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+        scores = self.edge_updater(edge_index, x=(x, x.tanh())) + self.of_edges(edge_attr)
+        scores += self.shift.exp()
+        return self.propagate(edge_index, x=x, scores=softmax(scores, edge_index[1], num_nodes=x.size(0))).mean(dim=1)
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i * x_j).sum(dim=-1)
+
+    def message(self, x_j: Tensor, scores: Tensor) -> Tensor:
+        return x_j * scores[:, :, None]
+
+
+def one_hop_before(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """A sum over in-neighbours, of which there will be another."""
+    return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+OPENED: dict[str, Callable[[int, int], nn.Module]] = {
+    "a norm over nodes": lambda f, c: Own(lambda s, x, e: s.norm(x)),
+    "a function of the layer's mode": lambda f, c: Referring(lambda layer, x: 2 * x if layer.training else x),
+    "several hops": lambda f, c: Twice(f, c),
+    "normalised by both ends": lambda f, c: Twice(f, c, norm=True),
+    "norm inside": lambda f, c: Inside(f, c),
+}
+AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
+    "by how many edges there are": lambda s, x, e: x * 2 if len(e[0]) < 1e9 else x,
+    "in NumPy": lambda s, x, e: x * torch.from_numpy(np.ones(x.shape[1])),
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_what_looks_at_rows_alone_is_computed_as_between_layers(
+    name: str, converted: Converted, tmp_path: Path
+) -> None:
+    """So layers may do there what models may, and look as far as they like."""
+    data, store = converted(ROUGH)
+    assert_agrees(CustomCase(make=OPENED[name]), data, tmp_path, epochs=EPOCHS, store=store)
+
+
+def test_what_looks_at_edges_is_computed_with_what_sums_over_them(tmp_path: Path) -> None:
+    data = random_data(replace(ROUGH, edge_features=K))
+    assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, Updated)), data, tmp_path, epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("name", AS_A_WHOLE)
+def test_forwards_that_no_trace_can_follow_run_as_a_whole(
+    name: str, converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silently, and exactly."""
+    given: list[nn.Module] = []
+    monkeypatch.setattr(
+        opaque,
+        "probe_layer",
+        lambda layer, *args, **options: given.append(layer.module) or probe_layer(layer, *args, **options),
+    )
+    data, store = converted(ROUGH)
+    assert_agrees(CustomCase(make=lambda f, c: Own(AS_A_WHOLE[name])), data, tmp_path, epochs=EPOCHS, store=store)
+    assert {type(module) for module in given} == {Own}
 
 
 class Both(nn.Module):
@@ -428,15 +507,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: Own(lambda s, x, e: F.dropout1d(x, 0.5, s.training)),
         ("Own", "random numbers in training other than by F.dropout"),
     ),
-    "a norm over nodes": (lambda: Own(lambda s, x, e: s.norm(x)), ("Own", "its buffer norm.running_mean")),
     "a counter": (Counting, ("Counting", "its buffer count")),
     "a cache": (Remembering, ("Remembering", "fails on some rows")),
     "a function of the layer's parameters": (
-        lambda: Referring(lambda layer, x: x * layer.gate),
+        lambda: Referring(lambda layer, x: x * layer.gate if len(x) else x),
         ("Referring", "refers to the layer itself"),
     ),
     "a function of the layer's mode": (
-        lambda: Referring(lambda layer, x: 2 * x if layer.training else x),
+        lambda: Referring(lambda layer, x: 2 * x if layer.training and len(x) else x),
         ("Referring", "refers to the layer itself"),
     ),
     "the order of edges": (
@@ -452,10 +530,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         ("Own", "most edges of any row"),
     ),
     "hooks of messages": (Listening, ("Listening", "message_forward_hooks")),
-    "several hops": (lambda: Twice(F_IN, C), ("Twice", "several hops")),
-    "normalised by both ends": (lambda: Twice(F_IN, C, hops=1, norm=True), ("Twice", "in-neighbours")),
-    "norm inside": (lambda: Inside(F_IN, C), ("Inside", "buffer norm")),
-    "no matrix": (lambda: Both(LeAsItIs(F_IN, F_IN), "stacked"), ("LeAsItIs (layer)", "[nodes, 2, ")),
+    "several hops": (lambda: Own(one_hop_before), ("Own", "several hops")),
+    "norm inside": (lambda: Inside(F_IN, C, of_edges=True), ("Inside", "buffer norm")),
+    "no matrix": (lambda: Both(LeAsItIs(F_IN, F_IN), "stacked"), ("LeAsItIs (layer)", "fails on a small graph")),
     "something else": (lambda: Both(Own(lambda s, x, e: x), None, None), ("Own (layer)", "not supported")),
 }
 

@@ -55,6 +55,7 @@ _NARROWEST_SLICE = 16
 _GATED_TOGETHER = 8
 """Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
 _SUMS = ("add", "sum")
+_NOTHING_KEPT = "return_attention_weights is not supported: nothing is kept for an edge"
 _CERTAIN = 50.0
 """A score whose tanh is 1, whatever is added from 0 on, so that signed coefficients count."""
 _WHOLE_NBYTES = 256e6
@@ -231,6 +232,12 @@ def lower_agnn(conv: Any, call: Call) -> Value:
 
 def lower_fa(conv: Any, call: Call) -> Value:
     """FAConv, normalised: of d, how many in-neighbours a row has, itself among them where the convolution says so."""
+    if call.arguments["edge_weight"] is not None:
+        raise call.refuse("it takes edge_weight with normalize=False only")
+    if call.relation is not None:
+        raise call.refuse("it is not supported on graphs with types")
+    if call.arguments["return_attention_weights"] is not None:
+        raise call.refuse(_NOTHING_KEPT)
     x, start, assembly = call.matrix("x"), call.matrix("x_0"), call.assembly
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
     options, p = AttentionOptions(1, 1, loops, 0.0, 0), float(conv.dropout) if conv.training else 0.0
@@ -277,11 +284,6 @@ def attended_by_scores(
     if cut.slices > 1:
         target = assembly.rowwise(call.where, lambda score_R1: score_R1.repeat(1, cut.slices), [of_target])
     return attended_in_slices(call, source, target, cut, columns, negative_slope)
-
-
-def has_signed_formula(conv: Any) -> bool:
-    """Whether the options of an FAConv are those that the formula here is for."""
-    return conv.normalize and conv.aggr in _SUMS and all(map(is_linear, (conv.att_l, conv.att_r)))
 
 
 def lower_attentional(aggregation: Any, call: Call, x: Value) -> Value:
@@ -336,13 +338,17 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
 
 
 def has_formula(conv: Any) -> bool:
-    """Whether the options of one of the two are those that the formula here is for."""
-    return conv.aggr in _SUMS and (not isinstance(conv, gnn.ResGatedGraphConv) or type(conv.act) is nn.Sigmoid)
+    """Whether the options of one of the three are those that the formula here is for."""
+    if conv.aggr not in _SUMS:
+        return False
+    if isinstance(conv, gnn.FAConv):
+        return bool(conv.normalize) and all(map(is_linear, (conv.att_l, conv.att_r)))
+    return not isinstance(conv, gnn.ResGatedGraphConv) or type(conv.act) is nn.Sigmoid
 
 
 def fits(conv: Any, matrix_nbytes: float, *, on_cpu: bool) -> bool:
     """Whether such a layer, given so many bytes of rows, is computed by its formula: AGNN's pulls keys and values
-    whole, and of the other there is no program for a GPU."""
+    whole, and of the others there is no program for a GPU."""
     return 2 * matrix_nbytes <= _WHOLE_NBYTES if isinstance(conv, gnn.AGNNConv) else on_cpu
 
 
@@ -350,7 +356,7 @@ def _options(conv: Any, call: Call) -> AttentionOptions:
     if conv.aggr not in _SUMS:
         raise call.refuse(f"aggr={conv.aggr!r} is not supported; attention sums")
     if call.arguments.get("return_attention_weights") is not None:
-        raise call.refuse("return_attention_weights is not supported: nothing is kept for an edge")
+        raise call.refuse(_NOTHING_KEPT)
     p = float(conv.dropout) if conv.training else 0.0
     loops = SelfLoops.EXACTLY_ONE if getattr(conv, "add_self_loops", False) else SelfLoops.AS_STORED
     if loops is SelfLoops.EXACTLY_ONE and call.relation is not None and call.relation.source != call.relation.target:

@@ -11,6 +11,7 @@ copy that has not been run before, since it may keep what it finds first.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -100,14 +101,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What trying a layer has told: its output's ``columns``; which ``parameters`` have a part in it; the bytes that a
-    run takes for every edge and every node, the multiply-adds of one of each together, gradients included if it was
-    recorded, and of how many operators it is forward and, with the gradient, backward;
-    ``tells_modes``: whether it computes something else in training than in evaluation; ``dropped``: what it drops
-    entries from; ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise;
-    ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
+    """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it; the
+    bytes that a run takes for every edge and every node, the multiply-adds of one of each together, gradients included
+    if it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
+    whether it computes something else in training than in evaluation; ``dropped``: what it drops entries from;
+    ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise; ``itemsize``:
+    bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
 
-    columns: int
+    tail: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
     edge_bytes: int
     node_bytes: int
@@ -137,7 +138,8 @@ def probe_layer(
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features)
         probe.find_dropout()
-        outputs = probe.check_whole()
+        tail = probe.check_whole()
+        outputs = math.prod(tail)
         probe.check_own()
         probe.check_order()
         counts = probe.operators(outputs)
@@ -156,7 +158,7 @@ def probe_layer(
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
-    return ProbeResult(outputs, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
+    return ProbeResult(tail, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
 
 
 def is_by_columns(layer: Layer, module: nn.Module, slices: Sequence[range], edge_features: int) -> bool:
@@ -167,8 +169,7 @@ def is_by_columns(layer: Layer, module: nn.Module, slices: Sequence[range], edge
     x_NC = probe.x_NC.requires_grad_()
 
     def of(some: Layer, rows: Tensor) -> Tensor:
-        found: Tensor = some.run(probe.module, rows, probe.near)
-        return found
+        return some.run(probe.module, rows, probe.near)
 
     try:
         whole = of(layer, x_NC)
@@ -230,8 +231,8 @@ class _Probe:
         with self._masked(near):
             return self.layer.backward(module or self.module, x_SC, near, gradient_RO, self.parameters, trains=True)
 
-    def check_whole(self) -> int:
-        """Columns of what it gives; refused where that is no matrix, or another one every time."""
+    def check_whole(self) -> tuple[int, ...]:
+        """The shape of a row of what it gives; refused where that is no row a node, or another one every time."""
         layer, x_NC = self.layer, self.x_NC
         from ooc.model.lowering.symbolic import Before  # here, so that what has no such layer does without PyG
 
@@ -239,7 +240,7 @@ class _Probe:
         before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
-        if not isinstance(first, Tensor) or first.dim() != 2 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
+        if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
         run_once = Before(self.module)
         again = self._whole(self._masked(self.near))
@@ -253,7 +254,7 @@ class _Probe:
                 f"it draws random numbers{when} other than by F.dropout, which could not be drawn again for the "
                 "gradient; set that to 0"
             )
-        return int(first.shape[1])
+        return tuple(first.shape[1:])
 
     def check_own(self) -> None:
         """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
@@ -494,7 +495,7 @@ class _Probe:
     def _whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
         try:
             with dropout, torch.no_grad():
-                result: Tensor = self.layer.run(self.module, self.x_NC, self.near)
+                result: Tensor = self.layer.call(self.module, self.x_NC, self.near)
         except ModelError:
             raise
         except Exception as error:

@@ -13,8 +13,8 @@
     ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
     ClusterGCNConv, GeneralConv, LEConv, MFConv, SimpleConv, WLConvContinuous               see simple_sums.py
     PNAConv                                 see principal.py
-    DNAConv, PDNConv, FAConv with options   run as they are, by degrees that are found before: see normalizing.py
-    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are: see opaque.py
+    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are, as far as they
+    look at edges: see propagation.py and opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
@@ -26,7 +26,6 @@ edges' weights. Without these PyG's ``improved=True`` changes nothing: the weigh
 there are others.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -53,9 +52,7 @@ from ooc.model.graph import Scaling
 from ooc.model.layers import attention, principal, several_hops, simple_sums
 from ooc.model.layers.attention import edge_term, of_linear
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
-from ooc.model.layers.layer import Call, Graph
-from ooc.model.layers.normalizing import NORMALIZING, lower_normalizing
-from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.layer import Call, Graph, NoFormulaError
 from ooc.model.layers.relational import lower_han, lower_hgt, lower_rgat, lower_rgcn
 from ooc.model.layers.sums import (
     ALL_KNOWN,
@@ -85,9 +82,10 @@ def lower_convolution(
     assembly: Assembly,
     *,
     trace: Callable[[nn.Module, Value], Value],
+    as_it_is: Callable[[str, list[Any], dict[str, Any]], Value],
 ) -> Any:
-    """What ``conv`` gives for these arguments, rows or rows by type of nodes; ModelError for an option or an argument
-    that is not supported."""
+    """What ``conv`` gives for these arguments, rows or rows by type of nodes, without a formula what ``as_it_is`` makes
+    of them; ModelError for an option or an argument that is not supported."""
     lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
     if lower is not None and (replaced := _replaced(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
@@ -100,17 +98,15 @@ def lower_convolution(
             f"{where} has a row of weights for every node, which is an embedding: sum one over neighbours by "
             "SimpleConv, and give Trainer(embedding=…)"
         )
-    if lower is None and type(conv) in NORMALIZING and not _replaced(conv):
-        return lower_normalizing(conv, where, Call(where, _bound(conv, args, kwargs), assembly, trace))
     if lower is None:
-        return lower_opaque(conv, where, args, kwargs, assembly)
+        return as_it_is(where, args, kwargs)
     arguments = _bound(conv, args, kwargs)
     if type(conv) in _OF_ALL_TYPES:
         return lower(conv, Call(where, arguments, assembly, trace))
     if arguments.get("edge_weight") is not None and _aggregates_in_another_way(conv, SUMS):
         if types is not None:
             raise ModelError(f"{where}: aggr={conv.aggr!r} of edges with weights is not supported on graphs with types")
-        return lower_opaque(conv, where, args, kwargs, assembly)
+        return as_it_is(where, args, kwargs)
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
@@ -118,10 +114,10 @@ def lower_convolution(
     if types is None and type(conv) in _AS_LONG_AS_IT_FITS and isinstance(x, Value):
         matrix_nbytes = setting.num_nodes * x.columns * setting.dtype.itemsize
         if not attention.fits(conv, matrix_nbytes, on_cpu=setting.on_cpu):
-            return lower_opaque(conv, where, args, kwargs, assembly)
+            return as_it_is(where, args, kwargs)
     against = graph.flipped != (conv.flow == "target_to_source")
     if against and types is None and (type(conv) in _OF_EACH_EDGE or conv.aggr == "max"):
-        return lower_opaque(conv, where, args, kwargs, assembly)
+        return as_it_is(where, args, kwargs)
     if types is not None and graph.relation is None:
         raise ModelError(f"{where} takes edges of one type; of a graph with edge_type it would take all alike")
     if arguments.get("size") is not None:
@@ -129,9 +125,14 @@ def lower_convolution(
     if conv.flow == "target_to_source":
         arguments["edge_index"] = replace(graph, flipped=not graph.flipped)
     call = Call(where, arguments, assembly, trace)
-    if types is None:
-        assembly.convolved.append(call.matrix("x"))
-    return lower(conv, call)
+    if types is not None:
+        return lower(conv, call)
+    try:
+        with assembly.attempt():
+            assembly.convolved.append(call.matrix("x"))
+            return lower(conv, call)
+    except NoFormulaError:
+        return as_it_is(where, args, kwargs)
 
 
 def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
     if isinstance(module, gnn.MessagePassing):
         if type(module) in _AS_LONG_AS_IT_FITS and not attention.fits(module, matrix_nbytes, on_cpu=True):
             return True
-        is_known = type(module) in _LOWERINGS or (type(module) is gnn.FAConv and attention.has_signed_formula(module))
+        is_known = type(module) in _LOWERINGS
         in_another_way = _aggregates_in_another_way(module, ALL_KNOWN) and not has_program(module.aggr_module)
         return not is_known or bool(_replaced(module)) or in_another_way
     if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
@@ -214,13 +215,6 @@ def _gen(conv: Any, call: Call) -> Value:
         out = softmax_of(conv, call, source, _term(call, getattr(conv, "lin_edge", None), source), eps)
     else:
         out = aggregated(call, assembly.rowwise(call.where, lambda rows: rows.relu() + eps, [source]), conv.aggr, conv)
-    if out is None:  # as it is, but for its network, which may have a norm over all rows
-        part = assembly.setting.traced.setdefault((conv, "without mlp"), copy.copy(conv))
-        part._modules = {**conv._modules, "mlp": nn.Identity()}
-        graph = Graph(flipped=call.flipped != (conv.flow == "target_to_source"))
-        assembly.convolved.pop()
-        out = lower_opaque(part, call.where, [x, graph, call.arguments["edge_attr"]], {}, assembly)
-        return call.apply(conv.mlp, out)
     if hasattr(conv, "lin_aggr_out"):
         out = sum_of_maps(call, [conv.lin_aggr_out], [out])
     if hasattr(conv, "msg_norm"):
@@ -389,7 +383,7 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
-_AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.ResGatedGraphConv)
+_AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.FAConv, gnn.ResGatedGraphConv)
 """Those that run as they are where their formula takes too much, or has no program."""
 _OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, gnn.PNAConv, *_AS_LONG_AS_IT_FITS)
 """Those whose formula is one for edges as they are."""
@@ -422,6 +416,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.AGNNConv: attention.lower_agnn,
     gnn.GATConv: attention.lower_gat,
     gnn.GATv2Conv: attention.lower_gatv2,
+    gnn.FAConv: attention.lower_fa,
     gnn.PNAConv: principal.lower_pna,
     gnn.ResGatedGraphConv: attention.lower_res_gated,
     gnn.TransformerConv: attention.lower_transformer,

@@ -6,7 +6,7 @@ Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edge
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
@@ -20,7 +20,7 @@ from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
-from ooc.model.lowering.assembly import Assembly, check_matrix
+from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Codes, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
@@ -79,6 +79,10 @@ class EdgeInput:
 @dataclass(frozen=True, slots=True)
 class EdgeKinds:
     """Stands for the numbers of the edges' types, in the order of the store's, beside a ``Graph`` of all edges."""
+
+
+class NoFormulaError(ModelError):
+    """Of a convolution that runs as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +192,10 @@ class Call:
 class Layer:
     """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
     matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
-    what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole numbers, and of
-    what tail. ``pairs``: of rows it takes those of all nodes and those of targets apart, as PyG's convolutions do, and
-    computes nothing for nodes that no edge leads to."""
+    what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole numbers;
+    ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes those of all
+    nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge leads to.
+    """
 
     module: nn.Module
     where: str
@@ -199,22 +204,31 @@ class Layer:
     carried: Mapping[str, EdgeInput]
     plain: Mapping[str, Any]
     part: int | None = None
-    codes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    codes: Collection[str] = ()
+    tails: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    flipped: bool = False
     pairs: bool = False
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
 
-    def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
-        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``, or in ``pairs`` for its rows."""
+    def run(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
+        """What ``module``, the layer or a copy of it, gives for all nodes of ``near``, or in ``pairs`` for its rows;
+        one row of numbers a node."""
+        found: Tensor = self.call(module, x_SC, near)
+        return found if found.dim() == 2 else found.reshape(len(found), -1)
+
+    def call(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
+        """The same as ``module`` gives it."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
         parts: Sequence[Any] = torch.split(x_SC, list(self.rows.values()), dim=1)
+        parts = [part.view(len(part), *self.tails[name]) for name, part in zip(self.rows, parts, strict=True)]
         if self.pairs and not near.stands_in and near.rows < len(x_SC):
             parts = [(part, part[: near.rows]) for part in parts]
         edge_index = near.edge_index_2E.flip(0) if self.sums_at_sources else near.edge_index_2E
         arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: edge_index}
-        for name, tail in self.codes.items():
-            arguments[name] = arguments[name].long().view(len(x_SC), *tail)
+        for name in self.codes:
+            arguments[name] = arguments[name].long()
         for name, one in self.carried.items():
             values = stored[one.data]
             assert values is not None
@@ -225,7 +239,7 @@ class Layer:
     def narrowed(self, columns: int) -> "Layer":
         """The same call with rows of another width."""
         (name,) = self.rows
-        return replace(self, rows={name: columns})
+        return replace(self, rows={name: columns}, tails={name: (columns,)})
 
     @property
     def sums_at_sources(self) -> bool:
@@ -246,8 +260,7 @@ class Layer:
     def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
         """Its rows → [R, O]."""
         with torch.no_grad():
-            result: Tensor = self.run(module, x_SC, near)
-        return result[: near.rows]
+            return self.run(module, x_SC, near)[: near.rows]
 
     def backward(
         self,
@@ -263,7 +276,7 @@ class Layer:
         None for what has no part in it."""
         x_SC = x_SC.detach().requires_grad_(trains)
         with torch.enable_grad():
-            result: Tensor = self.run(module, x_SC, near)[: near.rows]
+            result = self.run(module, x_SC, near)[: near.rows]
         found = gradients_of([result], [x_SC, *parameters], [gradient_RO])
         return found[0], found[1:]
 
@@ -280,22 +293,24 @@ def layer_of(
             what = f"{name} of {type(one).__name__}, set on the instance,"
             raise ModelError(f"{where}: {what} is not supported; write a subclass with a method of that name")
     try:
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        signature = inspect.signature(module.forward)
+        given = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise ModelError(f"{where} is called in a way that is not supported: {error}") from error
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
     codes = {name: value for name, value in given.items() if isinstance(value, Codes)}
     given |= {name: value.rows for name, value in codes.items()}
     rows = {name: value for name, value in given.items() if isinstance(value, Value)}
-    edges = [name for name, value in given.items() if isinstance(value, Graph)]
+    edges = {name: value for name, value in given.items() if isinstance(value, Graph)}
     carried = {name: value for name, value in given.items() if isinstance(value, EdgeInput)}
     known = {*rows, *edges, *carried}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}
-    for value in rows.values():
-        check_matrix(value, where)
     columns = {name: value.columns for name, value in rows.items()}
-    layer = Layer(
-        module, where, columns, edges[0] if edges else "", carried, plain, part, {n: c.tail for n, c in codes.items()}
-    )
+    tails = {name: codes[name].tail if name in codes else value.tail for name, value in rows.items()}
+    flipped = any(graph.flipped for graph in edges.values())
+    layer = Layer(module, where, columns, "".join(edges), carried, plain, part, tuple(codes), tails, flipped)
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():

@@ -14,6 +14,7 @@ promises nothing of single rows, so tiles are the same ones in every plan.
 Shapes: R rows of the tile, S nodes of the graph around some of them, C columns of the source.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -41,7 +42,7 @@ from ooc.kernels.neighbourhood import (
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
-from ooc.model.layers.layer import Graph, Layer, layer_of, sharing
+from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -99,7 +100,7 @@ class Opaque(EdgeAggregate):
         most_edges: int,
         target: Value | None = None,
     ) -> None:
-        super().__init__(index, source, target, groups=1, result=probed.columns, kept=0, keep=keep)
+        super().__init__(index, source, target, groups=1, result=math.prod(probed.tail), kept=0, keep=keep)
         self.space = self.brought.space
         self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
         self.parameters = probed.parameters
@@ -192,8 +193,7 @@ class Opaque(EdgeAggregate):
 
         def compute() -> Tensor:
             with torch.enable_grad():
-                result: Tensor = self.layer.run(module, x_SC, near)[: near.rows]
-            return result
+                return self.layer.run(module, x_SC, near)[: near.rows]
 
         result = self._run(key, near, compute)
         if kept is not None:
@@ -370,9 +370,8 @@ def lower_opaque(
 ) -> Value:
     """What an opaque layer gives for these arguments, one ``part`` of it if it gives several; ModelError where it
     cannot be run tile by tile. ``target``: in place of the arguments' rows those that edges lead to."""
-    layer, (source, *others) = layer_of(conv, where, args, kwargs, part)
-    if others:  # side by side, as a run gathers rows of one matrix
-        source = assembly.rowwise(where, lambda *rows: torch.cat(rows, dim=1), [source, *others])
+    layer, rows = layer_of(conv, where, args, kwargs, part)
+    source = assembly.matrix(where, rows)  # as a run gathers rows of one
     assembly.edge_data.update(layer.edge_data)
     setting = assembly.setting
     module = sharing(conv, where)
@@ -391,8 +390,9 @@ def lower_opaque(
             in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
         )
         setting.probed.append((question, probed))
-    alone = kind is Opaque and len(layer.rows) == 1 and not (layer.codes or probed.calls or probed.parameters)
-    if alone and not probed.dropped and (slices := _slices(layer, module, probed, source.columns, setting)):
+    alone = kind is Opaque and [*layer.tails.values()] == [(source.columns,)]
+    alone = alone and not (layer.codes or probed.calls or probed.parameters or probed.dropped)
+    if alone and (slices := _slices(layer, module, probed, source.columns, setting)):
         given, parts = len(assembly.convolved), []
         for one in slices:
             some = assembly.rowwise(where, lambda rows, one=one: rows[:, one.start : one.stop], [source])
@@ -405,11 +405,12 @@ def lower_opaque(
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
     assembly.convolved.append(source)
-    flipped = any(isinstance(one, Graph) and one.flipped for one in (*args, *kwargs.values()))
-    against = flipped != layer.sums_at_sources
+    against = layer.flipped != layer.sums_at_sources
     most_edges = int(min(setting.most_edges(), 1 << 62))
     options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    return kind(assembly.next_index(), source, layer, module, probed, target=target, **options)
+    made = kind(assembly.next_index(), source, layer, module, probed, target=target, **options)
+    tail = probed.tail
+    return made if len(tail) == 1 else assembly.rowwise(where, lambda rows: rows.reshape(len(rows), *tail), [made])
 
 
 def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn.aggr import SoftmaxAggregation
 
 from ooc.kernels.edges import SelfLoops
@@ -14,8 +14,7 @@ from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
 from ooc.model.layers.attention import is_attentional, lower_attentional
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
-from ooc.model.layers.layer import Call
-from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.layer import Call, NoFormulaError
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.principal import aggregators_of, lower_aggregation
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
@@ -48,7 +47,7 @@ def sum_of_maps(
 
 
 def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
-    """A x by ``aggr``, an aggregation of ``conv``; one that there is no formula for, its only one, runs as it is."""
+    """A x by ``aggr``, an aggregation of ``conv``; NoFormulaError for one that there is no formula for."""
     if aggr == "max":
         return call.per_edge(Maximum, x)
     if aggr == VARIANCE_PRESERVING:
@@ -60,23 +59,15 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return lower_aggregation(conv.aggr_module, call, x)
     if not call.flipped and is_attentional(conv.aggr_module):
         return lower_attentional(conv.aggr_module, call, x)
-    if (weighted := softmax_of(conv, call, x)) is not None:
-        return weighted
-    assembly = call.assembly
-    alone = assembly.setting.traced.setdefault((conv, "aggregation"), _Aggregation(conv.aggr_module))
-    alone.training = conv.training
-    given = len(assembly.convolved)
-    found = lower_opaque(alone, call.where, [x, call.arguments["edge_index"]], {}, assembly)
-    del assembly.convolved[given:]
-    return found
+    return softmax_of(conv, call, x)
 
 
-def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value | None:
-    """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves; None where
-    ``conv`` sums them in another way, or there is no program."""
+def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value:
+    """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves;
+    NoFormulaError where ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
     if not _is_softmax(softmax) or call.flipped or not call.assembly.setting.on_cpu:
-        return None
+        raise NoFormulaError(f"{call.where}: there is no formula for aggr={conv.aggr!r}")
     function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
     return call.per_edge(make, x, trains=term is not None and term.trains)
@@ -89,20 +80,6 @@ def _is_softmax(found: Any) -> bool:
 def has_program(aggregation: Any) -> bool:
     """Whether there is a formula for it beside those of ``ALL_KNOWN``, on the CPU."""
     return bool(aggregators_of(aggregation)) or is_attentional(aggregation) or _is_softmax(aggregation)
-
-
-class _Aggregation(nn.Module):
-    """What an aggregation makes of the rows of in-neighbours; ``x``: rows, or those of sources and of targets."""
-
-    def __init__(self, aggregation: nn.Module) -> None:
-        super().__init__()
-        self.aggregation = aggregation
-
-    def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
-        source, target = (x, x) if isinstance(x, Tensor) else x
-        of_edges = source.index_select(0, edge_index[0])  # whose gradient is added up sooner than that of x[…]
-        found: Tensor = self.aggregation(of_edges, edge_index[1], dim_size=len(target), dim=-2)
-        return found
 
 
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
@@ -123,6 +125,16 @@ class Assembly:
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}
         self._products_of_sparse: dict[tuple[Value, nn.Parameter], Value] = {}
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is made within it counts for nothing where it raises."""
+        before = {name: copy.copy(part) for name, part in vars(self).items()}
+        try:
+            yield
+        except Exception:
+            vars(self).update(before)
+            raise
 
     def num_rows(self, value: Value) -> int:
         """How many rows ``value`` has."""
@@ -307,6 +319,12 @@ class Assembly:
         tail = self._tried(name, function, inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
         return Rowwise(self.next_index(), inputs, tail, function, parameters, **options)
+
+    def matrix(self, name: str, rows: Sequence[Value]) -> Value:
+        """Rows of any shapes side by side, as one matrix; of one matrix, itself."""
+        if len(rows) == len(rows[0].tail) == 1:
+            return rows[0]
+        return self.rowwise(name, lambda *x: torch.cat([one.reshape(len(one), -1) for one in x], dim=1), rows)
 
     def unlearnt(self, name: str, function: RowFunction, inputs: Sequence[Value], *, whole: bool = False) -> Value:
         """A function of rows that no gradient goes back through; ``whole``: it gives whole numbers from 0 on."""

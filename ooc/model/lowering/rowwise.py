@@ -56,13 +56,13 @@ HEAVY_FUNCTIONS: frozenset[object] = frozenset(
 """Those that are dense products, by function or method name."""
 WHOLE: frozenset[object] = frozenset(["long", "argmax", torch.argmax])
 """What makes whole numbers of rows, by which something may be looked up."""
-IN_PLACE: dict[object, Callable[..., Any]] = {
+IN_PLACE: dict[object, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
-}
-"""Operators that write into their first operand, and those that give the same without."""
+} | {f"{name}_": name for name in _TORCH_NAMES.split()}
+"""What writes into its first operand, and what gives the same without."""
 _VIEW_NAMES = (
     "view reshape flatten unflatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous type_as "
     "einsum"

@@ -13,8 +13,9 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from inspect import isfunction
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -25,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
-from torch_geometric.nn import HANConv, HeteroLinear, HGTConv, MessagePassing
+from torch_geometric import utils
+from torch_geometric.nn import GCNConv, HANConv, HeteroLinear, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -43,12 +45,15 @@ _NODES, _EDGES = 13, 40
 _TOLERANCE = 1e-5
 _NUMBERS_AT_ONCE = 1 << 18
 _ROUNDINGS = 100
+OF_BOTH_ENDS = ("propagate", "edge_updater")
+"""What of a convolution takes rows of sources and of targets apart."""
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
 _MANY = 1009
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
-_OF_SHAPES = frozenset(["size", "shape", "numel", "dim", "ndim", "dtype", "device", "is_cuda", "is_floating_point"])
+_SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point"
+_OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _ORIGINAL: Any = fx._symbolic_trace
 """Has what modules do while nothing is traced."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
@@ -63,20 +68,29 @@ class Calls:
     forward makes. ``name``: of the module, for refusals. ``training``: gradients will be wanted. ``inputs``: what it
     can be tried on, the first ``rows`` of them being rows. ``cut_off``: parameters that are to be trained and were
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
-    to get one; ``inputs_cut_off``: which of the rows get none.
+    to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
+    but whose own calls are looked for.
     """
 
     def __init__(
-        self, module: nn.Module, name: str, inputs: Sequence[Tensor], *, training: bool, rows: int = 1
+        self,
+        module: nn.Module,
+        name: str,
+        inputs: Sequence[Tensor],
+        *,
+        training: bool,
+        rows: int = 1,
+        opened: MessagePassing | None = None,
     ) -> None:
         self._module = module
+        self._opened = opened
         self._name = name
         self.cut_off: list[nn.Parameter] = []
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
         self._rows = rows
         self._inputs = inputs
-        tracer = _Tracer(inputs, name)
+        tracer = _Tracer(inputs, name, opened)
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self.graph = tracer.trace(module)
@@ -98,7 +112,7 @@ class Calls:
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
-        for node in (again := _Tracer(self._inputs, self._name).trace(self._module)).nodes:
+        for node in (again := _Tracer(self._inputs, self._name, self._opened).trace(self._module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
@@ -142,6 +156,8 @@ class Calls:
         try:
             expected = self._run(self._module, inputs, training=training)
         except Exception:
+            if self._opened is not None:
+                raise
             return
         calls = fx.Interpreter(self._module, graph=self.graph)  # torch keeps the code of GraphModules for ever
         calls.extra_traceback = False
@@ -254,12 +270,40 @@ def attribute(module: nn.Module, target: str) -> Any:
     return owner
 
 
+def called(root: Any, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    """What a node of a trace of ``root`` gives."""
+    if kind == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    if kind == "call_function":
+        return target(*args, **kwargs)
+    found = attribute(root, target)
+    return found if kind == "get_attr" else found(*args, **kwargs)
+
+
+def writes_in_place(kind: str, target: Any) -> bool:
+    """Whether it is a method that writes into what it is called of."""
+    return kind == "call_method" and target.endswith("_") and not target.endswith("__")
+
+
+class _StandIn(fx.Proxy):
+    """Says that it is a tensor, as PyG's convolutions ask before all else."""
+
+    __class__ = property(lambda self: Tensor)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of a pair that has nothing in one place, nothing."""
+        found: Iterator[Any] = self.tracer.iter(self)
+        return found
+
+
 class _Tracer(fx.Tracer):
     """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off. What is
-    asked of shapes is answered by those that ``inputs`` lead to."""
+    asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
+    what is PyG's own in it as a whole."""
 
-    def __init__(self, inputs: Sequence[Tensor], name: str) -> None:
+    def __init__(self, inputs: Sequence[Tensor], name: str, opened: MessagePassing | None = None) -> None:
         super().__init__()
+        self._opened = opened
         self._name = name
         self.without_gradients: set[fx.Node] = set()
         self._inputs = inputs
@@ -267,7 +311,22 @@ class _Tracer(fx.Tracer):
         self._samples: dict[fx.Node, Any] = {}
         self._asked: set[fx.Node] = set()
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return super().proxy(node) if self._opened is None else _StandIn(node, self)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Any:
+        """Whoever has what a method writes into sees it written."""
+        made = super().create_proxy(kind, target, args, *rest, **options)
+        if writes_in_place(kind, target) and isinstance(args[0], _StandIn):
+            args[0].node = made.node
+        return made
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if type(a) is _StandIn else super().create_arg(a)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if m is self._opened:
+            return False
         if (
             isinstance(m, (MessagePassing, JumpingKnowledge, HeteroLinear, *NORMS, *GLOBAL_ATTENTIONS))
             or type(m) in LINEAR
@@ -277,12 +336,40 @@ class _Tracer(fx.Tracer):
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
-        with mock.patch.object(hetero_conv, "group", _group_in_one_call), plain_forwards(), _uncompiled(), of_no_length:
+        grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
+        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._opening():
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
                 graph.erase_node(node)
         return graph
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Within it what a convolution computes of edges by its own functions, or by PyG's, is one call, and it caches
+        nothing."""
+        if self._opened is None:
+            yield
+            return
+        modules = {sys.modules[kind.__module__] for kind in (*type(self._opened).__mro__, GCNConv)}
+        found = [(one, name, getattr(one, name)) for one in modules for name in vars(one)]
+        found = [(one, name, f) for one, name, f in found if isfunction(f) and f in _functions_of_edges()]
+        with ExitStack() as stack:
+            for owner, name, f in (*found, (torch, "ones", torch.ones), (torch, "zeros", torch.zeros)):
+                stack.enter_context(mock.patch.object(owner, name, partial(self._call_of_edges, f, "call_function", f)))
+            for name in OF_BOTH_ENDS:
+                f = partial(
+                    self._call_of_edges, getattr(self._opened, name).__func__, "call_method", name, self._opened
+                )
+                stack.enter_context(mock.patch.object(self._opened, name, f))
+            if hasattr(self._opened, "cached"):
+                stack.enter_context(mock.patch.object(self._opened, "cached", False))
+            yield
+
+    def _call_of_edges(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
+            return f(*args, **kwargs)
+        return self.create_proxy(kind, target, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
@@ -293,10 +380,10 @@ class _Tracer(fx.Tracer):
 
     def iter(self, obj: Any) -> Iterator[Any]:
         """What is in a tensor or tuple, where that is as much however many rows and edges there are."""
-        count = len(self._sample(obj.node))
-        if count in self._counts:
+        found = self._sample(obj.node)
+        if len(found) in self._counts:
             raise self._by_values()
-        return iter([obj[at] for at in range(count)])
+        return iter([None if one is None else obj[at] for at, one in enumerate(found)])
 
     def _answer(self, node: fx.Node, times: int) -> Any:
         """With so many times the rows and edges that were tried."""
@@ -356,12 +443,7 @@ class _Tracer(fx.Tracer):
 
     def _made(self, node: fx.Node) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._samples.__getitem__)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.op == "call_function":
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-        found = attribute(self.root, str(node.target))
-        return found if node.op == "get_attr" else found(*args, **kwargs)
+        return called(self.root, node.op, node.target, args, kwargs)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
@@ -421,6 +503,12 @@ class _Tracer(fx.Tracer):
 def _no_length(of: fx.Proxy) -> int:
     """TypeError: ``(*x,)`` asks for a hint, and does without."""
     raise TypeError(f"'len' is not supported of {of.node.name}")
+
+
+@cache
+def _functions_of_edges() -> tuple[Callable[..., Any], ...]:
+    """PyG's, by which convolutions change edges and what these carry; what answers a question is none of them."""
+    return tuple(f for name, f in vars(utils).items() if isfunction(f) and not name.startswith(("is_", "contains_")))
 
 
 join_relations = hetero_conv.group

@@ -23,12 +23,14 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, MessageNorm, MessagePassing
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
+from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.global_attention import lower_global_attention
-from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
+from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph, Layer, layer_of
 from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Results, first_line
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
@@ -55,8 +57,9 @@ from ooc.model.lowering.symbolic import (
     small_inputs_of_relations,
     small_inputs_of_types,
     small_rows,
+    writes_in_place,
 )
-from ooc.model.lowering.values import Codes, Dense, Features, Rowwise, Sum, Value
+from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -76,11 +79,6 @@ class Free:
 
     evaluate: Callable[[], Any]
     parameters: tuple[nn.Parameter, ...] = ()
-
-
-@dataclass(frozen=True)
-class RowCount:
-    """How many rows there are, which is another number for every tile."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +177,23 @@ class _WholeOfTypes(nn.Module):
         return chosen(output, self.results, self.spaces)
 
 
-def _whole_of_types(
-    model: nn.Module, places: Sequence[tuple[str, Any]], spaces: Sequence[str], results: Results
-) -> nn.Module:
-    """The model as a module of so many tensors, each an argument of its own, as torch.fx wants them."""
-    names = ", ".join(f"given{at}" for at in range(len(places)))
-    forward = eval(f"lambda self, {names}: self.call({names})")
-    whole: nn.Module = type("_Whole", (_WholeOfTypes,), {"forward": forward})(model, places, spaces, results)
+def _with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any) -> nn.Module:
+    """A module whose ``call`` is given so many tensors, each an argument of its own, as torch.fx wants them."""
+    forward = eval(f"lambda self, {', '.join(names)}: self.call({', '.join(names)})")
+    whole: nn.Module = type("_Whole", (kind,), {"forward": forward})(*args)
     return whole
+
+
+class _Opened(nn.Module):
+    """A convolution that is given so many tensors, by the ``names`` of its arguments, and what is ``plain``."""
+
+    def __init__(self, conv: MessagePassing, names: Sequence[str], plain: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.conv = conv
+        self.names, self.plain = names, plain
+
+    def call(self, *given: Tensor) -> Any:
+        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
 
 
 class _WholeOfRelations(nn.Module):
@@ -247,7 +254,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
                 widths = [width for _, _, width in carried]
                 tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
-                whole = _whole_of_types(model, places, spaces, results)
+                names = [f"given{at}" for at in range(len(places))]
+                whole = _with_arguments(_WholeOfTypes, names, model, places, spaces, results)
             trained_rows = len(columns) if setting.embedding_columns else 0
             calls = Calls(whole, kind, tried, training=setting.training, rows=trained_rows)
             setting.traced[known] = whole, calls
@@ -390,6 +398,40 @@ class _Interpreter:
         part, calls = setting.traced[known]
         return _Interpreter(part, self._assembly).run(calls, [rows])
 
+    def _run_as_it_is(self, conv: MessagePassing, where: str, args: Any, kwargs: Any) -> Value:
+        """What a convolution without a formula gives: of its forward no more is run as it is than what looks at edges,
+        where a trace can tell, and else all of it."""
+        assembly, traced = self._assembly, self._assembly.setting.traced
+        layer, rows = layer_of(conv, where, args, kwargs)
+        key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain))
+        try:
+            if traced.get(key, key) is not None:
+                with assembly.attempt():
+                    if key not in traced:
+                        traced[key] = self._calls_of(conv, layer)
+                    return _OfConvolution(traced[key], layer, assembly).run_on(rows)
+        except Exception as error:
+            if isinstance(error, OocError) and not isinstance(error, ModelError):
+                raise
+            traced[key] = None
+        return lower_opaque(conv, where, args, kwargs, assembly)
+
+    def _calls_of(self, conv: MessagePassing, layer: Layer) -> tuple[nn.Module, Calls]:
+        """Of the layer, a convolution: what it is in, and what its forward calls."""
+        setting = self._assembly.setting
+        given: dict[str, Any] = {"dtype": setting.dtype, "place": torch.device("cpu")}
+        _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, **given)
+        tried = [small_rows(tail, **given) for tail in layer.tails.values()]
+        tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
+        carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs()}
+        tried += [edge_index, *(one.of(carried[one.data]) for one in layer.carried.values())]
+        names = [*layer.rows, layer.edges, *layer.carried]
+        arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
+        arguments[len(layer.rows)] = "edge_index"
+        whole = _with_arguments(_Opened, arguments, conv, names, layer.plain)
+        rows = len(layer.rows) - len(layer.codes)
+        return whole, Calls(whole, layer.where, tried, training=setting.training, rows=rows, opened=conv)
+
     # ---- modules -----------------------------------------------------------------------------------------
 
     def _call_module(self, node: fx.Node) -> Any:
@@ -400,7 +442,8 @@ class _Interpreter:
         args, kwargs = self._arguments(node)
         assembly = self._assembly
         if isinstance(module, MessagePassing):
-            return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module)
+            as_it_is = partial(self._run_as_it_is, module)
+            return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
@@ -761,7 +804,8 @@ class _Interpreter:
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
-        if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], Value):
+        kept = Value, OfEdges, EdgeInput, Graph
+        if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
             return
         memory = self._memory[operand]
         shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
@@ -778,6 +822,53 @@ class _Interpreter:
         if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):
             return frozenset([node])
         return frozenset(other for one in inputs for other in self._memory[one])
+
+
+class _OfConvolution(_Interpreter):
+    """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
+
+    def __init__(self, traced: tuple[Any, Calls], layer: Layer, assembly: Assembly) -> None:
+        whole, self._calls = traced
+        super().__init__(whole, assembly)
+        self._conv: MessagePassing = whole.conv
+        self._layer, self._where = layer, layer.where
+        self._steps: dict[fx.Node, OfEdges] = {}
+
+    def run_on(self, rows: Sequence[Value]) -> Value:
+        """What it gives for these; they count as what it is given."""
+        layer, assembly = self._layer, self._assembly
+        given = dict(zip(layer.rows, rows, strict=True))
+        codes = {name: Codes(given[name], layer.tails[name]) for name in layer.codes}
+        convolved = [*assembly.convolved, assembly.matrix(self._where, rows[:1])]
+        result = self.run(self._calls, [*(given | codes).values(), Graph(layer.flipped), *layer.carried.values()])
+        assembly.convolved[:] = convolved
+        return result
+
+    def _result(self, node: fx.Node) -> Any:
+        found = _leaves([self.known[one] for one in node.all_input_nodes])
+        if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
+            return super()._result(node)
+        step = self._step(node)
+        adds_up = step.target in (scatter, degree) and RowCount() in (*step.args[1:], *step.kwargs.values())
+        if step.target != "propagate" and not adds_up:
+            return step
+        rows = next(one for one in self.known.values() if isinstance(one, Value))
+        return lower_propagation(self._conv, self._where, step, rows, self._assembly)
+
+    def _step(self, node: fx.Node) -> OfEdges:
+        """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""
+
+        def given(one: fx.Node) -> Any:
+            return self._step(one) if isinstance(self.known[one], Free) else self.known[one]
+
+        if node not in self._steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+            module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+            in_place = node.target in IN_PLACE or writes_in_place(node.op, node.target)
+            in_place = in_place or bool(kwargs.get("inplace") or getattr(module, "inplace", False))
+            self._check_in_place(node, self._where, in_place)
+            self._steps[node] = OfEdges(len(self._steps), node.op, node.target, args, kwargs)
+        return self._steps[node]
 
 
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:

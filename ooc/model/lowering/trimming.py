@@ -17,8 +17,8 @@ from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
-from ooc.model.lowering.tracing import OneBatch, OneGraph, Parts, RowCount
-from ooc.model.lowering.values import Codes, Value
+from ooc.model.lowering.tracing import OneBatch, OneGraph, Parts
+from ooc.model.lowering.values import Codes, RowCount, Value
 
 _TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)
 """Convolutions that give the same where the rows that edges lead to are given beside all of them."""

@@ -156,6 +156,11 @@ class Codes:
         return rows_RC.long().view(len(rows_RC), *self.tail)
 
 
+@dataclass(frozen=True)
+class RowCount:
+    """How many rows there are, which is another number for every tile."""
+
+
 class Features(Value):
     """The store's x, in the compute dtype; with ``entries_per_row`` without its zeros."""
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a convolution without a formula computes of edges, and nothing besides: its ``propagate``, as a layer that runs
+as it is.
+
+Its own ``forward`` is traced as a model's is. What stands before ``propagate`` and behind it and looks at rows alone
+becomes values, computed once for every row. What looks at edges, a network of their features or self-loops that are
+added, is put by as ``OfEdges`` until ``propagate`` asks for it, and is computed with it on the graph around some rows.
+
+So is what adds up edges to rows besides, degrees for one: PyG's ``gcn_norm`` is two such layers, one that gives every
+row its degree, and one that is given the roots of these as rows, of sources as of targets.
+
+Shapes: S nodes of the graph around some rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx.node import map_aggregate
+from torch_geometric.nn import MessagePassing
+
+from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.layers.opaque import lower_opaque
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.symbolic import OF_BOTH_ENDS, called
+from ooc.model.lowering.values import Codes, Ones, RowCount, Value
+
+
+@dataclass(frozen=True, eq=False)
+class OfEdges:
+    """A call of a convolution's trace that looks at edges. Among its arguments may be other such calls, and calls whose
+    result depends on parameters alone; rows; edges and what they carry."""
+
+    number: int
+    """Later ones may write into what earlier ones gave."""
+    kind: str
+    """As a node of torch.fx has it."""
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def with_all_before(self) -> list["OfEdges"]:
+        """All calls that it depends on, and itself, in order."""
+        found, waiting = set[OfEdges](), [self]
+        while waiting:
+            found.add(one := waiting.pop())
+            leaves: list[Any] = []
+            map_aggregate((one.args, dict(one.kwargs)), leaves.append)
+            waiting += [leaf for leaf in leaves if isinstance(leaf, OfEdges) and leaf not in found]
+        return sorted(found, key=lambda one: one.number)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Stands for what is known by this name."""
+
+    name: str | int
+
+
+class Propagation(nn.Module):
+    """``steps``, the calls of ``conv`` that look at edges, in order; the result is that of the last one."""
+
+    def __init__(self, conv: MessagePassing, steps: Sequence[OfEdges]) -> None:
+        super().__init__()
+        self.conv = conv
+        self.flow = conv.flow
+        self.steps = tuple(steps)
+
+    def forward(self, edge_index: Tensor, **given: Any) -> Any:
+        """Rows and what edges carry have the names that ``steps`` know them by. Rows are those of all nodes [S, …], or
+        a pair of these and those of targets, which are the first ones: then nothing is made for other nodes."""
+        rows = next(values for name, values in given.items() if name.startswith("rows"))
+        known: dict[Any, Any] = {**given, "edge_index": edge_index}
+        known["nodes"] = len(rows[1] if isinstance(rows, tuple) else rows)
+        found: Any = None
+        for step in self.steps:
+            if step.target in OF_BOTH_ENDS:
+                filled = (_both_ends(part, known) for part in (step.args, step.kwargs))
+            else:
+                filled = (_filled(part, known, 0) for part in (step.args, step.kwargs))
+            known[step.number] = found = called(self, step.kind, step.target, *filled)
+        return found
+
+
+def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
+    """``tree`` with what is known in place of what stands for it; of rows in pairs those at one end."""
+
+    def at_end(leaf: Any) -> Any:
+        if not isinstance(leaf, _Given):
+            return leaf
+        found = known[leaf.name]
+        return found[end] if isinstance(found, tuple) and str(leaf.name).startswith("rows") else found
+
+    return map_aggregate(tree, at_end)
+
+
+def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
+    """The arguments, or those by name, with rows of sources and of targets where both were given."""
+
+    def of(one: Any) -> Any:
+        if isinstance(one, (tuple, list)) and len(one) == 2:
+            return tuple(_filled(part, known, end) for end, part in enumerate(one))
+        return known[one.name] if isinstance(one, _Given) else _filled(one, known, 0)
+
+    return {name: of(one) for name, one in given.items()} if isinstance(given, Mapping) else [of(one) for one in given]
+
+
+def lower_propagation(conv: MessagePassing, where: str, last: OfEdges, like: Value, assembly: Assembly) -> Value:
+    """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
+    any rows of these nodes."""
+    given, names = dict[str, Any](), dict[Any, _Given]()
+
+    def name_of(leaf: Any) -> Any:
+        if isinstance(leaf, RowCount):
+            return _Given("nodes")
+        if isinstance(leaf, (Value, Codes, Graph, EdgeInput)) and leaf not in names:
+            kind = "rows" if isinstance(leaf, (Value, Codes)) else "edges"
+            names[leaf] = _Given("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")
+            given[str(names[leaf].name)] = leaf
+        return names.get(leaf, leaf)
+
+    steps = list[OfEdges]()
+    for number, step in enumerate(last.with_all_before()):
+        args, kwargs = map_aggregate((step.args, dict(step.kwargs)), name_of)
+        steps.append(OfEdges(number, step.kind, step.target, args, kwargs))
+        names[step] = _Given(number)
+    if not any(isinstance(one, (Value, Codes)) for one in given.values()):
+        given["rows"] = Ones(assembly.next_index(), like)
+    key = conv, "propagation", str([(step.kind, step.target, step.args, step.kwargs) for step in steps])
+    module = assembly.setting.traced.setdefault(key, Propagation(conv, steps))
+    module.training = conv.training
+    return lower_opaque(module, where, [], given, assembly)
