@@ -14,10 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import (
+    DNAConv,
     GeneralConv,
     GraphConv,
     MessagePassing,
+    PointTransformerConv,
     ResGatedGraphConv,
+    SuperGATConv,
 )
 from torch_geometric.nn.aggr import SetTransformerAggregation
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -115,6 +118,37 @@ def test_float32(name: str, tmp_path: Path) -> None:
     """Single precision, to 1e-4."""
     data = random_data(ROUGH, dtype=torch.float32)
     assert_agrees(CASES[name], data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
+
+
+class Stacked(nn.Module):
+    """Attention to what layers before gave, of edges that count alike."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(features, 8), DNAConv(8, heads=2), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(self.layer(torch.stack([x, x.tanh()], dim=1), edge_index))
+
+
+class Positioned(nn.Module):
+    """Scores are differences of maps of rows, which are large of large ones."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.layer = PointTransformerConv(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layer(x, x[:, :3], edge_index)
+
+
+@pytest.mark.parametrize("make", [Stacked, Positioned, SuperGATConv])
+def test_float32_of_more_layers(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
+    """Weights that the layer makes are of the rows' precision, and SuperGAT keeps scores of pairs that it draws."""
+    data = random_data(ROUGH, dtype=torch.float32)
+    options: dict[str, Any] = {"dtype": torch.float32, "make_optimizer": smooth_adam, "epochs": EPOCHS}
+    assert_agrees(CustomCase(make=make), data, tmp_path, **options)
 
 
 def test_what_has_no_part_has_no_gradient(tmp_path: Path) -> None:
@@ -303,6 +337,18 @@ def mean_of_the_first(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     return x - vars(layer)["mean"]
 
 
+def updated_mean(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Less a running mean."""
+    vars(layer)["mean"] = (x.detach().mean(0) + vars(layer).get("mean", 0)) / 2
+    return x - vars(layer)["mean"]
+
+
+def put_by(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+    """Leaves something for others, another thing every time."""
+    vars(layer)["seen"] = torch.from_numpy(np.random.rand(3))
+    return 2 * x if len(edge_index[0]) < 1e9 else x
+
+
 def counted(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     """Another result after a thousand calls."""
     layer.calls += 1
@@ -426,6 +472,7 @@ OPENED: dict[str, Callable[[int, int], nn.Module]] = {
 }
 AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
     "by how many edges there are": lambda s, x, e: x * 2 if len(e[0]) < 1e9 else x,
+    "results that are put by": put_by,
     "in NumPy": lambda s, x, e: x * torch.from_numpy(np.ones(x.shape[1])),
 }
 
@@ -490,6 +537,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         ("Own", "statistics over nodes"),
     ),
     "a mean that is kept": (lambda: Own(mean_of_the_first), ("Own", "kept from another run")),
+    "a mean that is updated": (lambda: Own(updated_mean), ("Own", "its attribute mean")),
     "a number that counts": (lambda: Own(counted), ("Own", "its attribute calls")),
     "rows that are written into": (lambda: Own(written), ("Own", "writes into the rows")),
     "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.mean(0)), ("Own", "statistics over nodes")),

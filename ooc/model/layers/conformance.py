@@ -47,6 +47,8 @@ _HUB_EDGES, _OUTLIER = 80, 100.0
 _PIECE, _OF_ROWS = 2, 4
 """Edges of a piece, and every how manieth row is tried in pieces."""
 _TOLERANCE = 1e-9
+_TOLERANCE_OF_LARGE = 1e-6
+"""Of a graph with large values, which scores and their exponentials round more."""
 _PERTURBATION = 0.1
 
 _MARGIN = 1.25
@@ -177,7 +179,8 @@ def is_by_columns(layer: Layer, module: nn.Module, slices: Sequence[range], edge
         joined = side_by_side(*parts, columns=[len(some) for some in slices])
         gradient_NO = torch.randn(whole.shape, generator=probe.generator, dtype=whole.dtype)
         found = [gradients_of([one], [x_NC], [gradient_NO])[0] for one in (joined, whole)]
-        return _same(joined.detach(), whole.detach()) and _same(*(_or_zero(one, x_NC) for one in found))
+        d_joined, d_whole = (_or_zero(one, x_NC) for one in found)
+        return _same(joined.detach(), whole.detach()) and _same(d_joined, d_whole)
     except Exception:  # of the user's code, which may raise anything on fewer columns
         return False
 
@@ -203,6 +206,7 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(1)
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
+        self.tolerance = _TOLERANCE
 
     def find_dropout(self) -> None:
         """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
@@ -236,15 +240,17 @@ class _Probe:
         layer, x_NC = self.layer, self.x_NC
         from ooc.model.lowering.symbolic import Before  # here, so that what has no such layer does without PyG
 
-        given = x_NC.clone()
+        given, unused = x_NC.clone(), Before(self.module)
         before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
         if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
-        run_once = Before(self.module)
+        run_once, kept = Before(self.module), unused.spoil()
         again = self._whole(self._masked(self.near))
-        for what in run_once.changed():
+        if kept and not _same(again, first):
+            raise layer.refuse(f"it uses its attribute {kept[0]} of another run, and is run once for every tile")
+        for what in run_once.changed(tensors=False):
             raise layer.refuse(f"it changes its {what} whenever it is run, which is once for every tile")
         if not torch.equal(x_NC, given):
             raise layer.refuse("it writes into the rows that it is given; let it work on x.clone()")
@@ -381,7 +387,7 @@ class _Probe:
             tile = self._tile(start, height)
             here = slice(start, start + tile.rows)
             rows_RO, parts = run(tile, gradient_NO[here])
-            if not _same(rows_RO, values_NO[here]):
+            if not _same(rows_RO, values_NO[here], self.tolerance):
                 return False, unused
             for own, others, d_parameters in parts:
                 found[0][here] += own
@@ -389,7 +395,7 @@ class _Probe:
                     found[0][others[0]] += others[1]
                 for total, part in zip(found[1:], d_parameters, strict=False):
                     total += _or_zero(part, total)
-        return all(map(_same, found, expected)), unused
+        return all(_same(*pair, self.tolerance) for pair in zip(found, expected, strict=True)), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
         """By the copy that has run before, or, every other tile, by one that has not."""
@@ -415,6 +421,7 @@ class _Probe:
     def grow(self) -> None:
         """Another graph, of more rows, nodes of many edges, and a row and an edge into it of large values."""
         some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
+        self.tolerance = _TOLERANCE_OF_LARGE
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
         no_columns: list[int] = []
         found = (self.x_NC, self.whole[0]), (self.near.weight_E, no_columns), (self.near.features_EK, self.whole[1])
@@ -559,12 +566,12 @@ class _Probe:
         )
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
+def _same(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
     """Whether they are, but for rounding; NaN is the same as NaN."""
     finite = expected[expected.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return found.shape == expected.shape and torch.allclose(
-        found, expected, rtol=0.0, atol=_TOLERANCE * max(scale, 1e-3), equal_nan=True
+        found, expected, rtol=0.0, atol=tolerance * max(scale, 1e-3), equal_nan=True
     )
 
 

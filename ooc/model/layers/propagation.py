@@ -72,7 +72,8 @@ class Propagation(nn.Module):
         a pair of these and those of targets, which are the first ones: then nothing is made for other nodes."""
         rows = next(values for name, values in given.items() if name.startswith("rows"))
         known: dict[Any, Any] = {**given, "edge_index": edge_index}
-        known["nodes"] = len(rows[1] if isinstance(rows, tuple) else rows)
+        targets = rows[1] if isinstance(rows, tuple) else rows
+        known |= {"nodes": len(targets), "dtype": targets.dtype}
         found: Any = None
         for step in self.steps:
             if step.target in OF_BOTH_ENDS:
@@ -114,6 +115,8 @@ def lower_propagation(conv: MessagePassing, where: str, last: OfEdges, like: Val
     def name_of(leaf: Any) -> Any:
         if isinstance(leaf, RowCount):
             return _Given("nodes")
+        if leaf == assembly.setting.dtype:  # of rows, and so another one where the layer is tried
+            return _Given("dtype")
         if isinstance(leaf, (Value, Codes, Graph, EdgeInput)) and leaf not in names:
             kind = "rows" if isinstance(leaf, (Value, Codes)) else "edges"
             names[leaf] = _Given("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")

@@ -577,17 +577,30 @@ class Before:
         """By name: it, its attributes, and copies of these."""
         self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
 
-    def changed(self) -> Iterator[str]:
-        """Buffers and plain attributes that are no longer what they were. What was None, or is a stand-in now, is a
-        result that was put by."""
+    def changed(self, *, tensors: bool = True) -> Iterator[str]:
+        """Buffers and plain attributes, ``tensors`` among them, that are no longer what they were. What was None, or is
+        a stand-in now, is a result that was put by."""
         for name, buffer, value in self._buffers:
             if not torch.equal(buffer, value):
                 yield f"buffer {name.removeprefix('model.')}"
+        plain = _PLAIN if tensors else _PLAIN[:-1]
         for name, one, _, attributes in self._modules:
             for key, old in attributes.items():
                 new = vars(one).get(key)
-                if isinstance(old, _PLAIN) and isinstance(new, _PLAIN) and not _equal(old, new):
-                    yield f"attribute {'.'.join(filter(None, [name.removeprefix('model').lstrip('.'), key]))}"
+                if isinstance(old, plain) and isinstance(new, plain) and not _equal(old, new):
+                    yield f"attribute {_path(name, key)}"
+
+    def spoil(self) -> list[str]:
+        """Which attributes are other tensors than they were: what they hold is no number any more, so that whoever uses
+        them gives something else."""
+        found = []
+        for name, one, originals, _ in self._modules:
+            for key, value in vars(one).items():
+                if isinstance(value, Tensor) and value is not originals.get(key):
+                    nothing = torch.nan if value.is_floating_point() else 0
+                    vars(one)[key] = torch.full_like(value, nothing, requires_grad=False)
+                    found.append(_path(name, key))
+        return found
 
     def restore(self) -> None:
         for _, one, originals, attributes in self._modules:
@@ -626,6 +639,10 @@ def _random_states() -> tuple[Any, Any, Tensor]:
 def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bool:
     arrays = zip(before[1], after[1], strict=True)
     return before[0] == after[0] and all(np.array_equal(*pair) for pair in arrays) and torch.equal(before[2], after[2])
+
+
+def _path(module: str, attribute: str) -> str:
+    return ".".join(filter(None, [module.removeprefix("model").lstrip("."), attribute]))
 
 
 def _copied(value: Any) -> Any:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from traceback import walk_tb
 from typing import Any, cast
 
@@ -69,8 +70,14 @@ _COUNTED = (
 )
 
 
+_WIDER = 1.5
+"""Times the columns of what a convolution is given: rows of more are not gathered where it runs as a whole."""
 _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
+
+
+class _WiderError(ModelError):
+    """Of a convolution of which too much would be gathered."""
 
 
 @dataclass(frozen=True)
@@ -400,21 +407,35 @@ class _Interpreter:
 
     def _run_as_it_is(self, conv: MessagePassing, where: str, args: Any, kwargs: Any) -> Value:
         """What a convolution without a formula gives: of its forward no more is run as it is than what looks at edges,
-        where a trace can tell, and else all of it."""
+        where a trace can tell, and else all of it; all of it, too, where that can be and gathers narrower rows."""
         assembly, traced = self._assembly, self._assembly.setting.traced
         layer, rows = layer_of(conv, where, args, kwargs)
         key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain))
+        must_open = *key, "as nothing else can be"
+        as_a_whole = partial(lower_opaque, conv, where, args, kwargs, assembly)
         try:
             if traced.get(key, key) is not None:
                 with assembly.attempt():
                     if key not in traced:
                         traced[key] = self._calls_of(conv, layer)
-                    return _OfConvolution(traced[key], layer, assembly).run_on(rows)
+                    found, gathered = _OfConvolution(traced[key], layer, assembly).run_on(rows)
+                    if must_open in traced or gathered <= _WIDER * sum(map(prod, layer.tails.values())):
+                        return found
+                    raise _WiderError(f"{where} would gather {gathered} columns")
+        except _WiderError:
+            try:
+                with assembly.attempt():
+                    found = as_a_whole()
+                traced[key] = None
+                return found
+            except ModelError:
+                traced[must_open] = True
+            return _OfConvolution(traced[key], layer, assembly).run_on(rows)[0]
         except Exception as error:
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
             traced[key] = None
-        return lower_opaque(conv, where, args, kwargs, assembly)
+        return as_a_whole()
 
     def _calls_of(self, conv: MessagePassing, layer: Layer) -> tuple[nn.Module, Calls]:
         """Of the layer, a convolution: what it is in, and what its forward calls."""
@@ -834,15 +855,16 @@ class _OfConvolution(_Interpreter):
         self._layer, self._where = layer, layer.where
         self._steps: dict[fx.Node, OfEdges] = {}
 
-    def run_on(self, rows: Sequence[Value]) -> Value:
-        """What it gives for these; they count as what it is given."""
+    def run_on(self, rows: Sequence[Value]) -> tuple[Value, int]:
+        """What it gives for these, which count as what it is given; and how many columns are gathered for it."""
         layer, assembly = self._layer, self._assembly
         given = dict(zip(layer.rows, rows, strict=True))
         codes = {name: Codes(given[name], layer.tails[name]) for name in layer.codes}
         convolved = [*assembly.convolved, assembly.matrix(self._where, rows[:1])]
         result = self.run(self._calls, [*(given | codes).values(), Graph(layer.flipped), *layer.carried.values()])
+        gathered = sum(value.columns for value in assembly.convolved[len(convolved) - 1 :])
         assembly.convolved[:] = convolved
-        return result
+        return result, gathered
 
     def _result(self, node: fx.Node) -> Any:
         found = _leaves([self.known[one] for one in node.all_input_nodes])
