@@ -32,6 +32,7 @@ from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
+from ooc.model.lowering import tracing
 from ooc.plan.layout.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.prediction import Prediction
@@ -486,7 +487,10 @@ def test_what_looks_at_rows_alone_is_computed_as_between_layers(
     assert_agrees(CustomCase(make=OPENED[name]), data, tmp_path, epochs=EPOCHS, store=store)
 
 
-def test_what_looks_at_edges_is_computed_with_what_sums_over_them(tmp_path: Path) -> None:
+def test_what_looks_at_edges_is_computed_with_what_sums_over_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "_WIDER", 100)
     data = random_data(replace(ROUGH, edge_features=K))
     assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, Updated)), data, tmp_path, epochs=EPOCHS)
 
@@ -607,3 +611,27 @@ def test_dropout_of_nothing_is_taken(tmp_path: Path) -> None:
     """A layer with dropout of its own runs where that is set to 0."""
     case = CustomCase(make=lambda f, c: Own(lambda s, x, e: F.dropout(x, 0.0, s.training)))
     assert_agrees(case, random_data(ROUGH), tmp_path, epochs=1)
+
+
+class Widened(MessagePassing):
+    """Sums four times as many columns as it is given; ``centred``: less what looks at all rows."""
+
+    def __init__(self, centred: bool) -> None:
+        super().__init__()
+        self.wide, self.norm = nn.Linear(F_IN, 4 * F_IN), nn.BatchNorm1d(F_IN) if centred else nn.Identity()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.wide(self.norm(x)))[:, :C]
+
+
+@pytest.mark.parametrize(("centred", "columns"), [(False, F_IN), (True, 4 * F_IN)])
+def test_a_layer_runs_as_a_whole_where_narrower_rows_are_gathered_so(
+    centred: bool, columns: int, converted: Converted, tmp_path: Path
+) -> None:
+    """And is opened all the same where it can run in no other way."""
+    data, store = converted(ROUGH)
+    case = CustomCase(make=lambda f, c: Widened(centred))
+    assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
+    with make_trainer(case, store, tmp_path) as trainer:
+        pulls = [item.pull for item in trainer.plan.programs["train"] if isinstance(item, RowPass) and item.pull]
+        assert trainer.plan.matrices[pulls[0].source].grid.columns == columns
