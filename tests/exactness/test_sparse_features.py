@@ -160,7 +160,7 @@ def test_tiles_are_as_low_as_dense_ones_only_where_rows_are_made_dense(tmp_path:
     for name, case in {"sage": MODELS["sage"], "a norm": EXPANDED["a norm"]}.items():
         with make_trainer(case, store, tmp_path, dtype=torch.float32, tile_rows=None) as trainer:
             heights[name] = trainer.plan.tile_rows
-    assert heights == {"sage": 2048, "a norm": 128}
+    assert heights == {"sage": 2048, "a norm": 96}
 
 
 def test_predictions_are_the_models(data: Data, store: Store, tmp_path: Path) -> None:
