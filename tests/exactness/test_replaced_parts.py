@@ -134,6 +134,13 @@ def bound(inputs: int, outputs: int) -> nn.Module:
     return conv
 
 
+def scaled_messages(inputs: int, outputs: int) -> nn.Module:
+    """Messages of a convolution that needs degrees of sources."""
+    conv = GCNConv(inputs, outputs)
+    conv.message = MethodType(lambda self, x_j, edge_weight: 2 * edge_weight[:, None] * x_j, conv)
+    return conv
+
+
 def aggregating_otherwise(inputs: int, outputs: int) -> nn.Module:
     """A convolution whose ``aggr`` tells nothing any more."""
     conv = SAGEConv(inputs, outputs)
@@ -170,6 +177,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "a subclass's update": DoubledUpdate,
     "a subclass's forward": DoubledForward,
     "a bound message": bound,
+    "a bound message, by degrees": scaled_messages,
     "another aggregation": aggregating_otherwise,
 }
 CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | {"outside": CustomCase(make=Head)}
@@ -247,13 +255,6 @@ def function_set(name: str) -> nn.Module:
     return conv
 
 
-def scaled_messages() -> nn.Module:
-    """A bound message on a convolution that needs degrees of sources."""
-    conv = GCNConv(F_IN, C)
-    conv.message = MethodType(lambda self, x_j, edge_weight: 2 * edge_weight[:, None] * x_j, conv)
-    return conv
-
-
 def activation_set() -> nn.Module:
     """The same on an activation."""
     act = nn.ReLU()
@@ -283,7 +284,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "an activation's forward": (activation_set, ("ReLU (after)", "forward", "set on the instance")),
     "a forward inside": (inside_set, ("GCNConv", "Linear", "forward", "set on the instance")),
     "a norm in a norm": (norm_in_a_norm, ("BatchNorm (after)", "OtherNorm")),
-    "messages by degrees": (scaled_messages, ("GCNConv", "own message", "degrees of sources")),
     "a weight of weights": (lambda: replaced(GCNConv, "lin", normalised)(F_IN, C), ("GCNConv", "ParametrizedLinear")),
     **{
         name: (lambda name=name: function_set(name), ("SAGEConv", f"{name} of SAGEConv, set on the instance"))
