@@ -152,7 +152,7 @@ class Rectified:
     eps: float = 0.0
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> Computed:
-        rectifies = term_ET is not None
+        rectifies = term_ET is not None  # backward holds this alone, not the terms
         rectified_EW = source_EW if term_ET is None else source_EW.add_(term_ET).relu_()
         message_EW = rectified_EW + self.eps if self.eps and rectifies else rectified_EW
 

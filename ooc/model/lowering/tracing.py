@@ -431,7 +431,7 @@ class _Interpreter:
             except ModelError:
                 traced[must_open] = True
             return _OfConvolution(traced[key], layer, assembly).run_on(rows)[0]
-        except Exception as error:
+        except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
             traced[key] = None

@@ -17,7 +17,6 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
     device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
     unrolled = _unrolled(layout, capacity, blocks)
     staged = _staged(unrolled, layout, capacity, blocks)
-    hosts = [(one.program, [frame for _, frame in one.program.warm]) for one in staged.values()]
     stops = [region.stop for regions in layout.regions.values() for region in regions]
     return Plan(
         **vars(layout),
@@ -34,8 +33,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
         host_limit_bytes=host_limit_bytes,
         state_bytes=workload.state_bytes,
         share=workload.share,
-        # What the device keeps comes by way of the last ones, where nothing else may lie then.
-        host_frames=max((max(one.frames, 1 + max(where, default=-1) + IN_TRANSFER) for one, where in hosts), default=0),
+        host_frames=max((_host_frames(staging.program) for staging in staged.values()), default=0),
         staged=staged,
         retainable_bytes=0 if staged or workload.share is not None else _retainable_bytes(layout, workload),
     )
@@ -62,6 +60,11 @@ def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, bl
     sequences = {name: sequence_of(moved, frames) for name, moved in transfers.items()}
     below = unroll(sequences, blocks, spare_writes=layout.spare_writes, paced=False)
     return {name: Staging(transfers[name], program) for name, program in below.items()}
+
+
+def _host_frames(program: Program) -> int:
+    """Those that it works in; what the device keeps comes by way of the last ones, where nothing else may lie then."""
+    return max(program.frames, max((frame + 1 for _, frame in program.warm), default=0) + IN_TRANSFER)
 
 
 def _retainable_bytes(layout: Layout, workload: Workload) -> int:
