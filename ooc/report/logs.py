@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -32,7 +33,7 @@ from ooc.storage.array import replace_file
 from ooc.train.metrics import Metric
 from ooc.train.runs.run import FORECAST, PLANNED, RunFolder
 
-_WORTH_TELLING_S = 10.0
+_WORTH_TELLING_S, _WORTH_TELLING_AGAIN = 10.0, 0.1
 
 
 def epoch_as_json(event: Event) -> None:
@@ -202,17 +203,23 @@ def _machine(spill_dir: Path, hardware: Hardware | None) -> dict[str, Any]:
 
 class Correction:
     """A listener. When an epoch is over that has found the memory filled, the second, it tells how far off the forecast
-    was, and how long the others up to epoch ``last`` take if they are like it, unless that is a moment."""
+    was, and how long the others up to epoch ``last`` take if they are like it, unless that is a moment; after two more
+    again, by the median of the three, where that says something else."""
 
     def __init__(self, report: PlanReport, last: int, tell: Listener) -> None:
-        self._report, self._last, self._tell, self._seen = report, last, tell, 0
+        self._report, self._last, self._tell, self._told_s = report, last, tell, 0.0
+        self._taken_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, EpochFinished):
-            self._seen, one, record = self._seen + 1, self._report, event.record
-            left, taken_s = self._last - record.epoch, record.time_s + record.eval_s
-            promised_s = one.epoch_s + (one.score_s or 0.0) * (record.eval_s > 0)
-            if self._seen == 2 and left * taken_s >= _WORTH_TELLING_S and promised_s:
-                rest = f"the {left} others take about {format_duration(left * taken_s)}"
-                told = f"an epoch takes {format_duration(taken_s)}, {taken_s / promised_s:.2f} times the forecast"
-                self._tell(Note(f"{told}; {rest}"))
+        if not isinstance(event, EpochFinished):
+            return
+        one, record = self._report, event.record
+        self._taken_s.append(record.time_s + record.eval_s)
+        taken_s = median(self._taken_s[1:] or self._taken_s)
+        promised_s, left = one.epoch_s + (one.score_s or 0.0) * (record.eval_s > 0), self._last - record.epoch
+        is_news = abs(taken_s - self._told_s) > _WORTH_TELLING_AGAIN * taken_s
+        if len(self._taken_s) in (2, 4) and is_news and left * taken_s >= _WORTH_TELLING_S and promised_s:
+            self._told_s = taken_s
+            rest = f"the {left} others take about {format_duration(left * taken_s)}"
+            told = f"an epoch takes {format_duration(taken_s)}, {taken_s / promised_s:.2f} times the forecast"
+            self._tell(Note(f"{told}; {rest}"))

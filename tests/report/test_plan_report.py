@@ -47,16 +47,22 @@ def test_a_matrix_lives_from_its_writer_to_its_last_reader() -> None:
     ]
 
 
-def test_the_second_epoch_corrects_the_forecast_of_the_others() -> None:
-    """The first one fills the memory; what is trained after it is over is told once, unless that is a moment."""
+def test_the_second_epoch_corrects_the_forecast_of_the_others_and_the_fourth_where_that_was_none_like_them() -> None:
+    """The first one fills the memory; nothing is told of what is left where that is a moment."""
     none = {"ssd_read_bytes": 0, "ssd_write_bytes": 0, "host_peak_bytes": 0, "device_peak_bytes": 0, "io_wait_s": 0.0}
     report: Any = SimpleNamespace(epoch_s=2.0, score_s=0.5)
-    for last, expected in (
-        (7, ["an epoch takes 3.0 s, 1.20 times the forecast; the 5 others take about 15 s"]),
-        (2, []),
+    second = "an epoch takes 3.0 s, 1.20 times the forecast; the 5 others take about 15 s"
+    for last, times_s, expected in (
+        (7, (9.0, 2.4, 5.0, 2.5), [second]),
+        (
+            7,
+            (9.0, 2.4, 5.0, 4.4, 4.4),
+            [second, "an epoch takes 5.0 s, 2.00 times the forecast; the 3 others take about 15 s"],
+        ),
+        (2, (9.0, 2.4), []),
     ):
         told: list[Event] = []
         tell = Correction(report, last, told.append)
-        for epoch, time_s in ((1, 9.0), (2, 2.4), (3, 5.0)):
+        for epoch, time_s in enumerate(times_s, start=1):
             tell(EpochFinished(EpochRecord(epoch=epoch, loss=1.0, time_s=time_s, eval_s=0.6, **none)))
         assert told == [Note(text) for text in expected]
