@@ -23,7 +23,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, Note, ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.graph import most_joined
-from ooc.model.lowering.network import Network, dtype_of, opaque_columns
+from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import UNMEASURED, Hardware, Limits
 from ooc.plan.program.capacity import ExchangeForm
 from ooc.prefetch.cuda import Cuda
@@ -104,17 +104,18 @@ class Resources:
         """Whether the machine that is planned for has a device with memory of its own; it need not be here."""
         return self.hardware.has_device_memory
 
-    def for_model(self, model: nn.Module, store: Store, *, makes_dense: bool = False, learnt: int = 0) -> Self:
+    def for_model(self, model: nn.Module, store: Store, network: Network | None, *, learnt: int = 0) -> Self:
         """With the rows of a tile settled, by the widths of the model, the store, and what kind of machine computes, so
         that no budget changes what is summed, and threads, of which a device needs one, be it here or only planned for;
-        a device's tiles are lower where rows take more (``for_rows_of``). The width of features without their zeros
-        counts only where the model ``makes_dense`` rows of them. ``learnt``: columns of the widest embedding that is
-        trained along."""
+        a device's tiles are lower where rows take more (``for_rows_of``). ``network``: what the model is, where that is
+        known: only where it makes rows of features that come without their zeros does the width of these count, and
+        only where it runs layers as they are do edges. ``learnt``: columns of the widest embedding that is trained
+        along."""
         shapes = [p.shape for p in model.parameters() if not is_lazy(p)]
         x, features, nodes = store.sparse_features, store.num_features, store.num_nodes
         if store.types is not None:
             features, nodes = max(store.types.features.values()), max(store.types.nodes.values())
-        if x is not None and not makes_dense:
+        if x is not None and not (network and network.makes_dense):
             shapes = [shape[:-1] if shape[1:] == (features,) else shape for shape in shapes]  # what multiplies them
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
@@ -126,8 +127,8 @@ class Resources:
                 joined_features[relation.target] += store.types.features[relation.source]
             usual = min(usual, _height_of(2 * _USUAL_VALUES, columns + max(joined_features.values(), default=0)))
         tile_rows = self.tile_rows or usual
-        of_edges, joined = opaque_columns(model, columns, nodes), most_joined(store)
-        if not self.tile_rows and not self.on_device and of_edges and joined:
+        of_edges = network.columns_of_edges(columns) if network and not self.tile_rows else 0
+        if of_edges and not self.on_device and (joined := most_joined(store)):
             edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, joined)
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))

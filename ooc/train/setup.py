@@ -699,29 +699,29 @@ def lower_model(
 
     x = store.sparse_features
     of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
-    for makes_dense in (False, True):
-        learnt = max(embedding_columns.values(), default=0)
-        resources = given.for_model(model, store, makes_dense=makes_dense, learnt=learnt)
-        setting = Setting(
-            num_nodes=store.num_nodes,
-            num_features=store.num_features,
-            aggregate_once=Saving.FIRST_AGGREGATION in savings,
-            input_dropout=input_dropout,
-            edge_data=edge_data_used(store, ignore_edge_data),
-            product=_products(compute_dtype),
-            num_edge_features=store.num_edge_features,
-            embedding_columns=embedding_columns,
-            feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
-            on_cpu=not given.on_device,
-            most_edges=of_a_row,
-            types=store.types,
-            outputs_of=outputs_of,
-            results=results,
-        )
-        classes = store.num_classes if of_classes else 0
-        network = lower(model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
-        if not network.makes_dense:  # then tiles are as low as they are for dense features
-            break
+    setting = Setting(
+        num_nodes=store.num_nodes,
+        num_features=store.num_features,
+        aggregate_once=Saving.FIRST_AGGREGATION in savings,
+        input_dropout=input_dropout,
+        edge_data=edge_data_used(store, ignore_edge_data),
+        product=_products(compute_dtype),
+        num_edge_features=store.num_edge_features,
+        embedding_columns=embedding_columns,
+        feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
+        on_cpu=not given.on_device,
+        most_edges=of_a_row,
+        types=store.types,
+        outputs_of=outputs_of,
+        results=results,
+    )
+    classes, learnt = store.num_classes if of_classes else 0, max(embedding_columns.values(), default=0)
+    lowered = partial(lower, model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
+    resources = given.for_model(model, store, None, learnt=learnt)
+    network = lowered()
+    known = given.for_model(model, store, network, learnt=learnt)
+    if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
+        resources, network = known, lowered()
     by_rows = given.on_device and not given.tile_rows
     resources = resources.for_rows_of(_row_bytes(network, store, active_rows(network.hops)) if by_rows else 1)
     return resources, network, active_rows(network.hops)

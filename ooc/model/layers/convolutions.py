@@ -62,7 +62,6 @@ from ooc.model.layers.sums import (
     bias_of,
     check_sum,
     gcn_scaling,
-    has_program,
     linear_of_rows,
     linear_of_sum,
     softmax_of,
@@ -146,22 +145,6 @@ def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, or of all."""
     known = not isinstance(conv, gnn.GENConv) and not _aggregates_in_another_way(conv, ALL_KNOWN)
     return known and conv.flow == "source_to_target"
-
-
-def looks_at_edges(module: nn.Module, matrix_nbytes: float = 0) -> bool:
-    """Whether ``module``, a convolution or another that takes the edges and has no convolution, is run as it is, on the
-    edges of some rows at a time, as far as can be told before it is traced. It is given so many bytes at most."""
-    if isinstance(module, gnn.MessagePassing):
-        if type(module) in _AS_LONG_AS_IT_FITS and not attention.fits(module, matrix_nbytes, on_cpu=True):
-            return True
-        is_known = type(module) in _LOWERINGS
-        in_another_way = _aggregates_in_another_way(module, ALL_KNOWN) and not has_program(module.aggr_module)
-        return not is_known or bool(_replaced(module)) or in_another_way
-    if any(isinstance(part, gnn.MessagePassing) for part in module.modules()):
-        return False
-    if type(module).__module__.startswith("torch_geometric.utils"):  # cuts sampled batches, in each ready model
-        return False
-    return "edge_index" in inspect.signature(module.forward).parameters
 
 
 def _aggregates_in_another_way(conv: gnn.MessagePassing, known: Collection[str]) -> bool:

@@ -77,11 +77,6 @@ def _is_softmax(found: Any) -> bool:
     return type(found) is SoftmaxAggregation and not (found.learn or found.semi_grad or replaced_functions(found))
 
 
-def has_program(aggregation: Any) -> bool:
-    """Whether there is a formula for it beside those of ``ALL_KNOWN``, on the CPU."""
-    return bool(aggregators_of(aggregation)) or is_attentional(aggregation) or _is_softmax(aggregation)
-
-
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:
     """The sum over neighbours, and behind its columns how many these are, or what their edges weigh."""
     with_ones = call.assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, 1), value=1.0), [x])

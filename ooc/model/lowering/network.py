@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from ooc.errors import ModelError
 from ooc.model.graph import ActiveRows, AnyScaling, RelationScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
+from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
@@ -127,6 +128,12 @@ class Network:
     def makes_dense(self) -> bool:
         """Whether features that come without their zeros are needed with them."""
         return any(isinstance(v, Dense) for output in (self.training, self.evaluation) for v in values_of(output))
+
+    def columns_of_edges(self, widest: int) -> int:
+        """How wide matrices are, at most, that have a row for each edge, where some layer is run as it is: as the
+        ``widest`` of nodes; of links as embeddings are. 0 where none is."""
+        layers = (v for output in (self.training, self.evaluation) for v in values_of(output) if isinstance(v, Opaque))
+        return max((widest if one.direction.of_edges else one.source.columns for one in layers), default=0)
 
     @property
     def drops_sparse(self) -> bool:
@@ -273,20 +280,6 @@ def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     if isinstance(model, LinkPredictor):
         return assembly, lower_links(model, trace(model.encoder, assembly), assembly)
     return assembly, trace(model, assembly)
-
-
-def opaque_columns(model: nn.Module, widest: int, nodes: int = 0) -> int:
-    """How wide matrices are, at most, that have a row for each edge: where some layer of ``model`` is run as it is, on
-    a graph of so many nodes, as its ``widest``; 0 where none is."""
-    if isinstance(model, ModelShape):
-        return 0
-    from ooc.model.layers.convolutions import looks_at_edges
-    from ooc.model.layers.decoders import LinkPredictor
-
-    matrix_nbytes = nodes * widest * dtype_of(model).itemsize
-    if any(looks_at_edges(module, matrix_nbytes) for module in model.modules()):
-        return widest
-    return (model.channels or widest) if isinstance(model, LinkPredictor) else 0
 
 
 def values_of(output: Value) -> list[Value]:
