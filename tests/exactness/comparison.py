@@ -23,7 +23,7 @@ from ooc.errors import BudgetError
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import tracing
+from ooc.model.lowering import interpreter, opened, tracing
 from ooc.model.lowering.symbolic import Calls
 from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
@@ -80,12 +80,18 @@ def store_of(data: Data, folder: Path, *, linked: bool = False) -> Store:
     return ooc.open(path)
 
 
+def trace_once(patch: pytest.MonkeyPatch) -> None:
+    """Have models that are made alike traced once for all tests."""
+    for module in (tracing, interpreter, opened):
+        patch.setattr(module, "Calls", traced_once)
+
+
 def tuned_trainer(
     *arguments: Any, tile_rows: int | None = None, savings: Collection[Saving] = tuple(Saving), **options: Any
 ) -> Trainer:
     """A trainer with tiles and savings as tests vary them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "Calls", traced_once)
+        trace_once(patch)
         if opaque.probe_layer is probe_layer:  # else a test looks on
             patch.setattr(opaque, "probe_layer", probed_once)
         return Trainer(*arguments, _tuning=Tuning(tile_rows=tile_rows, savings=savings), **options)

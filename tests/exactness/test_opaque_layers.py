@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.nn import (
     DNAConv,
+    FiLMConv,
     GeneralConv,
     GraphConv,
     MessagePassing,
@@ -32,7 +33,7 @@ from ooc.kernels import neighbourhood
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import tracing
+from ooc.model.lowering import opened
 from ooc.plan.layout.passes import ColumnPass, RowPass
 from ooc.storage.store import Store
 from ooc.train.prediction import Prediction
@@ -490,25 +491,40 @@ def test_what_looks_at_rows_alone_is_computed_as_between_layers(
 def test_what_looks_at_edges_is_computed_with_what_sums_over_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "_WIDER", 100)
+    monkeypatch.setattr(opened, "_WIDER", 100)
     data = random_data(replace(ROUGH, edge_features=K))
     assert_agrees(CustomCase(make=lambda f, c: Carrying(f, c, Updated)), data, tmp_path, epochs=EPOCHS)
 
 
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> set[type[nn.Module]]:
+    """The classes of layers that have been tried."""
+    found: set[type[nn.Module]] = set()
+
+    def recorded(layer: Layer, *args: Any, **options: Any) -> ProbeResult:
+        found.add(type(layer.module))
+        return probe_layer(layer, *args, **options)
+
+    monkeypatch.setattr(opaque, "probe_layer", recorded)
+    return found
+
+
 @pytest.mark.parametrize("name", AS_A_WHOLE)
 def test_forwards_that_no_trace_can_follow_run_as_a_whole(
-    name: str, converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, converted: Converted, tmp_path: Path, tried: set[type[nn.Module]]
 ) -> None:
     """Silently, and exactly."""
-    given: list[nn.Module] = []
-    monkeypatch.setattr(
-        opaque,
-        "probe_layer",
-        lambda layer, *args, **options: given.append(layer.module) or probe_layer(layer, *args, **options),
-    )
     data, store = converted(ROUGH)
     assert_agrees(CustomCase(make=lambda f, c: Own(AS_A_WHOLE[name])), data, tmp_path, epochs=EPOCHS, store=store)
-    assert {type(module) for module in given} == {Own}
+    assert tried == {Own}
+
+
+def test_layers_that_gather_less_as_a_whole_are_not_tried_opened(
+    converted: Converted, tmp_path: Path, tried: set[type[nn.Module]]
+) -> None:
+    data, store = converted(ROUGH)
+    assert_agrees(CustomCase(make=lambda f, c: FiLMConv(f, f + c)), data, tmp_path, epochs=EPOCHS, store=store)
+    assert tried == {FiLMConv}
 
 
 class Both(nn.Module):

@@ -13,12 +13,11 @@ from torch_geometric.data import HeteroData
 
 import ooc
 from ooc.model.layers import opaque
-from ooc.model.lowering import tracing
 from ooc.models import Relational, RelationalAttention
 from ooc.train import setup as train_setup
 from ooc.train.setup import Tuning
 from tests.exactness import test_types as with_features
-from tests.exactness.comparison import probed_once, traced_once
+from tests.exactness.comparison import probed_once, trace_once
 from tests.exactness.test_embeddings_of_types import WIDTHS, graph, made
 from tests.processes import together
 
@@ -29,7 +28,7 @@ _WRITES = ("author", "writes", "paper")
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", inf)
-    monkeypatch.setattr(tracing, "Calls", traced_once)
+    trace_once(monkeypatch)
     monkeypatch.setattr(opaque, "probe_layer", probed_once)
 
 

@@ -69,7 +69,7 @@ class Calls:
     can be tried on, the first ``rows`` of them being rows. ``cut_off``: parameters that are to be trained and were
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
     to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
-    but whose own calls are looked for.
+    but whose own calls are looked for; ``columns``: of each of these that gives rows.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Calls:
         self.cut_off: list[nn.Parameter] = []
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
+        self.columns: dict[fx.Node, int] = {}
         self._rows = rows
         self._inputs = inputs
         tracer = _Tracer(inputs, name, opened)
@@ -159,12 +160,15 @@ class Calls:
             if self._opened is not None:
                 raise
             return
-        calls = fx.Interpreter(self._module, graph=self.graph)  # torch keeps the code of GraphModules for ever
+        kept = self._opened is not None  # torch keeps the code of GraphModules for ever
+        calls = fx.Interpreter(self._module, garbage_collect_values=not kept, graph=self.graph)
         calls.extra_traceback = False
         try:
             found = self._run(calls.run, inputs, training=training)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
+        made = ((node, one) for node, one in calls.env.items() if isinstance(one, Tensor) and one.dim())
+        self.columns = {node: one[0].numel() for node, one in made if node.op != "get_attr" and len(one) == _NODES}
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "

@@ -15,9 +15,9 @@ from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
 from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.lowering.interpreter import OneBatch, OneGraph, Parts
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
-from ooc.model.lowering.tracing import OneBatch, OneGraph, Parts
 from ooc.model.lowering.values import Codes, RowCount, Value
 
 _TAKES_TARGETS = (GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv)

@@ -1,0 +1,590 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace run on values instead of tensors: what each of its calls is looked up.
+
+Each is a convolution, a norm, dropout, a linear map, or a function of rows; what is none of these is refused by its
+name.
+"""
+
+import inspect
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+from torch.nn.utils.parametrize import is_parametrized
+from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, MessageNorm, MessagePassing
+from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
+
+from ooc.errors import ModelError
+from ooc.model.layers.convolutions import lower_convolution
+from ooc.model.layers.global_attention import lower_global_attention
+from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
+from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.propagation import OfEdges
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
+from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
+from ooc.model.lowering.rowwise import (
+    HEAVY_FUNCTIONS,
+    IN_PLACE,
+    OF_NO_NUMBERS,
+    OF_SEVERAL,
+    ROWWISE_FUNCTIONS,
+    ROWWISE_METHODS,
+    ROWWISE_MODULES,
+    VIEWS,
+    WHOLE,
+)
+from ooc.model.lowering.symbolic import (
+    LINEAR,
+    Calls,
+    attribute,
+    join_relations,
+    place_of_node,
+    replaced_functions,
+    small_rows,
+)
+from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
+from ooc.model.lowering.whole import both_types, side_by_side
+
+AsItIs = Callable[[MessagePassing, Assembly, str, Sequence[Any], Mapping[str, Any]], Value]
+"""What a convolution without a formula gives for its arguments."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """Something that depends on parameters alone, computed whenever it is used."""
+
+    evaluate: Callable[[], Any]
+    parameters: tuple[nn.Parameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class OneGraph:
+    """To which graph each row belongs: to the only one."""
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    """All rows as a batch of one."""
+
+    rows: Value
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Several results of one function of rows, or truths, which are not kept by themselves."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Value, ...]
+    parameters: tuple[nn.Parameter, ...]
+
+
+def placed(error: ModelError, place: str) -> ModelError:
+    """``error``, which now names the place in the model that it is about, the innermost that is known."""
+    if place and not error.place:
+        error.args = (f"{error} (in {place})",)
+        error.place = place
+    return error
+
+
+class Interpreter:
+    """Runs a trace on values instead of tensors; convolutions without a formula go to ``as_it_is``."""
+
+    def __init__(self, whole: nn.Module, assembly: Assembly, as_it_is: AsItIs) -> None:
+        self._modules = dict(whole.named_modules())
+        self._name = type(self._modules.get("model", whole)).__name__
+        self._whole = whole
+        self._assembly = assembly
+        self._lower_as_it_is = as_it_is
+        self.known: dict[fx.Node, Any] = {}
+        self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
+        """By node, whose results may lie in the same memory as its own."""
+
+    def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
+        """What the module, which makes these calls, gives for ``inputs``."""
+        given = iter(inputs)
+        for node in calls.nodes:
+            try:
+                result = next(given) if node.op == "placeholder" else self._result(node)
+            except ModelError as error:
+                placed(error, place_of_node(node))
+                raise
+            if node.op == "output":
+                if not isinstance(result, Value) or len(result.tail) != 1:
+                    raise ModelError(
+                        f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
+                    )
+                return result
+            self.known[node] = result
+            self._memory[node] = self._memory_of(node)
+        raise AssertionError("a trace ends with its output")
+
+    def _result(self, node: fx.Node) -> Any:
+        """What a node of the trace comes to."""
+        match node.op:
+            case "get_attr":
+                found = attribute(self._whole, str(node.target))
+                return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
+            case "call_module":
+                return self._call_module(node)
+            case "call_function" | "call_method":
+                return self._call(node)
+            case _:
+                (result,) = node.args
+                return fx.map_arg(result, self._look_up)
+
+    def _apply_module(self, module: nn.Module, rows: Value) -> Value:
+        """What a module inside a convolution gives, called with rows alone."""
+        setting = self._assembly.setting
+        known = module, rows.tail, setting.training
+        if known not in setting.traced:
+            part = nn.Sequential(OrderedDict(model=module))
+            place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+            tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
+            setting.traced[known] = part, Calls(part, type(module).__name__, [tried], training=setting.training)
+        part, calls = setting.traced[known]
+        return Interpreter(part, self._assembly, self._lower_as_it_is).run(calls, [rows])
+
+    # ---- modules -----------------------------------------------------------------------------------------
+
+    def _call_module(self, node: fx.Node) -> Any:
+        target = str(node.target)
+        module = self._modules[target]
+        kind = type(module)
+        where = f"{kind.__name__} ({target.removeprefix('model.')})" if target != "model" else f"{kind.__name__}"
+        args, kwargs = self._arguments(node)
+        assembly = self._assembly
+        if isinstance(module, MessagePassing):
+            as_it_is = partial(self._lower_as_it_is, module, assembly)
+            return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module, as_it_is=as_it_is)
+        if any("forward" in replaced_functions(part) for part in module.modules()):
+            raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
+            return self._look_at_edges(node, module, where, args, kwargs)
+        if kind is JumpingKnowledge:
+            return self._jump(module, where, args[0])
+        if kind is MessageNorm and len(args) == 2 and all(isinstance(arg, Value) for arg in args) and not kwargs:
+            return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
+        if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
+            return self._by_codes(module, where, args, kwargs)
+        if kind in OF_SEVERAL:
+            if module.training and getattr(module, "dropout", 0.0):
+                raise ModelError(f"{where}: dropout={module.dropout} inside is not supported; set it to 0")
+            return self._apply(where, module, False, args, kwargs)
+        source = args[0] if args else None
+        if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
+            return OneBatch(lower_global_attention(module, where, source.rows, assembly))
+        others = [a for a in (*args[1:], *kwargs.values()) if a is not None]
+        told = isinstance(module, NORMS) and others == [OneGraph()]
+        if not isinstance(source, Value) or (others and not told):
+            raise ModelError(f"{where} is called in a way that is not supported")
+        if isinstance(module, NORMS):
+            return lower_norm(module, where, source, assembly, told=told)
+        if kind is nn.Identity:
+            return source
+        if kind is nn.Dropout:
+            self._check_in_place(node, where, bool(module.inplace))
+            return assembly.dropout(source, float(module.p)) if module.training else source
+        if kind in LINEAR:
+            return self._linear(source, module.weight, module.bias, where)
+        if is_parametrized(module):
+            raise ModelError(
+                f"{where} is not supported: its weights are computed from others; "
+                "torch.nn.utils.parametrize.remove_parametrizations keeps them as they are"
+            )
+        if kind not in ROWWISE_MODULES:
+            raise ModelError(f"{where} is not supported: it is not known to work row by row")
+        in_place = bool(getattr(module, "inplace", False))
+        self._check_in_place(node, where, in_place)
+        if kind in (nn.ReLU, nn.LeakyReLU):
+            return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
+        parameters = tuple(module.parameters())
+        return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
+
+    def _look_at_edges(
+        self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a module that is no graph convolution makes of the edges: it runs as it is. Where it gives several
+        results, those that are asked for."""
+        if self._assembly.setting.types is not None:
+            raise ModelError(f"{where} is given the edges and is no graph convolution")
+        if not any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values())):
+            raise ModelError(
+                f"{where} is given what edges carry, and no rows; a network of these belongs into the convolution: a "
+                "subclass whose forward calls it"
+            )
+        args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
+        users = [user for user in node.users if user.users]
+        keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
+        if not keys or not all(type(key) is int for key in keys):
+            return lower_opaque(module, where, args, kwargs, self._assembly)
+        return {key: lower_opaque(module, where, args, kwargs, self._assembly, part=key) for key in keys}
+
+    def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        """What a module gives that looks something up by whole numbers of rows."""
+        given, parameters = [*args, *kwargs.values()], tuple(module.parameters())
+        codes = given[-1]
+        if isinstance(codes, Codes) and not any(isinstance(one, Codes) for one in given[:-1]):
+            is_plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
+            if is_plain and not module.scale_grad_by_freq and len(given) == 1:
+                return self._assembly.rowwise(where, lambda rows: module(codes.of(rows)), [codes.rows], parameters)
+            if len(given) == 2 and isinstance(given[0], Value):
+                inputs, is_linear = [given[0], codes.rows], type(module) is HeteroLinear
+                if type(module) is HeteroBatchNorm:
+                    return lower_hetero_batch_norm(module, where, given[0], codes, self._assembly)
+                if type(module) is HeteroLayerNorm or (is_linear and not module.is_sorted):
+                    return self._assembly.rowwise(
+                        where, lambda x, rows: module(x, codes.of(rows)), inputs, parameters, heavy=is_linear
+                    )
+        raise ModelError(f"{where} is not supported with whole numbers of rows as they are given")
+
+    def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
+            raise ModelError(f"{where} is not given a list of matrices")
+        parameters, heavy = tuple(module.parameters()), module.lstm is not None
+        return self._assembly.rowwise(where, lambda *rows: module(list(rows)), list(values), parameters, heavy=heavy)
+
+    def _linear(self, source: Value, weight: Any, bias: Any, where: str) -> Value:
+        if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
+            raise ModelError(f"{where}: its weight is computed from others, which is not supported")
+        if len(source.tail) != 1:
+            parameters = (weight,) if bias is None else (weight, bias)
+            return self._assembly.rowwise(where, lambda x: F.linear(x, weight, bias), [source], parameters, heavy=True)
+        product = self._assembly.linear(source, weight)
+        return self._assembly.sum([(1.0, product)], () if bias is None else (bias,))
+
+    # ---- functions ---------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        target = IN_PLACE.get(node.target, node.target)
+        name = getattr(node.target, "__name__", str(node.target))
+        args, kwargs = self._arguments(node)
+        if not args and "input" in kwargs:
+            args = [kwargs.pop("input")]
+        flips = target in ("flip", torch.flip) and isinstance(args[0], Graph)
+        if flips and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2]):  # the ends of edges change places
+            return replace(args[0], flipped=not args[0].flipped)
+        if target is operator.getitem and isinstance(args[0], dict):
+            return args[0].get(args[1])
+        if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
+            return replace(args[0], steps=(*args[0].steps, step))
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in leaves_of((args, kwargs))):
+            raise ModelError(
+                f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
+                "do nothing else"
+            )
+        self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
+        if kwargs.get("inplace"):
+            kwargs["inplace"] = False
+        if node.op == "call_function" and target in (F.dropout, torch.dropout):
+            return self._dropout(*args, **kwargs)
+        if target is torch.randn_like and isinstance(args[0], Value):
+            if not self._assembly.setting.training:
+                raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
+            return self._assembly.noise(args[0])
+        if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
+            weight, bias = (lambda input, weight, bias=None: map(_parameter, (weight, bias)))(*args, **kwargs)
+            if isinstance(weight, nn.Parameter):
+                return self._linear(args[0], weight, bias, name)
+        rectified = self._rectified(target, args, kwargs)
+        if rectified is not None:
+            return rectified
+        if target is join_relations:
+            return self._joined(*args)
+        if target is side_by_side:
+            return self._beside(args)
+        if target is both_types:
+            first, self._assembly.second = args
+            return first
+        if target is operator.getitem:
+            self._check_all_rows(name, *args)
+        of_rows = target in ("split", torch.split) and isinstance(args[0], Value)
+        if of_rows and kwargs.get("dim", (args[2:] or [0])[0]) in (0, -1 - len(args[0].tail)):
+            raise ModelError(f"{name} looks across rows: how many are in a part says where they lie")
+        if target in WHOLE and isinstance(args[0], Value):
+            return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
+        if target is operator.getitem and isinstance(args[0], Codes):
+            return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
+        if target in ("unsqueeze", torch.unsqueeze) and isinstance(args[0], Value) and args[1:] == [0]:
+            return OneBatch(args[0])
+        if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
+            return args[0].rows
+        of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
+        if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
+            return OneGraph()
+        if target in ("to", "float", "double") and isinstance(args[0], Value):
+            return self._as_it_is(name, args, kwargs)
+        if target is operator.getitem and isinstance(args[0], tuple):
+            return args[0][args[1]]
+        if target is operator.getitem and isinstance(args[0], Parts) and not node.users:
+            return None  # of several results one that is not asked for
+        if target in ("to", "float", "double") and isinstance(args[0], Parts):
+            wanted = [one for one in args if one != torch.device("cpu")]
+            return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
+        special = self._shape(target, args) if len(args) >= 1 else None
+        if special is not None:
+            return special
+        known = ROWWISE_FUNCTIONS if node.op == "call_function" else ROWWISE_METHODS
+        if target not in known:
+            values = [a for a in leaves_of((args, kwargs)) if isinstance(a, (Value, Parts))]
+            if values or node.op == "call_method":
+                raise ModelError(f"{name} is not supported: it is not known to work row by row")
+        return self._apply(name, target, node.op == "call_method", args, kwargs)
+
+    def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
+        """Rows in the type that they have, where they are."""
+        dtype, wanted = self._assembly.setting.dtype, [*args[1:], *kwargs.values()]
+        wanted += [{"float": torch.float32, "double": torch.float64}.get(name, dtype)]
+        if any(one not in (dtype, torch.device("cpu")) for one in wanted):
+            raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
+        rows: Value = args[0]
+        return rows
+
+    def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
+        """Whole numbers that a function makes of features as they are in the store."""
+        if not _is_of_features(source):
+            raise ModelError(f"{name}: whole numbers are taken of the store's features, as they are, alone")
+
+        def side_by_side(rows: Tensor) -> Tensor:
+            return function(rows).to(rows.dtype).reshape(len(rows), -1)
+
+        tail = function(torch.zeros(1, *source.tail)).shape[1:]
+        return Codes(self._assembly.unlearnt(name, side_by_side, [source], whole=True), tuple(tail))
+
+    def _joined(self, found: Sequence[Value], aggr: str) -> Value:
+        """What rows get over several types of edges, put together."""
+        if aggr in ("sum", "mean") and len(set(found)) == len(found) and all(len(one.tail) == 1 for one in found):
+            factor = 1.0 if aggr == "sum" else 1.0 / len(found)
+            return self._assembly.sum([(factor, one) for one in found])
+
+        def joined(*rows: Tensor) -> Any:
+            return join_relations(list(rows), aggr)
+
+        return self._assembly.rowwise(f"HeteroConv's {aggr}", joined, found)
+
+    def _beside(self, results: Sequence[Any]) -> Value:
+        """A model's results side by side; of them, so many columns each."""
+        for number, result in enumerate(results):
+            if not isinstance(result, Value) or len(result.tail) != 1:
+                raise ModelError(f"result {number} of forward of {self._name} is not one row of numbers a node")
+        self._assembly.result_columns = tuple(result.columns for result in results)
+        return self._assembly.rowwise("the results", lambda *rows: torch.cat(rows, dim=1), results)
+
+    def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
+        """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
+        rows = key[0] if isinstance(key, (tuple, list)) and key else key
+        if not isinstance(source, Value) or not isinstance(rows, slice):
+            return
+        bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.num_rows(source)
+        if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
+            raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
+
+    def _dropout(
+        self, input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
+    ) -> Value:
+        if not isinstance(input, Value):
+            raise ModelError("dropout of something that is no matrix of rows is not supported")
+        drops = training and train
+        if drops and p and not self._assembly.setting.training:
+            raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
+        return self._assembly.dropout(input, float(p)) if drops else input
+
+    def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """ReLU or LeakyReLU of a value; None for anything else."""
+        if target in (F.relu, torch.relu, "relu"):
+            given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
+        elif target is F.leaky_relu:
+            given = inspect.signature(lambda input, negative_slope=0.01, inplace=False: None).bind(*args, **kwargs)
+        else:
+            return None
+        given.apply_defaults()
+        source, slope = given.arguments["input"], given.arguments.get("negative_slope")
+        return self._assembly.rectified(source, slope) if isinstance(source, Value) else None
+
+    def _shape(self, target: Any, args: list[Any]) -> Any:
+        """What the shape, type and parts of a value are; None for any other question."""
+        first, rest = args[0], args[1:]
+        if isinstance(first, Value):
+            if target == "size" or (target is getattr and rest[0] == "shape"):
+                sizes = (RowCount(), *first.tail)
+                return sizes[rest[0]] if target == "size" and rest else sizes
+            if target == "dim" or (target is getattr and rest[0] == "ndim"):
+                return 1 + len(first.tail)
+            if target is getattr:
+                fixed = {"dtype": self._assembly.setting.dtype, "device": torch.device("cpu")}
+                if rest[0] not in fixed:
+                    raise ModelError(f"the attribute {rest[0]} of a matrix of rows is not supported")
+                return fixed[rest[0]]
+        if isinstance(first, Parts) and target in (operator.getitem, getattr):
+            of, key = first.function, rest[0]
+            return self._rows_or_parts(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
+        return None
+
+    def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
+        leaves = leaves_of((args, kwargs))
+        rows = [leaf.rows if isinstance(leaf, Codes) else leaf for leaf in leaves]
+        rows += [value for leaf in leaves if isinstance(leaf, Parts) for value in leaf.inputs]
+        values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
+        free = [leaf for leaf in leaves if isinstance(leaf, (Free, Parts))]
+        parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
+        of_module = isinstance(target, nn.Module)
+        if of_module:
+            parameters = tuple(dict.fromkeys((*parameters, *target.parameters())))
+
+        def function(*tensors: Tensor) -> Any:
+            given = dict(zip(values, tensors, strict=True))
+
+            def replaced(leaf: Any) -> Any:
+                if isinstance(leaf, Value):
+                    return given[leaf]
+                if isinstance(leaf, Codes):
+                    return leaf.of(given[leaf.rows])
+                if isinstance(leaf, Parts):
+                    return leaf.function(*(given[one] for one in leaf.inputs))
+                if isinstance(leaf, Free):
+                    return leaf.evaluate()
+                return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
+
+            a, k = map_aggregate((args, kwargs), replaced)
+            return getattr(a[0], target)(*a[1:], **k) if method else target(*a, **k)
+
+        if not values:
+            if any(isinstance(leaf, RowCount) for leaf in leaves):
+                raise ModelError(f"{name} computes with the number of rows, which is not supported")
+            return Free(function, parameters) if free else function()
+        summed = self._sum(target, args, kwargs)
+        if summed is not None:
+            return summed
+        heavy = of_module or target in HEAVY_FUNCTIONS
+        if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, Parts) for leaf in leaves):
+            return self._rows_or_parts(name, function, values, parameters, heavy=heavy)
+        return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+
+    def _rows_or_parts(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        values: Sequence[Value],
+        parameters: Sequence[nn.Parameter],
+        *,
+        heavy: bool = False,
+    ) -> Value | Parts:
+        """What a function of rows gives, where that is one matrix of numbers; else what it is part of."""
+        with torch.no_grad():
+            tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+        if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
+            return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+        if isinstance(tried, Tensor):
+            self._assembly.check_truths(name, function, values)
+        return Parts(name, function, tuple(values), tuple(parameters))
+
+    def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """Sums and multiples of matrices, which need nothing kept for their gradients."""
+        if kwargs or len(args) != 2:
+            return None
+        sign = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
+        left, right = args
+        if target in sign:
+            if isinstance(left, Value) and isinstance(right, Value):
+                if left is not right and left.tail == right.tail and len(left.tail) == 1:
+                    return self._assembly.sum([(1.0, left), (sign[target], right)])
+            elif isinstance(left, Value) and len(left.tail) == sign[target] == 1:
+                bias = _parameter(right)
+                if bias is not None and left.tail == tuple(bias.shape):
+                    return self._assembly.sum([(1.0, left)], (bias,))
+        if target in (operator.mul, torch.mul, "mul"):
+            value, factor = (left, right) if isinstance(left, Value) else (right, left)
+            if isinstance(value, Value) and len(value.tail) == 1 and isinstance(factor, (int, float)):
+                return self._assembly.sum([(float(factor), value)])
+        return None
+
+    # ---- arguments ---------------------------------------------------------------------------------------
+
+    def _arguments(self, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = map_aggregate((node.args, node.kwargs), self._look_up)
+        return list(args), dict(kwargs)
+
+    def _look_up(self, leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        if leaf not in self.known:
+            raise ModelError(f"{leaf.name} is kept from an earlier forward pass, which is not supported")
+        return self.known[leaf]
+
+    def _check_in_place(self, node: fx.Node, name: str, in_place: bool) -> None:
+        """Writing into a matrix is the same as making a new one only where nobody looks at the old one again."""
+        if not in_place:
+            return
+        operand = node.args[0] if node.args else node.kwargs.get("input")
+        kept = Value, OfEdges, EdgeInput, Graph
+        if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
+            return
+        memory = self._memory[operand]
+        shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
+        alike = (other for other in self._memory if memory & self._memory[other])
+        if shared or any(user > node for other in alike for user in other.users):
+            raise ModelError(f"{name} writes into a matrix that is used again; use it without in-place")
+
+    def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Of those whose memory the result of ``node`` may be, itself if it is new."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        written = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
+        viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
+        inputs = node.all_input_nodes
+        if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):
+            return frozenset([node])
+        return frozenset(other for one in inputs for other in self._memory[one])
+
+
+def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
+    """A method by its name, or a function, of ``rows``."""
+    return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
+
+
+def _is_of_features(value: Value) -> bool:
+    """Whether it comes of the store's features, of no parameter and of nothing that is drawn."""
+    of_others = isinstance(value, (Rowwise, Sum, Dense)) and not value.parameters
+    return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
+
+
+def _step_of_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
+    """A step of an ``EdgeInput``: some columns, whole numbers of these, or which of the columns is largest."""
+    if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
+        rows, columns = args[0]
+        return ("__getitem__", ((rows, columns),)) if rows == slice(None) and type(columns) in (int, slice) else None
+    if target == "long" and not args and not kwargs:
+        return "long", ()
+    dim = kwargs.get("dim", args[0] if args else None)
+    return ("argmax", (dim,)) if target in ("argmax", torch.argmax) and dim in (1, -1) and len(args) < 2 else None
+
+
+def _remedy(result: Any) -> str:
+    """What to write where this is no matrix of rows."""
+    if isinstance(result, dict):
+        return "; return the matrices of rows as a tuple, the one that is scored first"
+    if isinstance(result, (tuple, list)):
+        return "; return one matrix, or with a loss of your own a tuple of matrices, the one that is scored first"
+    return ""
+
+
+def _parameter(argument: Any) -> Any:
+    """The parameter that an argument stands for, if it is one."""
+    if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
+        return argument.parameters[0]
+    return None
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """What an argument contains, through lists, tuples, dictionaries and slices."""
+    found: list[Any] = []
+    map_aggregate(tree, found.append)
+    return found

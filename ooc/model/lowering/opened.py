@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolution without a formula: opened, so that of its forward no more is run as it is than what looks at edges, or
+run as a whole.
+
+It is opened where a trace can tell, unless more columns would be gathered so; and one way where the other cannot be.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import degree, scatter
+
+from ooc.errors import ModelError, OocError
+from ooc.model.layers.layer import EdgeInput, Graph, Layer, layer_of
+from ooc.model.layers.opaque import lower_opaque
+from ooc.model.layers.propagation import OfEdges, lower_propagation
+from ooc.model.lowering.assembly import Assembly, Setting
+from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
+from ooc.model.lowering.rowwise import IN_PLACE
+from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
+from ooc.model.lowering.values import Codes, RowCount, Value
+from ooc.model.lowering.whole import with_arguments
+from ooc.plan.workload import EdgeData
+
+_WIDER = 1.5
+"""Times the columns of what a convolution is given: rows of more are not gathered where it runs as a whole."""
+_ADD_UP = scatter, degree
+"""PyG's functions that make rows of edges beside ``propagate``."""
+
+Opened = tuple[nn.Module, Calls]
+"""A convolution in what gives it its arguments, and what its forward calls."""
+
+
+def lower_as_it_is(
+    conv: MessagePassing, assembly: Assembly, where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Value:
+    """What a convolution without a formula gives; ModelError where it can be run neither opened nor as a whole."""
+    layer, rows = layer_of(conv, where, args, kwargs)
+    traced = assembly.setting.traced
+    key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain))
+    if key not in traced:
+        traced[key] = _ways(layer, assembly.setting)
+    ways: list[Opened | None] = traced[key]
+
+    def by(opened: Opened | None) -> Value:
+        if opened is None:
+            return lower_opaque(conv, where, args, kwargs, assembly)
+        return _OfConvolution(opened, layer, assembly).run_on(rows)
+
+    while len(ways) > 1:
+        try:
+            with assembly.attempt():
+                return by(ways[0])
+        except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+            if isinstance(error, OocError) and not isinstance(error, ModelError):
+                raise
+            del ways[0]
+    return by(ways[0])
+
+
+def _ways(layer: Layer, setting: Setting) -> list[Opened | None]:
+    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told."""
+    try:
+        opened = _calls_of(layer, setting)
+    except Exception as error:
+        if isinstance(error, OocError) and not isinstance(error, ModelError):
+            raise
+        return [None]
+    is_wider = _gathered_columns(opened[1]) > _WIDER * sum(map(prod, layer.tails.values()))
+    return [None, opened, None] if is_wider else [opened, None]
+
+
+def _gathered_columns(calls: Calls) -> int:
+    """Of the rows that all calls together take which are put by until edges are looked at."""
+    needed, total = dict[fx.Node, set[fx.Node]](), 0
+    for node in calls.nodes:
+        of_edges = [needed[one] for one in node.all_input_nodes if one in needed]
+        if of_edges or (node.op == "placeholder" and node not in calls.columns):
+            own = {one for one in node.all_input_nodes if one in calls.columns and one not in needed}
+            needed[node] = own.union(*of_edges)
+        if node.target in ("propagate", *_ADD_UP):
+            total += sum(calls.columns[one] for one in needed.pop(node, ())) or 1
+    return total
+
+
+def _calls_of(layer: Layer, setting: Setting) -> tuple[nn.Module, Calls]:
+    """Of the layer, a convolution: what it is in, and what its forward calls."""
+    given: dict[str, Any] = {"dtype": setting.dtype, "place": torch.device("cpu")}
+    _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, **given)
+    tried = [small_rows(tail, **given) for tail in layer.tails.values()]
+    tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
+    carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs()}
+    tried += [edge_index, *(one.of(carried[one.data]) for one in layer.carried.values())]
+    names = [*layer.rows, layer.edges, *layer.carried]
+    arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
+    arguments[len(layer.rows)] = "edge_index"
+    whole = with_arguments(_Opened, arguments, layer.module, names, layer.plain)
+    rows = len(layer.rows) - len(layer.codes)
+    return whole, Calls(whole, layer.where, tried, training=setting.training, rows=rows, opened=layer.module)
+
+
+class _Opened(nn.Module):
+    """A convolution that is given so many tensors, by the ``names`` of its arguments, and what is ``plain``."""
+
+    def __init__(self, conv: MessagePassing, names: Sequence[str], plain: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.conv = conv
+        self.names, self.plain = names, plain
+
+    def call(self, *given: Tensor) -> Any:
+        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
+
+
+class _OfConvolution(Interpreter):
+    """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
+
+    def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
+        whole, self._calls = opened
+        super().__init__(whole, assembly, lower_as_it_is)
+        self._conv: MessagePassing = whole.conv
+        self._layer, self._where = layer, layer.where
+        self._steps: dict[fx.Node, OfEdges] = {}
+
+    def run_on(self, rows: Sequence[Value]) -> Value:
+        """What it gives for these, which count as what it is given."""
+        layer, assembly = self._layer, self._assembly
+        given = dict(zip(layer.rows, rows, strict=True))
+        codes = {name: Codes(given[name], layer.tails[name]) for name in layer.codes}
+        convolved = [*assembly.convolved, assembly.matrix(self._where, rows[:1])]
+        result = self.run(self._calls, [*(given | codes).values(), Graph(layer.flipped), *layer.carried.values()])
+        assembly.convolved[:] = convolved
+        return result
+
+    def _result(self, node: fx.Node) -> Any:
+        found = leaves_of([self.known[one] for one in node.all_input_nodes])
+        if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
+            return super()._result(node)
+        step = self._step(node)
+        adds_up = step.target in _ADD_UP and RowCount() in (*step.args[1:], *step.kwargs.values())
+        if step.target != "propagate" and not adds_up:
+            return step
+        rows = next(one for one in self.known.values() if isinstance(one, Value))
+        return lower_propagation(self._conv, self._where, step, rows, self._assembly)
+
+    def _step(self, node: fx.Node) -> OfEdges:
+        """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""
+
+        def given(one: fx.Node) -> Any:
+            return self._step(one) if isinstance(self.known[one], Free) else self.known[one]
+
+        if node not in self._steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+            module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+            in_place = node.target in IN_PLACE or writes_in_place(node.op, node.target)
+            in_place = in_place or bool(kwargs.get("inplace") or getattr(module, "inplace", False))
+            self._check_in_place(node, self._where, in_place)
+            self._steps[node] = OfEdges(len(self._steps), node.op, node.target, args, kwargs)
+        return self._steps[node]
