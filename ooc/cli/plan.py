@@ -187,7 +187,7 @@ def _planning(
     settings = TrainSettings(store=graph or str(getattr(found, "path", "")), **options)
     check_links(settings)
     machine = None if hardware is None else load_hardware(hardware)
-    together = Ranks(count=processes, local_count=processes)
+    together = Ranks(count=processes)
     return Planning(settings, found, machine, () if no_savings else tuple(Saving), together)
 
 

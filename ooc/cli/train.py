@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from ooc.cli.arguments.settings import (
     with_one_memory,
 )
 from ooc.cli.report import PAGE_SUFFIXES
-from ooc.errors import OocError, OptionError, RankError, TrainingError
+from ooc.errors import OocError, OptionError, RankError, SpillError, StoreError, TrainingError
 from ooc.progress.reporter import Verbosity
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def command(
 
     with silent_where_told(context, ranks):
         run, settings = opened() if ranks is None else ranks.told(opened)
+        if ranks is not None:
+            settings = _of_this_process(settings, store, options)
         from ooc.cli.training import Call, train
 
         shown = Verbosity.ERROR if as_json or (ranks is not None and ranks.rank) else verbosity
@@ -176,6 +178,14 @@ def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, op
     return SeedRuns.create(path, seeds, config), settings
 
 
+def _of_this_process(settings: TrainSettings, store: str | None, options: dict[str, Any]) -> TrainSettings:
+    """What the first process trains, with the files that this one was given: on another machine they may be
+    elsewhere."""
+    given: dict[str, Any] = {"store": store, **{name: options[name] for name in ("spill_dir", "links")}}
+    own: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in given.items() if path is not None}
+    return replace(settings, **own)
+
+
 def _is_given(context: click.Context, name: str) -> bool:
     """Whether a run that is gone on with is asked for this: of the environment only what changes no result counts."""
     match context.get_parameter_source(name):
@@ -207,20 +217,21 @@ def ranks_of_environment() -> "Ranks | None":
 @contextmanager
 def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
     """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
-    where all find the same, as a loss that is no number. Others than the first say who they are."""
+    of a machine where all find the same, as a loss that is no number. Others than the first say who they are, and so
+    does it of files, which may be its machine's alone."""
     try:
         yield
     except (RankError, TrainingError) as error:
-        is_told = error.is_told if isinstance(error, RankError) else ranks is not None and ranks.rank > 0
+        is_told = error.is_told if isinstance(error, RankError) else ranks is not None and not ranks.is_first_here
         if not is_told:
             raise
         context.exit(EXIT_ERROR)
     except BaseException as error:
         if ranks is not None:
             ranks.failed()
-            if ranks.rank and isinstance(error, OocError | OSError):
+            if isinstance(error, (OocError, OSError) if ranks.rank else (OSError, SpillError, StoreError)):
                 why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-                raise OocError(f"rank {ranks.rank}: {why}") from error
+                raise OocError(f"{ranks.name(ranks.rank)}: {why}") from error
         raise
 
 

@@ -139,8 +139,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
     made = partial(_trainer, run, settings, relay)
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = trainer.report(settings.eval_every)
-        last = run.last()
-        done = 0 if last is None else int(last["epoch"])
+        done = trainer.ranks.told(lambda: _epochs_done(run))
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, verbosity)
         if call.as_json and call.is_first:
@@ -174,6 +173,11 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         print_outcome(
             run.records(), report, output(), metric=trainer.metric, store_bytes=trainer.store.nbytes, run=run.path
         )
+
+
+def _epochs_done(run: RunFolder) -> int:
+    last = run.last()
+    return 0 if last is None else int(last["epoch"])
 
 
 def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:

@@ -294,16 +294,18 @@ class Exchange:
             self._sender.shutdown(cancel_futures=True)
             self._sender = None
 
-    def gathered_rows(self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype, space: str) -> Iterator[Tensor]:
-        """Rows of a matrix, block by block as each process has its own, for the first one. All have to go through it,
-        of whom the others get nothing."""
+    def gathered_rows(
+        self, own: Iterator[Tensor], grid: Grid, dtype: torch.dtype, space: str, to: int
+    ) -> Iterator[Tensor]:
+        """Rows of a matrix, block by block as each process has its own, for one of them. All have to go through it, of
+        whom the others get nothing."""
         ranks = self.ranks
         for rank, share in enumerate(self._shares[space]):
             for _, rows in blocks_of(share, grid):
                 block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
-                if rank:
-                    ranks.hand_on(block.view(torch.uint8), rank, 0)
-                if ranks.rank == 0:
+                if rank != to:
+                    ranks.hand_on(block.view(torch.uint8), rank, to)
+                if ranks.rank == to:
                     yield block
 
     def of_all(self, own: float) -> list[float]:

@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def keep_aggregation(
     if shutil.disk_usage(store.path).free < _FREE_SHARE * rows * columns * dtype.itemsize:
         return False
     _remove_abandoned(store)
-    temporary = f"{name}.partial-{os.getpid()}"
+    temporary = f"{name}{_partial(os.getpid())}"
     try:
         stamp = _stamp(store, scaling)
         store.check_unreplaced()
@@ -83,10 +83,15 @@ def keep_aggregation(
 
 
 def _remove_abandoned(store: Store) -> None:
-    """Remove what processes that are no more have left half-written."""
-    for left in (store.path / GROUP).glob("*.partial-*"):
+    """Remove what processes of this machine that are no more have left half-written."""
+    for left in (store.path / GROUP).glob(f"*{_partial('*')}"):
         if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _partial(process: int | str) -> str:
+    """How the name of what a process writes ends; other machines may see the same store."""
+    return f".partial-{socket.gethostname()}-{process}"
 
 
 def _name(scaling: AnyScaling, dtype: torch.dtype) -> str:
@@ -102,5 +107,4 @@ def _stamp(store: Store, scaling: AnyScaling) -> dict[str, int]:
     names += [f"{side}/self_loops"] if store.self_loops(side) else []
     if scaling.weighted:
         names.append(f"{side}/{EDGE_WEIGHT}")
-    sums = {name: int(google_crc32c.value(store.array(name).checksums().tobytes())) for name in names}
-    return {"form": _FORM, **sums}
+    return {"form": _FORM, **{name: store.checksum(name) for name in names}}

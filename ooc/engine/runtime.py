@@ -308,12 +308,16 @@ class Runtime:
             if Fault.UNSORTED in faults:
                 raise StoreError(UNSORTED)
 
-    def read_rows(self, name: str) -> Iterator[Tensor]:
-        """A constant matrix, row block by row block, for those who want a copy of it: of several processes the first
-        gets what all have, and all have to ask. No program may be running."""
+    def read_rows(self, name: str, to: int = 0) -> Iterator[Tensor]:
+        """A constant matrix, row block by row block, for those who want a copy of it: of several processes the one with
+        the number ``to`` gets what all have, and all have to ask. No program may be running."""
         grid, exchange = self.matrices[name].grid, self.exchange
-        blocks, space = self._read_own_rows(name, self.plan.own(name, grid.rows)), self.plan.matrices[name].matrix.space
-        return blocks if exchange is None else exchange.gathered_rows(blocks, grid, self.matrices[name].dtype, space)
+        blocks = self._read_own_rows(name, self.plan.own(name, grid.rows))
+        if exchange is None:
+            return blocks
+        return exchange.gathered_rows(
+            blocks, grid, self.matrices[name].dtype, self.plan.matrices[name].matrix.space, to
+        )
 
     def _read_own_rows(self, name: str, own: range) -> Iterator[Tensor]:
         matrix = self.matrices[name]

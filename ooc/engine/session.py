@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ooc.engine.exchange import Exchange, joined_checksum
 from ooc.engine.executor import run_program
-from ooc.engine.first_aggregation import keep_aggregation
+from ooc.engine.first_aggregation import find_aggregation, keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord, Taken
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
@@ -123,14 +123,15 @@ class Session:
 
     def check_disk(self, beside: int = 0) -> None:
         """Raise BudgetError when scratch data will not fit where it goes, with so many bytes of an embedding that are
-        going to lie ``beside`` it; a spill folder that is missing is made. Of several processes the first says so for
-        all, whose folder is taken to be one."""
+        going to lie ``beside`` it; a spill folder that is missing is made. Of several processes each looks for all of
+        its machine, whose folder is taken to be one."""
         needed, exchange = self._prepared.plan.spill_bytes, self._prepared.exchange
         if exchange is None:
             self._check_disk(needed, beside)
         else:
-            together = int(sum(exchange.of_all(needed)))
-            exchange.ranks.told(lambda: self._check_disk(together, beside))
+            ranks, of_all = exchange.ranks, exchange.of_all(needed)
+            together = int(sum(of_all[rank] for rank in ranks.here))
+            ranks.all_of(lambda: self._check_disk(together, beside))
 
     def _check_disk(self, needed: int, beside: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())
@@ -148,7 +149,7 @@ class Session:
 
     def _prepare(self, runtime: Runtime) -> None:
         """Compute the first aggregation, and keep it in the store for later runs; of several processes the first does
-        that, to whom the others send their rows."""
+        that, and of other machines the first whose store has none by then, to whom the others send their rows."""
         if not self._prepared.steps["prepare"]:
             return
         self.run("prepare", "first aggregation")
@@ -160,14 +161,22 @@ class Session:
 
     def _kept(self, scaling: AnyScaling, runtime: Runtime, name: str) -> bool:
         """Keep matrix ``name``; whether this process did."""
-        grid, blocks, exchange = runtime.matrices[name].grid, runtime.read_rows(name), runtime.exchange
-        try:
-            is_writer = exchange is None or exchange.ranks.rank == 0
-            shape = grid.rows, grid.columns
-            return is_writer and keep_aggregation(self._store, scaling, runtime.dtype, shape, blocks)
-        finally:
-            if exchange is not None:
+        grid, exchange = runtime.matrices[name].grid, runtime.exchange
+        shape = grid.rows, grid.columns
+        if exchange is None:
+            return keep_aggregation(self._store, scaling, runtime.dtype, shape, runtime.read_rows(name))
+        is_kept = False
+        for writer in exchange.ranks.first_of_machines:
+            is_lacking = find_aggregation(self._store, scaling, runtime.dtype) is None
+            if not exchange.of_all(is_lacking)[writer]:  # it was kept before, or in a store that several machines see
+                continue
+            blocks = runtime.read_rows(name, to=writer)
+            try:
+                if exchange.ranks.rank == writer:
+                    is_kept = keep_aggregation(self._store, scaling, runtime.dtype, shape, blocks)
+            finally:
                 deque(blocks, maxlen=0)  # the others send theirs, whatever becomes of them
+        return is_kept
 
     @torch.no_grad()
     def run(self, program: str, task: str, recorder: EpochRecorder | None = None) -> None:

@@ -8,19 +8,22 @@ in an order that depends on it.
 Whether they are alive they tell each other by the store that they have met in: each counts up a number of its own
 there, on a thread, whatever it computes or waits for. One that is slow goes on counting and is waited for. One whose
 number stands still has been killed or stopped, or cannot be reached; whoever finds that out first says so in the store,
-and all stop.
+and all stop. What has gone wrong one process of every machine says.
 """
 
 import atexit
+import json
 import os
 import pickle
+import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic, perf_counter, sleep
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -41,6 +44,53 @@ threads wait for seconds."""
 _BROKEN_BEATS = 3
 """The same where a connection has broken: somebody has gone, and it is only asked who."""
 _VERDICT = "verdict"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_INTERFACES = "GLOO_SOCKET_IFNAME"
+"""What names the networks' interfaces that gloo is to send by."""
+
+
+class Place(NamedTuple):
+    """Where a process runs: the machine's ``host`` name, what tells it from others of that name, and the ``address``
+    that the name has there."""
+
+    host: str = ""
+    boot: str = ""
+    address: str = ""
+
+    @classmethod
+    def here(cls) -> Self:
+        """This machine."""
+        host = socket.gethostname()
+        try:
+            address = socket.gethostbyname(host)
+        except OSError:
+            address = "no address"
+        return cls(host, _BOOT.read_text().strip() if _BOOT.exists() else "", address)
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """What processes of one machine have in common."""
+        return self.host, self.boot
+
+
+class Machines:
+    """Which machine every process runs on, as its ``places`` by rank say."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._machines, self._hosts = [place.machine for place in places], [place.host for place in places]
+
+    def here(self, rank: int) -> list[int]:
+        """Those on the machine of process ``rank``."""
+        return [other for other, machine in enumerate(self._machines) if machine == self._machines[rank]]
+
+    def name(self, rank: int) -> str:
+        """The process, for people; where there are several machines with the one that it runs on."""
+        return f"rank {rank} ({self._hosts[rank]})" if len({*self._machines}) > 1 else f"rank {rank}"
+
+    def is_told(self, by: int, to: int) -> bool:
+        """Whether another process than ``to`` says on its machine what went wrong, of which ``by`` says it first."""
+        here = self.here(to)
+        return to != (by if by in here else here[0])
 
 
 def meet(store: Store, rank: int, count: int, within: timedelta) -> None:
@@ -57,10 +107,11 @@ def meet(store: Store, rank: int, count: int, within: timedelta) -> None:
 
 
 class Heartbeat:
-    """That of process ``rank``, and what is known of the ``count`` of them, who have met in ``store``."""
+    """That of process ``rank``, and what is known of the ``count`` of them, who have met in ``store``, on
+    ``machines``."""
 
-    def __init__(self, store: Store, rank: int, count: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, store: Store, rank: int, count: int, machines: Machines) -> None:
+        self._store, self._rank, self._machines = store, rank, machines
         self._silent = {other: 0 for other in range(count) if other != rank}
         self._rounds = self._rounds_seen = self._unheard = 0
         self._is_lost = False
@@ -75,7 +126,7 @@ class Heartbeat:
         if self._verdict is None:
             return
         by, of, what = self._verdict
-        raise RankError(f"rank {of} {what}", is_told=by != self._rank)
+        raise RankError(f"{self._machines.name(of)} {what}", is_told=self._machines.is_told(by, self._rank))
 
     def check_waiting(self) -> None:
         """The same, once a beat, of who waits; RankError, too, where the store is not to be reached."""
@@ -151,7 +202,7 @@ _PROBING_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process is number ``rank`` of ``count``, ``local_count`` of them on this machine.
+    """This process is number ``rank`` of ``count``. ``machines``: where they run (None: all on one).
 
     What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile. Whoever
     waits raises RankError once another process is known to have failed, gone or stopped.
@@ -159,10 +210,39 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
-    local_count: int = 1
+    machines: Machines | None = None
     heartbeat: Heartbeat | None = None
     group: Any = None
     beside: Any = None
+
+    @property
+    def here(self) -> Sequence[int]:
+        """Those on this machine."""
+        return range(self.count) if self.machines is None else self.machines.here(self.rank)
+
+    @property
+    def local_count(self) -> int:
+        """How many run on this machine."""
+        return len(self.here)
+
+    @property
+    def first_of_machines(self) -> Sequence[int]:
+        """The first of every machine."""
+        return [0] if self.machines is None else sorted({self.machines.here(rank)[0] for rank in range(self.count)})
+
+    @property
+    def is_first_here(self) -> bool:
+        """Whether it is the first of its machine."""
+        return self.rank == self.here[0]
+
+    @property
+    def have_met(self) -> bool:
+        """Whether they are there, and not only planned for."""
+        return self.count > 1 and self.heartbeat is not None
+
+    def name(self, rank: int) -> str:
+        """A process, for people."""
+        return f"rank {rank}" if self.machines is None else self.machines.name(rank)
 
     @classmethod
     def of_environment(cls, within: timedelta = MEETING) -> Self:
@@ -190,18 +270,18 @@ class Ranks:
             met, rank, _ = next(rendezvous("env://", world_size=1, timeout=within))  # no waiting for all yet
             # torchrun keeps its store when it starts processes anew; where those of before listened is not asked.
             store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", met)
-            meet(store, rank, count, within)
+            places = _places(store, rank, count, within)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=within)
         else:
             if dist.get_backend() not in ("gloo", "mpi"):
                 raise OptionError(f"batches are trained on the CPU, and the process group is of {dist.get_backend()}")
             rank, count, store = dist.get_rank(), dist.get_world_size(), PrefixStore("ooc", _get_default_store())
-            meet(store, rank, count, within)
+            places = _places(store, rank, count, within)
         groups = [dist.new_group(backend="gloo", timeout=within) for _ in range(2)]
         for group in groups:
             group._get_backend(torch.device("cpu"))._set_default_timeout(_UNLIMITED)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", count))
-        return cls(rank, count, local, Heartbeat(store, rank, count) if count > 1 else None, *groups)
+        machines = Machines(places)
+        return cls(rank, count, machines, Heartbeat(store, rank, count, machines) if count > 1 else None, *groups)
 
     def told(self, make: Callable[[], T]) -> T:
         """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
@@ -220,13 +300,33 @@ class Ranks:
             made = make()
         except Exception as error:
             failure = error
-        failed = self.gathered(torch.tensor([failure is not None]))
-        first = next((rank for rank, has_failed in enumerate(failed) if has_failed), None)
-        if first is None:
+        try:
+            state = 0 if failure is None else 1 if isinstance(failure, RankError) else 2  # 1: told of another's
+            states = [int(state) for state in self.gathered(torch.tensor([state]))]
+        except RankError:  # the others are amid something else, which has ended so
+            if failure is not None:
+                raise failure from None
+            raise
+        if not any(states):
             return cast(T, made)
-        if failure is not None and first == self.rank:
+        first = states.index(max(states))
+        why = str(self.sent(str(failure), first))
+        if failure is not None and (first == self.rank or isinstance(failure, RankError)):
             raise failure
-        raise RankError(f"rank {first} has failed", is_told=True)
+        is_told = self.machines is None or self.machines.is_told(first, self.rank)
+        raise RankError(f"{self.name(first)} has failed: {why}", is_told=is_told)
+
+    def check_alike(self, own: Mapping[str, Any], what: str) -> None:
+        """OptionError for the first that has something else under one of these names than the first of all, RankError
+        for the others; ``what`` it is all of."""
+        first = self.told(lambda: own)
+
+        def check() -> None:
+            differs = [name for name in {**first, **own} if first.get(name) != own.get(name)]
+            if differs:
+                raise OptionError(f"{what} is not that of {self.name(0)}: it differs in {', '.join(differs[:4])}")
+
+        self.all_of(check)
 
     def gathered(self, own: Tensor) -> Sequence[Tensor]:
         """``own`` [n] of every process, in their order."""
@@ -321,6 +421,22 @@ class Ranks:
         except RuntimeError as error:
             self.heartbeat.find_gone()
             raise RankError(f"another process has gone: {' '.join(str(error).split())[:120]}") from error
+
+
+def _places(store: Store, rank: int, count: int, within: timedelta) -> list[Place]:
+    """Where all of them run, once they have met. RankError where others cannot reach this or another machine by its
+    name, which is what gloo goes by unless it is told otherwise."""
+    store.set(f"place/{rank}", json.dumps([*Place.here(), os.environ.get(_INTERFACES, "")]))
+    meet(store, rank, count, within)
+    found = [json.loads(store.get(f"place/{other}")) for other in range(count)]
+    places, machines = [Place(*place) for *place, _ in found], Machines([Place(*place) for *place, _ in found])
+    for other, place in enumerate(places):
+        is_reached = found[other][-1] or not place.address.startswith(("127.", "no "))
+        if len(machines.here(other)) < count and not is_reached:
+            why = f"there the name {place.host} has {place.address}, by which no other machine reaches it"
+            text = f"{machines.name(other)}: {why}; set {_INTERFACES} to the network's interface (ip -brief address)"
+            raise RankError(text, is_told=machines.is_told(0, rank))
+    return places
 
 
 _met: list[Any] = []

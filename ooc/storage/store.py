@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +31,8 @@ understands."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20
+_OF_THE_MAKING = ("name", "created", "source")
+"""Attributes in which a store and another one of the same contents may differ."""
 _COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_self_loops")
 
 
@@ -294,6 +297,16 @@ class Store:
     def nbytes(self) -> int:
         """Bytes of all files of the store, as they are on disk."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells its contents from those of another store: what its attributes say of them, and by array a checksum
+        over those of the chunks. Equal for a copy, and for another conversion to the same bytes."""
+        said = {name: value for name, value in self.attributes.items() if name not in _OF_THE_MAKING}
+        return said | {name: self.checksum(name) if self.array(name).has_checksums else None for name in self.arrays()}
+
+    def checksum(self, name: str) -> int:
+        """Over the checksums of an array's chunks."""
+        return int(google_crc32c.value(self.array(name).checksums().tobytes()))
 
     @property
     def split_sizes(self) -> dict[str, int]:

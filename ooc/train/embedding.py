@@ -9,7 +9,9 @@ N nodes, D columns.
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 from zlib import crc32
 
@@ -173,6 +175,8 @@ class LearntRows:
         if self._folder is None and self._ranks.local_count < self._ranks.count:
             raise OptionError("processes of several machines have an embedding in the folder of a run; give out=")
         paths = self._ranks.told(lambda: self._make_files(scratch, steps_unsaved))
+        if self._folder is not None and self._ranks.local_count < self._ranks.count:
+            self._check_shared(self._folder)
         for name, array in self.arrays.items():
             array.paths = paths[name]
             if self._folder is None and self._ranks.rank:  # the files last as long as this process wants them
@@ -182,6 +186,18 @@ class LearntRows:
         if not self._saved:
             self._fill()
         self._open = True
+
+    def _check_shared(self, folder: Path) -> None:
+        """OptionError for a machine where this is another folder than on the first, as far as a new file tells."""
+
+        def check() -> None:
+            if not (folder / name).exists():
+                remedy = "give an out= that all machines share"
+                raise OptionError(f"{folder} is not that of {self._ranks.name(0)}, and all write to it; {remedy}")
+
+        with NamedTemporaryFile(dir=folder) if self._ranks.rank == 0 else nullcontext() as file:
+            name = self._ranks.told(lambda: "" if file is None else Path(file.name).name)
+            self._ranks.all_of(check)
 
     def _versions_kept(self, name: str, steps_unsaved: bool) -> int:
         """How many files there are of an array."""

@@ -7,13 +7,14 @@ A device that is ``None`` is the CPU throughout.
 import os
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from math import ceil, gcd
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -77,8 +78,9 @@ class Resources:
     ``spill_dtype``: the type that intermediates are rounded to between passes, wherever they wait (None: none);
     and ``device`` (None: the CPU), whose arithmetic rounds in its own way. On a device one thread launches everything.
 
-    ``ranks``: the processes that share the rows of the graph; ``link``: bytes a second that each receives of the others
-    (None: to be measured).
+    ``ranks``: the processes that share the rows of the graph, of which the machine with the least memory settles what
+    all may use; they have ``threads_by_rank``, and all plan for the most of these; ``link``: bytes a second that each
+    receives of the others (None: to be measured).
 
     ``tile_rows``: 0 until the model is known (``for_model``), unless the user says.
     """
@@ -92,6 +94,7 @@ class Resources:
     hardware: Hardware = UNMEASURED
     device: Device | None = None
     ranks: Ranks = ALONE
+    threads_by_rank: Sequence[int] = ()
     link: int | None = None
 
     @property
@@ -172,9 +175,18 @@ class Resources:
         limits, count = self.limits, ranks.local_count
         device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
         own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count, processes=count)
+        numbers = ranks.gathered(torch.tensor([own.device_bytes, own.host_bytes, self.threads]))
+        (device_bytes, host_bytes, _), threads = torch.stack([*numbers]).amin(0).tolist(), [int(n[2]) for n in numbers]
         limits, hardware, link = ranks.told(lambda: (own, self.hardware, self.link))  # then all of them plan alike
+        limits = replace(limits, device_bytes=device_bytes, host_bytes=host_bytes)
         limits = replace(limits, link_bytes_per_s=ranks.measured_link() if link is None else link)
-        return replace(self, limits=limits, hardware=hardware, ranks=ranks)
+        shared: dict[str, Any] = {"limits": limits, "hardware": hardware, "ranks": ranks, "threads": max(threads)}
+        return replace(self, **shared, threads_by_rank=threads)
+
+    @property
+    def own_threads(self) -> int:
+        """How many threads this process has, where ``threads`` are the most that any has."""
+        return min([self.threads, *self.threads_by_rank[self.ranks.rank : self.ranks.rank + 1]])
 
     @property
     def overhead_bytes(self) -> int:

@@ -64,6 +64,7 @@ from ooc.plan.program.capacity import Capacity, ExchangeForm
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction, EdgeData, EdgesKey, RelationEdges, Share
+from ooc.ranks import Ranks
 from ooc.sizes import format_size
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
@@ -267,7 +268,7 @@ class Job:
     def __post_init__(self) -> None:
         network, store, resources = self.network, self.store, self.resources
         self._learnt_arrays = {} if self.learnt is None else self.learnt.arrays
-        self._arrays = _arrays(network, store) | self._learnt_arrays
+        self._arrays = _arrays(network, store, resources.ranks) | self._learnt_arrays
         self._rows = GraphRows()
         self._spill_dtype = spill_dtype(resources, network)
         laplacian = bool(set(LAPLACIANS) & set(network.scalings))
@@ -280,7 +281,8 @@ class Job:
         )
         self._candidates: dict[frozenset[int], Candidate] = {}
         self._shares: dict[str, list[range]] = {}
-        self._speeds: Sequence[float] = [1.0] * resources.ranks.count
+        threads = resources.threads_by_rank or [1] * resources.ranks.count
+        self._speeds: Sequence[float] = [some / max(threads) for some in threads]
         self._forecast_s: dict[str, float] = {}
         """By program: what the first process was to compute."""
         self._slowness = 1.0
@@ -348,7 +350,7 @@ class Job:
             plan=plan,
             spill_dir=resources.spill_dir,
             spill_dtype=self._spill_dtype,
-            threads=resources.threads,
+            threads=resources.own_threads,
             device=resources.device,
             listener=resources.listener,
             exchange=exchange,
@@ -649,15 +651,17 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
     return EdgeCounts(edges, scattered, gathered)
 
 
-def _arrays(network: Network, store: Store) -> dict[str, Array]:
-    """The store's matrices, with the first aggregations that were kept and are of use."""
+def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
+    """The store's matrices, with the first aggregations that were kept and are of use: by all processes, each of whose
+    stores may be another one."""
     without_zeros = {"x"} if store.sparse_features is not None else set()
     names = [name for name in store_matrices(store) if store.has(name) and name not in without_zeros]
     arrays = {name: store.array(name) for name in names}
-    for scaling in network.aggregated_once:
-        kept = find_aggregation(store, scaling, network.dtype)
-        if kept is not None:
-            arrays[network.first_aggregation(scaling)] = kept
+    kept = [find_aggregation(store, scaling, network.dtype) for scaling in network.aggregated_once]
+    of_all = ranks.gathered(torch.tensor([one is not None for one in kept])) if kept and ranks.have_met else []
+    for number, (scaling, one) in enumerate(zip(network.aggregated_once, kept, strict=True)):
+        if one is not None and all(found[number] for found in of_all):
+            arrays[network.first_aggregation(scaling)] = one
     return arrays
 
 

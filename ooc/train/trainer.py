@@ -147,7 +147,8 @@ class Trainer:
         exchange = self._prepared.exchange
         if exchange is None or trained & (trained - 1):
             return
-        taken_s = exchange.of_all(sum(item.compute_s for item in record.passes))
+        a_thread = self._planned.resources.threads / self._planned.resources.own_threads  # some have fewer than planned
+        taken_s = exchange.of_all(sum(item.compute_s for item in record.passes) * a_thread)
         if not self._planned.even_out(record.passes[0].program, taken_s):
             return
         self._session.close()
@@ -454,6 +455,8 @@ class Trainer:
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
         self._converted, graph = _opened(graph, scratch, resources)
+        if ranks.count > 1:
+            ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
@@ -495,7 +498,7 @@ class Trainer:
         self._snapshot = ModelSnapshot(model)
         kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
         parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
-        self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk)
+        self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, ranks=ranks)
         held = getattr(self, "_session", None), self._learnt, self._kept, self._run
         dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
         dropped.atexit = False  # the process gives everything back by itself
@@ -504,7 +507,8 @@ class Trainer:
         """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
         job = self._job(resources)
         self._planned, self._objective = job, job.objective
-        self._resources = replace(job.resources, ranks=ALONE)  # each predicts by itself
+        by_itself: dict[str, Any] = {"ranks": ALONE, "threads": job.resources.own_threads, "threads_by_rank": ()}
+        self._resources = replace(job.resources, **by_itself)  # each predicts so
         self._prepared = job.ready()
         self._kept = job.state
         self.hardware, self.limits = job.resources.hardware, job.resources.limits

@@ -168,7 +168,10 @@ class RunFolder:
             raise
 
     def check_store(self, store: "Store") -> None:
-        """Note what store the run is on; RunError where it was begun on another one."""
+        """Note what store the run is on; RunError where it was begun on another one. The store of a process that writes
+        no run is compared to the first one's."""
+        if not self._written:
+            return
         names = ("num_nodes", "num_edges", "num_features", "num_classes", "source", "created")
         identity = {name: store.attributes[name] for name in names}
         others = {"num_edge_features": store.num_edge_features, "num_graphs": store.num_graphs}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import OptionError, RunError, TrainingError
+from ooc.ranks import ALONE, Ranks
 from ooc.storage.array import replace_file
 from ooc.storage.store import Store
 from ooc.train.embedding import Embedding, LearntRows
@@ -42,6 +43,8 @@ class TrainingState:
     kept: StateOnDisk | None = None
     """Of the optimizer, where that may be on the SSD, and whether it is there."""
     on_disk: bool = False
+    ranks: Ranks = ALONE
+    """The processes that train; the first has the run."""
     epoch: int = field(default=0, init=False)
     best: dict[str, Any] | None = field(default=None, init=False)
     stale: int = field(default=0, init=False)
@@ -128,15 +131,12 @@ class TrainingState:
     def resume(self) -> None:
         """Take up the run's last checkpoint; of a run that was stopped before the first, nothing but its options is
         there to go on with. RunError where there is no run."""
-        if self.run is None:
-            raise RunError("there is no run to go on with; give the trainer the run's folder (out)")
-        if not (self.run.resumed or self.run.has_checkpoint):
-            raise RunError(f"there is no run at {self._path} to go on with")
-        state = self.run.load(self._check)
+        on_one = self.ranks.local_count == self.ranks.count  # there each reads the file, and nothing is in memory twice
+        state, of_best = self._loaded() if on_one else self.ranks.told(self._loaded)
         if state is None:
             return
         if self.learnt is not None:
-            self.learnt.load(state.get("embedding"), (self.run.load_best() or {}).get("embedding"))
+            self.learnt.load(state.get("embedding"), of_best)
         try:
             self.model.load_state_dict(state["model"])
             _load_optimizer(self.optimizer, state["optimizer"])
@@ -149,6 +149,15 @@ class TrainingState:
             raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
         self.epoch, self.best, self.stale = epoch, best, stale
         self._saved = epoch
+
+    def _loaded(self) -> tuple[dict[str, Any] | None, object]:
+        """The checkpoint, and what the best epoch's state has of an embedding."""
+        if self.run is None:
+            raise RunError("there is no run to go on with; give the trainer the run's folder (out)")
+        if not (self.run.resumed or self.run.has_checkpoint):
+            raise RunError(f"there is no run at {self._path} to go on with")
+        state = self.run.load(self._check)
+        return state, None if self.learnt is None else (self.run.load_best() or {}).get("embedding")
 
     def _check(self, state: dict[str, Any]) -> None:
         """RunError for the checkpoint of another model or way to train, before anything is changed for it."""
