@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, layout_key
@@ -116,6 +116,14 @@ class Moves:
     def parts(self, choice: Choice) -> list[Choice]:
         """Larger frames, where a step's rows of the widest matrix are several blocks."""
         return [replace(choice, parts=choice.parts // fewer) for fewer in (2, 4, 16, 64) if choice.parts % fewer == 0]
+
+    def of_one_source(self, choice: Choice) -> list[Choice]:
+        """One source that an epoch pulls held otherwise, though there may be others of its shape; first of all what is
+        given up, or no longer, to spare writes."""
+        pulls = filter(None, (stage.pull for stage in self.workload.programs["train"]))
+        groups = [[name] for name in sorted({pull.source for pull in pulls})]
+        held = [[*self.direct(choice, group), *self.overlap_last(choice, group)] for group in groups]
+        return [replace(choice, spare_writes=not choice.spare_writes), *chain(*held)]
 
     # ---- where to begin ------------------------------------------------------------------------------------
 

@@ -14,18 +14,16 @@ steps, so there a few candidates are simulated.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, combinations
+from itertools import accumulate, combinations
 
 from ooc.errors import BudgetError
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout.passes import shuffles_in
-from ooc.plan.moves import Moves
 from ooc.plan.problem import Goal, Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
-from ooc.plan.simulate.simulator import simulate
-from ooc.plan.solver import PlannedLayout, solve, solve_from_one_width
+from ooc.plan.solver import PlannedLayout, simulated_best, solve
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
@@ -34,8 +32,6 @@ _MARGIN = 0.2
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""
-_MOST_STEPS = 20_000
-"""Of all programs that are simulated for one plan to find where to go on from, and then on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,48 +74,6 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> Plann
         raise BudgetError(_excess(least, limits))
     within = solve(Problem(workload, limits, hardware, Goal.EXCESS_WRITES))
     return within if within.plan.ssd_write_bytes <= limit else fewest
-
-
-def simulated_best(best: PlannedLayout) -> Plan:
-    """The plan of ``best``, or of another candidate whose simulated epoch is shorter; and from the best of these on of
-    whatever single steps of one source lead to.
-
-    On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
-    forecasts stands. So it does with a limit on what is written, which other candidates may pass.
-    """
-    problem = best.problem
-    if not problem.hardware.has_device_memory or problem.limits.ssd_write_bytes is not None:
-        return best.plan
-    other = solve_from_one_width(best)
-    if other is not None and other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
-        best, other = other, best
-    most = _MOST_STEPS // max(1, len(best.plan.unrolled["train"].steps)) - 1
-    if most < 1:
-        return best.plan
-
-    def epoch_s(one: PlannedLayout) -> float:
-        return simulate(one.plan, problem.workload, problem.hardware).epoch_s
-
-    others = [one for one in (other, *best.others) if one is not None][:most]
-    found = (replace(best, choice=one.choice, layout=one.layout) for one in others)
-    least_s, _, fastest = min((epoch_s(one), number, one) for number, one in enumerate(chain([best], found)))
-    tried, left = {id(one.layout) for one in (best, *others)}, _MOST_STEPS
-    centre: PlannedLayout | None = None
-    moves = Moves(problem)
-    sources = sorted({stage.pull.source for stage in problem.workload.programs["train"] if stage.pull})
-    while fastest is not centre:
-        centre, choice = fastest, fastest.choice
-        steps = [way(choice, [name]) for name in sources for way in (moves.direct, moves.overlap_last)]
-        nearby = [replace(choice, spare_writes=not choice.spare_writes), *chain(*steps)]
-        for one in filter(None, map(problem.candidate, nearby)):
-            if left > 0 and id(one.layout) not in tried:
-                tried.add(id(one.layout))
-                planned = replace(best, choice=one.choice, layout=one.layout)
-                left -= len(planned.plan.unrolled["train"].steps)
-                if (seconds := epoch_s(planned)) < least_s:
-                    fastest, least_s = planned, seconds
-                    break
-    return fastest.plan
 
 
 def _excess(plan: Plan, limits: Limits) -> str:

@@ -9,7 +9,8 @@ is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) sa
 *Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
 
 *Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), what it waits for other processes included, behind bytes
-written to the SSD where they count.
+written to the SSD where they count. On a device with memory of its own, among the best of these: simulated seconds
+(``ooc.plan.simulate``), of states that lead to others by steps of single sources.
 
 *Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 

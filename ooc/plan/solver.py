@@ -4,7 +4,8 @@
 A descent goes to whatever makes the cost smaller, sources of one shape together, until no change helps; at the end of
 the best one, single sources are tried whole. It begins with the least memory (narrow slabs, one buffer each), with the
 tallest blocks that leave room for other things; on the CPU once more with taller steps, as long as steps have too few
-tiles for all threads; and on a device, where it is asked for, with slabs of one width.
+tiles for all threads; and on a device, where it is asked for, with slabs of one width. There, epochs of the ends are
+simulated, and so is what steps of single sources lead to from the best one on, until none makes the epoch shorter.
 
 How long a plan takes to make goes by the number of blocks, so blocks are as tall as memory allows: where it does not,
 the first slabs of what is gathered go by way of blocks like the others (``SlabChoice.direct``) before blocks
@@ -20,11 +21,14 @@ from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout
+from ooc.plan.layout.passes import ColumnPass, RowPass, column_step_rows
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import WHOLE, Candidate, Problem
 from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import blocks_in, frames_needed
 from ooc.plan.program.plan import Plan
+from ooc.plan.program.program import EPOCH
+from ooc.plan.simulate.simulator import simulate
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
@@ -43,6 +47,8 @@ _SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, parts) for parts in (4, 16, 64
 _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
 _ROUNDS = 3
+_SIMULATED_STEPS = 20_000
+"""Of all epochs that are simulated for one plan to find where to go on from, and then on the way."""
 _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
 differ: those with equal ones mostly differ in what makes no difference."""
@@ -63,6 +69,20 @@ class PlannedLayout:
     @cached_property
     def plan(self) -> Plan:
         return build_plan(self.layout, self.problem.capacity)
+
+    @cached_property
+    def simulated_s(self) -> float:
+        """Seconds of an epoch by the simulator."""
+        epoch = build_plan(self.layout, self.problem.capacity, epoch_only=True)
+        return simulate(epoch, self.problem.workload, self.problem.hardware).epoch_s
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch, but for those that processes share: so long does it take to simulate."""
+        passes, matrices, height = self.layout.programs[EPOCH], self.layout.matrices, self.layout.step_rows
+        columns = [item for item in passes if isinstance(item, ColumnPass)]
+        sweeps = (item.slabs * -(-item.rows // column_step_rows(item, matrices, height)) for item in columns)
+        return sum(sweeps) + sum(-(-item.rows // height) for item in passes if isinstance(item, RowPass))
 
 
 def solve(problem: Problem) -> PlannedLayout:
@@ -98,6 +118,40 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     tried = [solver.problem.candidate(choice) for choice in solver.moves.of_one_width(first.choice)]
     best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
     return None if best is None else solver.planned(solver.descend(best))
+
+
+def simulated_best(best: PlannedLayout) -> Plan:
+    """The plan of ``best``, or of another end or candidate of descents whose simulated epoch is shorter; from the best
+    of these on, of what single steps of one source lead to, as long as epochs become shorter.
+
+    On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
+    forecasts stands. So it does with a limit on what is written, which other candidates may pass.
+    """
+    problem = best.problem
+    if not problem.hardware.has_device_memory or problem.limits.ssd_write_bytes is not None:
+        return best.plan
+    other = solve_from_one_width(best)
+    if other is not None and other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
+        best, other = other, best
+    ends = [best, *filter(None, [other]), *(replace(best, choice=one.choice, layout=one.layout) for one in best.others)]
+    simulated = _SIMULATED_STEPS // max(1, best.steps)
+    if simulated < 2:
+        return best.plan
+    ends = ends[:simulated]
+    best = min(ends, key=lambda one: one.simulated_s)
+    tried, steps = {id(one.layout) for one in ends}, 0
+    found: PlannedLayout | None = best
+    while found is not None:
+        best, found = found, None
+        for one in filter(None, map(problem.candidate, Moves(problem).of_one_source(best.choice))):
+            if steps < _SIMULATED_STEPS and id(one.layout) not in tried:
+                tried.add(id(one.layout))
+                nearby = replace(best, choice=one.choice, layout=one.layout)
+                steps += nearby.steps
+                if nearby.simulated_s < best.simulated_s:
+                    found = nearby
+                    break
+    return best.plan
 
 
 class _Solver:

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from ooc.plan import UNMEASURED, Limits, Plan, planner
-from ooc.plan.planner import plan_layout, simulated_best
+from ooc.plan import UNMEASURED, Limits, Plan, solver
+from ooc.plan.planner import plan_layout
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
-from ooc.plan.solver import PlannedLayout, solve_from_one_width
+from ooc.plan.solver import PlannedLayout, simulated_best, solve_from_one_width
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()
@@ -69,8 +69,8 @@ def test_programs_too_long_to_be_simulated_go_by_forecasts(
     first = planned(*BUDGETS[0])
     last = first.others[-1]
     second = replace(first, choice=last.choice, layout=last.layout, seconds=share * first.seconds)
-    monkeypatch.setattr(planner, "solve_from_one_width", lambda planned: second)
-    monkeypatch.setattr(planner, "_MOST_STEPS", 0)
+    monkeypatch.setattr(solver, "solve_from_one_width", lambda planned: second)
+    monkeypatch.setattr(solver, "_SIMULATED_STEPS", 0)
     assert first.plan.unrolled["train"].steps != second.plan.unrolled["train"].steps
     assert simulated_best(first) is (second if taken == "second" else first).plan
 
@@ -92,5 +92,5 @@ def test_forecasts_stand_on_the_cpu_with_a_limit_on_writes_and_with_many_steps(m
     limited = planned(*BUDGETS[0], ssd_write_bytes=1 << 40)
     assert simulated_best(limited) is limited.plan
     many = planned(*BUDGETS[0])
-    monkeypatch.setattr(planner, "_MOST_STEPS", len(many.plan.unrolled["train"].steps))
+    monkeypatch.setattr(solver, "_SIMULATED_STEPS", len(many.plan.unrolled["train"].steps))
     assert simulated_best(many) is many.plan

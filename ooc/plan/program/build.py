@@ -11,11 +11,12 @@ from ooc.plan.program.staging import IN_TRANSFER, Staging, in_order, sequence_of
 from ooc.plan.workload import PIECE_BYTES, Workload
 
 
-def build_plan(layout: Layout, capacity: Capacity) -> Plan:
-    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves."""
+def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) -> Plan:
+    """Everything that follows from ``layout`` in arenas of what ``capacity`` leaves; of an epoch
+    alone where no more is asked for."""
     workload, blocks = capacity.workload, block_table(layout, capacity.workload)
     device_limit_bytes, host_limit_bytes = capacity.budgets(layout)
-    unrolled = _unrolled(layout, capacity, blocks)
+    unrolled = _unrolled(layout, capacity, blocks, epoch_only=epoch_only)
     staged = _staged(unrolled, layout, capacity, blocks)
     stops = [region.stop for regions in layout.regions.values() for region in regions]
     return Plan(
@@ -39,7 +40,7 @@ def build_plan(layout: Layout, capacity: Capacity) -> Plan:
     )
 
 
-def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Program]:
+def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_only: bool) -> dict[str, Program]:
     """The programs in the arena that is computed in."""
     workload, frames, has_tiers = capacity.workload, capacity.frames(layout), capacity.has_tiers
     sequences: dict[str, BlockSequence] = {}
@@ -48,7 +49,8 @@ def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[st
         available = free_frames(layout.regions[name], len(passes), frames)
         room = capacity_of(passes, layout, workload, bounds, available, cyclic=name in EPOCHS)
         sequences[name] = BlockSequence(steps, bounds, spans, room, available)
-    return unroll(sequences, blocks, spare_writes=layout.spare_writes and not has_tiers, paced=has_tiers)
+    spare_writes = layout.spare_writes and not has_tiers
+    return unroll(sequences, blocks, spare_writes=spare_writes, paced=has_tiers, epoch_only=epoch_only)
 
 
 def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, blocks: BlockTable) -> dict[str, Staging]:

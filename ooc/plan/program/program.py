@@ -200,10 +200,16 @@ EPOCHS = EPOCH, "train_and_score"
 
 
 def unroll(
-    sequences: Mapping[str, BlockSequence], blocks: BlockTable, *, spare_writes: bool, paced: bool
+    sequences: Mapping[str, BlockSequence],
+    blocks: BlockTable,
+    *,
+    spare_writes: bool,
+    paced: bool,
+    epoch_only: bool = False,
 ) -> dict[str, Program]:
-    """All programs in the frames of one arena. What one leaves there lies where the others look for it: an epoch what
-    the next one wants, and beside that what others use; a program between two epochs what the second one wants."""
+    """All programs in the frames of one arena, or the epoch's alone. What one leaves there lies where the others look
+    for it: an epoch what the next one wants, and beside that what others use; a program between two epochs what the
+    second one wants."""
     firsts = {
         name: {span.block: span.first for span in reversed(sequence.spans) if blocks.lasts(span.block)}
         for name, sequence in sequences.items()
@@ -211,7 +217,7 @@ def unroll(
     }
     homes: dict[int, int] = {}
     programs: dict[str, Program] = {}
-    for name in sorted(sequences, key=lambda name: name not in EPOCHS):
+    for name in (EPOCH,) if epoch_only else sorted(sequences, key=lambda name: name not in EPOCHS):
         sequence, is_epoch, afterwards = sequences[name], name in EPOCHS, dict[int, int]()
         count = len(sequence.steps)
         if is_epoch and count:
@@ -223,7 +229,7 @@ def unroll(
         uses = Uses(sequence.spans, count, sequence.capacity, blocks.lasts, is_epoch, spare_writes, afterwards)
         programs[name] = Unrolling(sequence, uses, blocks.nbytes, homes, paced=paced).run()
         homes |= dict(programs[name].warm)
-    return {name: programs[name] for name in sequences}
+    return {name: programs[name] for name in sequences if name in programs}
 
 
 class Unrolling:

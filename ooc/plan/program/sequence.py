@@ -42,15 +42,12 @@ class Use(IntEnum):
     UPDATE = 3
     """Read, and its rows replaced where they lie."""
 
-    @property
-    def reads(self) -> bool:
+    def __init__(self, number: int) -> None:
+        """Attributes, no properties: whoever goes through spans asks each."""
+        self.reads = number in (0, 3)
         """Whether its block is read into a frame."""
-        return self in (Use.READ, Use.UPDATE)
-
-    @property
-    def writes(self) -> bool:
+        self.writes = number in (1, 3)
         """Whether it leaves its block in a frame as the SSD does not have it."""
-        return self in (Use.WRITE, Use.UPDATE)
 
 
 class Span(NamedTuple):
