@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN
 from torch_geometric.transforms import TwoHop
-from torch_geometric.utils import remove_self_loops
+from torch_geometric.utils import coalesce, remove_self_loops
 
 import ooc
 from ooc.cli import main
@@ -55,7 +55,8 @@ def _batch(labels: str, graphs: Any, paths: int = 0, hops: int = 0) -> Data:
             walks = [(*walk, b) for walk in walks for a, b in found if a == walk[-1] and b not in walk[-2:]]
         batch.path_index = torch.tensor(walks, dtype=torch.int64).reshape(-1, paths + 1).T
     if hops:
-        bare = Data(edge_index=batch.edge_index, num_nodes=batch.num_nodes)
+        # Once: of edges that are there twice PyG's product takes memory that is not its own.
+        bare = Data(edge_index=coalesce(batch.edge_index), num_nodes=batch.num_nodes)
         batch.hop_index, _ = remove_self_loops(TwoHop()(bare).edge_index)
     return batch
 
