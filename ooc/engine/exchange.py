@@ -6,9 +6,10 @@ A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathere
 columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
 row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
 rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are sharded:
-each pulls its own for the rows of all, and is sent what others have pulled of theirs. Sums over rows are told
-panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process after the
-other, in the order of the tiles.
+each pulls its own for the rows of all, and is sent what others have pulled of theirs. Of a device with memory of its
+own rows go by way of the host's, some at a time: a side stream takes them there and brings those of others. Sums over
+rows are told panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process
+after the other, in the order of the tiles.
 """
 
 from bisect import bisect_left
@@ -18,15 +19,17 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.plan.layout.grid import Grid
+from ooc.plan.layout.grid import Grid, align_up
 from ooc.plan.workload import EdgesKey, Share
+from ooc.prefetch.device import Device, Rows, SideStream
+from ooc.prefetch.engine import Event
 from ooc.ranks import Ranks
 from ooc.storage.checksums import combined
 from ooc.threads import Threads
@@ -120,6 +123,17 @@ class HaloMemory:
         return self.lists + 2 * min(self.most * sent, max(_AT_ONCE_BYTES, sent))
 
 
+def staging_bytes(row_bytes: int, count: int) -> int:
+    """Of the memory by way of which a device sends rows of up to ``row_bytes``, each way; of the host's it takes that
+    twice, of the device's once."""
+    return align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES)))
+
+
+def _at_once(row_bytes: int, count: int) -> int:
+    """How many rows go to each of the other processes at a time."""
+    return max(1, _AT_ONCE_BYTES // ((row_bytes + _NUMBERS_BYTES) * (count - 1)))
+
+
 def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMemory | None:
     """[i, j]: how many rows of process j are wanted by i; None where these are so many that all are sent."""
     if int(counts_PP.sum()) > _WORTH_SORTING_OUT * sum(rows - len(share) for share in shares):
@@ -156,13 +170,33 @@ class Halo:
     given: list[Tensor]
     most: int
 
+    def of_parts(self, parts: Sequence[range], rank: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Those given, of the part of process ``rank``, which this one is, and those wanted, of those of the others."""
+        given = [_within(rows, parts[rank]) for rows in self.given]
+        return given, [_within(rows, part) for rows, part in zip(self.wanted, parts, strict=True)]
+
+
+class Shift(NamedTuple):
+    """What some rows are sent in: those ``sent`` go to the process ``by`` numbers behind this one, and those of the one
+    as many before it come to ``received``; of no process they are more than ``most`` rows of ``row_bytes``."""
+
+    by: int
+    received: Tensor
+    sent: Tensor
+    most: int
+    row_bytes: int
+
 
 class Exchange:
     """What the processes of one training tell each other while a program runs; ``shares``: by type of nodes the rows
-    of each."""
+    of each; ``staging_bytes``: as of the function of that name, where a device computes."""
 
     def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
         self.ranks, self._shares = ranks, shares
+        self.staging_bytes = 0
+        self._device: Device | None = None
+        self._side: SideStream | None = None
+        self._staging = torch.empty(0, dtype=torch.uint8)
         self.share = Share(ranks.rank, shares)
         """What this process computes."""
         self._beside = replace(ranks, group=ranks.beside)
@@ -196,6 +230,10 @@ class Exchange:
         halo = self._halos.get(direction)
         return None if halo is None else torch.cat(halo.wanted).numpy()
 
+    def compute_on(self, device: Device, staging: Tensor) -> None:
+        """Matrices are the ``device``'s from here on, and go by way of ``staging``, host memory that it knows."""
+        self._device, self._side, self._staging = device, device.side(self.staging_bytes), staging
+
     @property
     def parts(self) -> list[float]:
         """Of all rows, those of each process."""
@@ -210,49 +248,66 @@ class Exchange:
 
     def begin(
         self, matrix_NC: Tensor, space: str, direction: EdgesKey | None = None, part: range = range(1)
-    ) -> "Future[None]":
+    ) -> "Future[Event | None]":
         """Of a matrix of nodes of type ``space``, of which every process has its own rows, begin to be sent those of
         others that pulls of ``direction`` gather (None: all); to be waited for. ``part``: of so many (its stop) equal
         parts of the rows of every process the one (its start) that is there by now. All have to begin the same in the
         same order."""
         halo = None if direction is None else self._halos.get(direction)
-        return self._on_thread(self._send, matrix_NC, space, halo, part)
+        return self._on_thread(self._send, self._written(matrix_NC), matrix_NC, space, halo, part)
 
-    def begin_shifts(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> "Future[None]":
-        """Begin, one after the other, to send some rows to the process so many numbers behind this one, and to be sent
-        others by the one as many before it, each (by, received, sent); to be waited for. As for ``begin``."""
-        return self._on_thread(self._shift, shifts)
+    def begin_shifts(self, shifts: Sequence[Shift]) -> "Future[Event | None]":
+        """Begin to send some rows, one after the other; to be waited for. As for ``begin``."""
+        return self._on_thread(self._shift, None if self._device is None else self._device.record(), shifts)
+
+    def _written(self, matrix_NC: Tensor) -> Event | None:
+        """On a device: the end of what has written to a matrix so far."""
+        return self._device.record() if self._device is not None and matrix_NC.device.type != "cpu" else None
 
     @torch.no_grad()
-    def _shift(self, shifts: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+    def _shift(self, written: Event | None, shifts: Sequence[Shift]) -> Event | None:
         rank, count = self.ranks.rank, self.ranks.count
-        for by, received, sent in shifts:
+        for by, received, sent, most, row_bytes in shifts:
+            source, target = (rank - by) % count, (rank + by) % count
+            if written is not None:
+                given, wanted = ([Rows(some[:0])] * count for some in (sent, received))
+                given[target], wanted[source] = Rows(sent), Rows(received)
+                written = self._staged(given, wanted, most, row_bytes, written)
+                continue
             memory, packed = (some.view(-1).view(torch.uint8) for some in (received, sent.contiguous()))
-            self._beside.pass_on(memory, packed, (rank - by) % count, (rank + by) % count)
+            self._beside.pass_on(memory, packed, source, target)
             self.received_bytes += received.nbytes
+        return written
 
-    def _on_thread(self, send: Callable[..., None], *what: Any) -> "Future[None]":
+    def _on_thread(self, send: "Callable[..., Event | None]", *what: Any) -> "Future[Event | None]":
         if self._sender is None:
             self._sender = Threads(1, "exchange")
         return self._sender.submit(send, *what)
 
-    def wait(self, *begun: "Future[None]") -> None:
-        """Return when what has been begun is there."""
+    def wait(self, *begun: "Future[Event | None]") -> None:
+        """Return when what has been begun is there; for what a device computes from here on, it is."""
         started = perf_counter()
         for one in begun:
             assert self._sender is not None
-            self._sender.result(one)
+            there = self._sender.result(one)
+            if there is not None and self._device is not None:
+                self._device.hold(there)
         self.waited_s += perf_counter() - started
 
     @torch.no_grad()
-    def _send(self, matrix_NC: Tensor, space: str, halo: Halo | None, part: range) -> None:
+    def _send(
+        self, written: Event | None, matrix_NC: Tensor, space: str, halo: Halo | None, part: range
+    ) -> Event | None:
         parts = [part_of(range(len(matrix_NC))[share.start : share.stop], part) for share in self._shares[space]]
+        if written is not None:
+            return self._staged_rows(matrix_NC, halo, parts, written)
         if halo is not None:
             self._some_rows(matrix_NC, halo, parts)
-            return
+            return None
         rows = [matrix_NC[share.start : share.stop].view(torch.uint8) for share in parts]
         self._beside.broadcast_parts(rows)
         self.received_bytes += sum(some.nbytes for some in rows) - rows[self.ranks.rank].nbytes
+        return None
 
     def stretches(self, values_E: Tensor, offsets: npt.NDArray[np.signedinteger], space: str) -> None:
         """The same of stretches of values that go with rows, where those of each row begin at ``offsets`` [N + 1]."""
@@ -264,10 +319,8 @@ class Exchange:
     def _some_rows(self, matrix_NC: Tensor, halo: Halo, parts: Sequence[range]) -> None:
         """By lists, of every process those in its one of ``parts``, so many at a time that they take
         ``_AT_ONCE_BYTES``."""
-        row_bytes = matrix_NC[:1].nbytes + _NUMBERS_BYTES
-        at_once = max(1, _AT_ONCE_BYTES // (row_bytes * (self.ranks.count - 1)))
-        of_part_given = [_within(rows, parts[self.ranks.rank]) for rows in halo.given]
-        of_part_wanted = [_within(rows, part) for rows, part in zip(halo.wanted, parts, strict=True)]
+        at_once = _at_once(matrix_NC[:1].nbytes, self.ranks.count)
+        of_part_given, of_part_wanted = halo.of_parts(parts, self.ranks.rank)
         for first in range(0, min(halo.most, max(map(len, parts))), at_once):
             given, wanted = (
                 [rows[first : first + at_once] for rows in lists] for lists in (of_part_given, of_part_wanted)
@@ -277,6 +330,38 @@ class Exchange:
             self._beside.all_to_all(received, sent, [*map(len, wanted)], [*map(len, given)])
             matrix_NC.index_copy_(0, torch.cat(wanted).long(), received)
             self.received_bytes += received.nbytes
+
+    def _staged_rows(self, matrix_NC: Tensor, halo: Halo | None, parts: Sequence[range], written: Event) -> Event:
+        """The same, or all rows of the ``parts``, of a device's matrix → when they are there."""
+        rank, row_bytes = self.ranks.rank, matrix_NC.shape[1] * matrix_NC.itemsize
+        most = max(map(len, parts))
+        if halo is not None:
+            given, wanted = ([Rows(matrix_NC, rows) for rows in lists] for lists in halo.of_parts(parts, rank))
+            return self._staged(given, wanted, min(halo.most, most), row_bytes, written)
+        wanted = [Rows(matrix_NC[part.start : part.stop]) for part in parts]
+        given = [wanted[rank]] * len(parts)
+        given[rank] = wanted[rank] = Rows(matrix_NC[:0])
+        return self._staged(given, wanted, most, row_bytes, written)
+
+    def _staged(
+        self, given: Sequence[Rows], wanted: Sequence[Rows], most: int, row_bytes: int, written: Event
+    ) -> Event:
+        """Send each process those of a device's rows that are ``given`` to it, and have those ``wanted`` of it, so many
+        at a time, of no process more than ``most`` of ``row_bytes`` → when they are there."""
+        side, at_once, there = self._side, _at_once(row_bytes, self.ranks.count), written
+        assert side is not None
+        for first in range(0, most, at_once):
+            some_given, some_wanted = ([rows.some(first, at_once) for rows in each] for each in (given, wanted))
+            sizes = [[rows.nbytes for rows in each] for each in (some_wanted, some_given)]
+            received, sent = (
+                self._staging[start : start + sum(nbytes)]
+                for start, nbytes in zip((0, self.staging_bytes), sizes, strict=True)
+            )
+            side.take(sent, some_given, there).wait()
+            self._beside.all_to_all(received, sent, *sizes)
+            there = side.put(some_wanted, received)
+            self.received_bytes += received.nbytes
+        return there
 
     def check(self) -> None:
         """RankError where another process is known to have failed, gone or stopped."""
@@ -315,24 +400,32 @@ class Exchange:
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
         """What every process has ``found`` of its panels, in the order of the rows, one at a time."""
         ranks, started = self.ranks, perf_counter()
+        place = torch.device("cpu") if self._device is None else self._device.place
         counts = [int(count) for count in ranks.gathered(torch.tensor([len(found)]))]
         self.waited_s += perf_counter() - started
         for rank in reversed(range(ranks.count)) if reverse else range(ranks.count):
             for number in range(counts[rank]):
-                yield ranks.sent(found[number] if rank == ranks.rank else None, rank)
+                yield ranks.sent(found[number] if rank == ranks.rank else None, rank, place)
 
     def in_turn(self, sums_NC: Tensor) -> Callable[[], None]:
         """Wait until all processes before this one have added to a matrix, and have what they came to. Returns what
         hands it on, then waits for what it comes to in the end."""
         ranks, last = self.ranks, self.ranks.count - 1
-        hands = sums_NC.view(torch.uint8)
+        at_once = len(sums_NC) if self._device is None else _at_once(sums_NC[:1].nbytes, ranks.count)
+        pieces = torch.split(sums_NC.view(torch.uint8), at_once)
+
+        def hand_to(rank: int) -> None:
+            for piece in pieces:
+                ranks.hand_on(piece, rank - 1, rank)
+
         for rank in range(ranks.rank):
-            ranks.hand_on(hands, rank, rank + 1)
+            hand_to(rank + 1)
 
         def hand_on() -> None:
             for rank in range(ranks.rank, last):
-                ranks.hand_on(hands, rank, rank + 1)
-            ranks.broadcast(hands, last)
+                hand_to(rank + 1)
+            for piece in pieces:
+                ranks.broadcast(piece, last)
 
         self.received_bytes += sums_NC.nbytes * ((ranks.rank > 0) + (ranks.rank < last))
         return hand_on

@@ -36,6 +36,7 @@ from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.received import sent_parts_of, sharded_by
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Kind
+from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
 
 
@@ -118,7 +119,7 @@ class RowPassRun(TilePassRun):
         self.pull: PullRun | None = None
         self.sent = self._sent_outputs()
         self.parts = sent_parts_of(item, run.passes, run.plan.matrices)
-        self.sending: list[Future[None]] = []
+        self.sending: list[Future[Event | None]] = []
 
     def begin_sweep(self, step: Step) -> None:
         run, item = self.program, self.item
@@ -191,9 +192,9 @@ class RowPassRun(TilePassRun):
         inputs.clear()  # what was pulled need not wait until the tile is reduced
         return task
 
-    def _sent_outputs(self) -> list[Callable[[range], Future[None]]]:
+    def _sent_outputs(self) -> list[Callable[[range], Future[Event | None]]]:
         """What begins to send a part of what later passes pull, and is in memory whole, or sharded."""
-        found: list[Callable[[range], Future[None]]] = []
+        found: list[Callable[[range], Future[Event | None]]] = []
         exchange, passes = self.runtime.exchange, self.program.passes
         if exchange is None:
             return found
@@ -301,7 +302,7 @@ class ShardedPassRun(TilePassRun):
         self.others = len(self.in_turn) - 1
         self.at = self.slab = -1
         self.turn_begins = False
-        self.sending: list[Future[None]] = []
+        self.sending: list[Future[Event | None]] = []
         self.out: dict[tuple[int, int], Tensor] = {}
 
     def _at(self, step: Step) -> int:

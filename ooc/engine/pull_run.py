@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.engine.exchange import part_of
+from ooc.engine.exchange import Shift, part_of
 from ooc.engine.operands import Edges, Input, as_matrix
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
@@ -39,6 +39,7 @@ from ooc.plan.layout.passes import (
 from ooc.plan.program.received import returned_parts
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Direction, EdgeData, Pull
+from ooc.prefetch.engine import Event
 
 CPU = torch.device("cpu")
 _BROUGHT = -1
@@ -224,7 +225,7 @@ class SlabBuffers:
         self._exchange, self._direction = run.runtime.exchange, item.pull.direction
         self._space = self._planned.matrix.space
         self._rows = run.written_rows(item.pull.source, item.index)
-        self._sent: dict[int, Future[None]] = {}
+        self._sent: dict[int, Future[Event | None]] = {}
 
     def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
         return as_matrix(self._memory[at:], self._source.region_dtype, rows, columns)
@@ -315,6 +316,8 @@ class ShardedRows:
         own = sharded_rows(item, run.passes, planned, share, share.rank)
         self.first_row, widths = own.start, (self._grid.width(k) for k in range(place.slabs))
         self.slabs = [self._matrix(place.own_at + k * place.own, len(own), width) for k, width in enumerate(widths)]
+        self.row_bytes = len(columns_beside(self._grid, self._source, 0)) * self._dtype.itemsize
+        """Of what goes with the widest slab."""
 
     def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
         return as_matrix(self._memory[at:], self._dtype, rows, columns)
@@ -334,7 +337,12 @@ class ShardedRows:
         for number in range(columns.start // width, -(-columns.stop // width)):
             first = number * width
             found.append(self.own(rows, number)[:, max(0, columns.start - first) : columns.stop - first])
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        if len(found) == 1:
+            return found[0]
+        place, rows_of = self._place, len(self.slabs[0])
+        at = place.own_at + place.slabs * place.own + columns.start * rows_of * self._dtype.itemsize
+        first = rows.start - self.first_row
+        return torch.cat(found, dim=1, out=self._matrix(at, rows_of, len(columns))[first : first + len(rows)])
 
     def arrived(self, slab: int) -> Tensor:
         """Of all rows there are, for a slab of this process."""
@@ -358,7 +366,7 @@ class ShardedSlabs(SlabBuffers):
         self.first_row, self.buffers, self._targets = source.first_row, source.slabs, share.own(item.space, item.rows)
         self.direct = range(share.rank, direct_slabs(run.passes, item), item.processes)
         """Slabs of this process that are computed right into these buffers."""
-        self._sending: list[Future[None]] = []
+        self._sending: list[Future[Event | None]] = []
         self.parts = returned_parts(item, self._planned, share)
 
     def arrived(self, slab: int) -> list[Tensor]:
@@ -379,27 +387,30 @@ class ShardedSlabs(SlabBuffers):
     def _place(self, name: str, slab: int, rows: range) -> Tensor:
         return self._rows_of[name].own(rows, slab)
 
-    def send(self, slab: int, part: range, names: Sequence[str] = ()) -> Future[None]:
+    def send(self, slab: int, part: range, names: Sequence[str] = ()) -> Future[Event | None]:
         """Begin to have ``part`` of all rows of ``slab``, and to send the others theirs of the same turn; of the
         source, or of ``names``."""
-        turn, rank, shifts = self._item.turn(slab), self._share.rank, list[tuple[int, Tensor, Tensor]]()
+        turn, rank, shifts = self._item.turn(slab), self._share.rank, list[Shift]()
         for one in (self._rows_of[name] for name in names or [self._item.pull.source]):
             rows, arrived = [part_of(some, part) for some in one.rows], one.arrived(slab)
             sent = [one.beside(rows[rank], each) for each in turn]
             arrived[rows[rank].start : rows[rank].stop].copy_(sent[rank])
             for by in range(1, len(turn)):
-                come = rows[(rank - by) % len(turn)]
-                shifts.append((by, arrived[come.start : come.stop], sent[(rank + by) % len(turn)]))
+                come, given = rows[(rank - by) % len(turn)], sent[(rank + by) % len(turn)]
+                shifts.append(Shift(by, arrived[come.start : come.stop], given, max(map(len, rows)), one.row_bytes))
         return self._link.begin_shifts(shifts)
 
-    def give_back(self, slab: int, by: int, part: range) -> Future[None]:
+    def give_back(self, slab: int, by: int, part: range) -> Future[Event | None]:
         """Begin to send ``part`` of what is pulled of ``slab`` for the process ``by`` numbers behind this one, and to
         have what is pulled for this one by that as many before it."""
-        theirs = self._share.of(self._share.rank + by, self._item.space, self._item.rows)
+        share, turn = self._share, self._item.turn(slab)
+        targets = [share.of(rank, self._item.space, self._item.rows) for rank in range(share.count)]
+        theirs = targets[(share.rank + by) % share.count]
         sent = part_of(range(len(theirs)), part)
-        turn = self._item.turn(slab)
-        received = self.returned(turn[(self._share.rank - by) % len(turn)], part_of(self._targets, part))
-        return self._link.begin_shifts([(by, received, self.pulled(slab, theirs)[sent.start : sent.stop])])
+        received = self.returned(turn[(share.rank - by) % len(turn)], part_of(self._targets, part))
+        given = self.pulled(slab, theirs)[sent.start : sent.stop]
+        most, row_bytes = max(len(part_of(some, part)) for some in targets), self._target.width(0) * given.itemsize
+        return self._link.begin_shifts([Shift(by, received, given, most, row_bytes)])
 
     def fill(self, number: int) -> None:
         """Before the first step of a turn: have all rows of this process's slab. Own rows of the next turn begin to

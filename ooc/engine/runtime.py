@@ -144,9 +144,15 @@ class Runtime:
             part = None if plan.share is None else self._part
             return HostWorkspace(arena, plan.frame_bytes, self.engine, *places, part)
         host = arena.view(0, arena.nbytes)
+        staged = 0 if self.exchange is None else 2 * self.exchange.staging_bytes
+        staging = Arena(staged)
+        opening.callback(staging.close)
         opening.callback(device.close)
         sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
-        memory = device.open(**sizes, host=host, graph=list(self.rows.memory()))
+        known = [*self.rows.memory(), *([staging.view(0, staged)] if staged else [])]
+        memory = device.open(**sizes, host=host, graph=known)
+        if self.exchange is not None:
+            self.exchange.compute_on(device, torch.from_numpy(known[-1]))
         self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.counters)
         if self._gpudirect is not None:
             opening.callback(self._gpudirect.close)

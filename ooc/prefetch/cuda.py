@@ -15,7 +15,7 @@ from torch import Tensor
 from ooc.errors import BudgetError
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device
+from ooc.prefetch.device import Device, Rows, SideStream, parts_of
 from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
 
@@ -47,6 +47,44 @@ class CudaEvent(Event):
         return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
+class CudaSide(SideStream):
+    """Whose kernels pack rows in memory of its own, ``nbytes``, before they are copied to the host in one piece."""
+
+    def __init__(self, place: torch.device, nbytes: int) -> None:
+        self._place = place
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=place)
+        self._stream: Any = _cuda.Stream(place)
+
+    def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
+        if after is not None:
+            self._stream.wait_event(_own(after))
+        packed = self._memory[: target.nbytes]
+        with _cuda.stream(self._stream):
+            for part, (matrix, numbers) in zip(parts_of(packed, rows), rows, strict=True):
+                if numbers is None:
+                    part.copy_(matrix)
+                else:
+                    torch.index_select(matrix, 0, numbers.to(self._place), out=part)
+            target.copy_(packed, non_blocking=True)
+        return CudaEvent(self._stream, timed=False)
+
+    def put(self, rows: Sequence[Rows], source: Tensor) -> Event:
+        packed = self._memory[: source.nbytes]
+        with _cuda.stream(self._stream):
+            packed.copy_(source, non_blocking=True)
+            for part, (matrix, numbers) in zip(parts_of(packed, rows), rows, strict=True):
+                if numbers is None:
+                    matrix.copy_(part)
+                else:
+                    matrix.index_copy_(0, numbers.to(self._place).long(), part)
+        return CudaEvent(self._stream, timed=False)
+
+    def close(self) -> None:
+        """Return when it has done everything; its memory is given back."""
+        self._stream.synchronize()
+        self._memory.untyped_storage().resize_(0)
+
+
 class Cuda(Device):
     """GPU ``index`` of those that CUDA sees. ``timed``: its events are, for whoever wants to know what overlaps."""
 
@@ -60,6 +98,7 @@ class Cuda(Device):
         self._kernels: Any = torch.cuda.current_stream(self.place)
         self._pinned: list[Bytes] = []
         self._arena: Tensor | None = None
+        self._side: CudaSide | None = None
 
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory
@@ -106,7 +145,14 @@ class Cuda(Device):
     def hold(self, event: Event) -> None:
         self._kernels.wait_event(_own(event))
 
+    def side(self, nbytes: int) -> SideStream:
+        self._side = CudaSide(self.place, nbytes)
+        return self._side
+
     def close(self) -> None:
+        if self._side is not None:
+            self._side.close()
+            self._side = None
         # Kernels' stream too: what it brings from the graph's memory must have come before that is unlocked.
         for stream in (*self._streams.values(), *[self._kernels] * bool(self._streams)):
             stream.synchronize()

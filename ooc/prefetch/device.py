@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device with memory of its own, as the executor sees it: one arena, one stream of kernels, one of copies each way.
+"""A device with memory of its own, as the executor sees it: one arena, one stream of kernels, one of copies each way;
+and a side stream, where rows go to other processes.
 
 Everything is asynchronous: a kernel or copy is *sent off* by the host and happens later, in the order of its stream.
 Between streams nothing is ordered but by events. So whoever sends something off names the events that must have
@@ -11,6 +12,7 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,46 @@ from torch import Tensor
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
 from ooc.prefetch.engine import Event
+
+
+class Rows(NamedTuple):
+    """Some rows of a matrix of the device: all of it, or those with these ``numbers``, ascending, in host memory."""
+
+    matrix: Tensor
+    numbers: Tensor | None = None
+
+    def some(self, first: int, count: int) -> "Rows":
+        """Up to ``count`` of them from the ``first`` on."""
+        if self.numbers is None:
+            return Rows(self.matrix[first : first + count])
+        return Rows(self.matrix, self.numbers[first : first + count])
+
+    @property
+    def nbytes(self) -> int:
+        """Of these rows."""
+        count = len(self.matrix if self.numbers is None else self.numbers)
+        return count * self.matrix.shape[1] * self.matrix.itemsize
+
+
+class SideStream(ABC):
+    """A stream of kernels and copies beside those of the device, used by one thread, another one than the device's.
+    What is sent off happens in order."""
+
+    @abstractmethod
+    def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
+        """Send off, behind ``after``: ``rows``, those of one matrix behind those of another, to ``target``, uint8, in
+        host memory → its end, for which this thread may wait."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[Rows], source: Tensor) -> Event:
+        """The way back: from host memory to where they belong."""
+
+
+def parts_of(memory: Tensor, rows: Sequence[Rows]) -> list[Tensor]:
+    """``memory``, uint8, as the ``rows`` that lie there one behind the other."""
+    sizes = [some.nbytes for some in rows]
+    parts = zip(torch.split(memory[: sum(sizes)], sizes), rows, strict=True)
+    return [part.view(one.matrix.dtype).view(-1, one.matrix.shape[1]) for part, one in parts]
 
 
 class Device(ABC):
@@ -33,8 +75,8 @@ class Device(ABC):
         """The arena, uint8 [arena_bytes]. Until ``close`` nothing takes more than ``limit_bytes`` of its memory.
 
         ``host`` is the memory that copies go to and come from, and ``graph`` what tensors are brought from without
-        waiting (``Tensor.to(…, non_blocking=True)``), all of it on pages of its own. It is made known to the device
-        once and must stay until ``close``. BudgetError for what cannot be had.
+        waiting (``Tensor.to(…, non_blocking=True)``) and what side streams move, all of it on pages of its own. It is
+        made known to the device once and must stay until ``close``. BudgetError for what cannot be had.
         """
 
     @abstractmethod
@@ -53,6 +95,11 @@ class Device(ABC):
     @abstractmethod
     def hold(self, event: Event) -> None:
         """Let no kernel launched from now on begin before ``event`` has happened."""
+
+    @abstractmethod
+    def side(self, nbytes: int) -> SideStream:
+        """A side stream that moves up to ``nbytes`` at a time, and has as much of the device's memory for them; until
+        ``close``."""
 
     @abstractmethod
     def close(self) -> None:

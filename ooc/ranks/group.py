@@ -14,7 +14,6 @@ and all stop. What has gone wrong one process of every machine says.
 import atexit
 import json
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -33,6 +32,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ooc.errors import OptionError, RankError
 from ooc.interruption import stop_if_asked
+from ooc.ranks.packing import CPU, packed, unpacked
 
 Store = Any
 """torch.distributed's, whose stubs lack methods."""
@@ -343,8 +343,12 @@ class Ranks:
                 self.broadcast(tensor.data, 0)
 
     def broadcast(self, values: Tensor, rank: int) -> None:
-        """Give every process those of one of them, in the memory of ``values``."""
-        self._wait(dist.broadcast(values, rank, self.group, async_op=True))
+        """Give every process those of one of them, in the memory of ``values``; by way of the host, if that is a
+        device's."""
+        there = values.cpu()
+        self._wait(dist.broadcast(there, rank, self.group, async_op=True))
+        if there is not values and rank != self.rank:
+            values.copy_(there)
 
     def broadcast_parts(self, parts: Sequence[Tensor]) -> None:
         """Give every process the part of each, in their order, all on the way at once: of four processes on two busy
@@ -371,9 +375,13 @@ class Ranks:
         self.all_to_all(received, sent, received_rows, sent_rows)
 
     def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
-        """From one of them to another one, into the memory of its ``values``; all have to take part."""
-        sent, received = (values if self.rank == rank else values[:0] for rank in (sender, receiver))
+        """From one of them to another one, into the memory of its ``values``; all have to take part. By way of the
+        host, if that is a device's."""
+        there = values.cpu()
+        sent, received = (there if self.rank == rank else there[:0] for rank in (sender, receiver))
         self.pass_on(received, sent, sender, receiver)
+        if there is not values and self.rank == receiver:
+            values.copy_(there)
 
     def measured_link(self) -> int:
         """Bytes a second that each receives from all others at once, of the one that has them last, at best."""
@@ -389,15 +397,16 @@ class Ranks:
                 break
         return int(rate)
 
-    def sent(self, value: Any, rank: int) -> Any:
-        """What ``value`` is for one of them, any object, for all."""
-        packed = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        size = torch.tensor([len(packed)])
+    def sent(self, value: Any, rank: int, place: torch.device = CPU) -> Any:
+        """What ``value`` is for one of them, any object, for all. Tensors of a device in it are on that of each, which
+        is ``place``."""
+        found = packed(value)
+        size = torch.tensor([len(found)])
         self.broadcast(size, rank)
         if rank != self.rank:
-            packed = torch.empty(int(size), dtype=torch.uint8)
-        self.broadcast(packed, rank)
-        return value if rank == self.rank else pickle.loads(packed.numpy().tobytes())
+            found = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast(found, rank)
+        return value if rank == self.rank else unpacked(found, place)
 
     def failed(self) -> None:
         """Have the others know that this process does not go on."""

@@ -167,14 +167,15 @@ class Resources:
         return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
 
     def shared_with(self, ranks: Ranks) -> Self:
-        """What is this process's of it, where ``ranks`` train one graph together. OptionError on a GPU."""
+        """What is this process's of it, where ``ranks`` train one graph together, all with a GPU each, of which all
+        take as much as the one that may take least, or all on the CPU."""
         if ranks.count == 1:
             return self
-        if self.device is not None:
-            raise OptionError("several processes train the full graph on the CPU; give device='cpu', or start one")
         limits, count = self.limits, ranks.local_count
         device_bytes = limits.device_bytes // count if limits.one_memory else limits.device_bytes
         own = replace(limits, device_bytes=device_bytes, host_bytes=limits.host_bytes // count, processes=count)
+        if len({bool(one) for one in ranks.gathered(torch.tensor([self.device is not None]))}) > 1:
+            raise OptionError("some processes compute on a GPU and some on the CPU; give all of them the same device=")
         numbers = ranks.gathered(torch.tensor([own.device_bytes, own.host_bytes, self.threads]))
         (device_bytes, host_bytes, _), threads = torch.stack([*numbers]).amin(0).tolist(), [int(n[2]) for n in numbers]
         limits, hardware, link = ranks.told(lambda: (own, self.hardware, self.link))  # then all of them plan alike
@@ -297,8 +298,8 @@ def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
 
 
 def find_device(name: str | Device) -> Device | None:
-    """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU. OptionError for one that cannot be
-    used. A device is itself."""
+    """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU, or of several processes on a machine
+    each one's own. OptionError for one that cannot be used. A device is itself."""
     if isinstance(name, Device):
         return name
     if name not in NAMES:
@@ -309,7 +310,21 @@ def find_device(name: str | Device) -> Device | None:
         raise OptionError("device cuda is not available on this machine; use device='cpu'")
     if find_spec("triton") is None:
         raise OptionError("device cuda sums neighbours by triton, which is not installed; pip install triton")
+    _take_own_gpu()
     return Cuda(torch.cuda.current_device())  # kernels of Triton are launched there, wherever their tensors are
+
+
+def _take_own_gpu() -> None:
+    """Of the processes that torchrun has started on this machine each computes on a GPU of its own: make that torch's
+    current one. OptionError where there are not as many, unless CUDA shows each process one alone."""
+    count, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if count == 1 or (gpus == 1 and os.environ.get("CUDA_VISIBLE_DEVICES")):
+        return
+    if gpus < count:
+        there = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        how = "start as many, or give each process one by CUDA_VISIBLE_DEVICES"
+        raise OptionError(f"{count} processes are to compute on a GPU each, and this machine has {there}; {how}")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
 def free_device_bytes(device: Device | None) -> int | None:

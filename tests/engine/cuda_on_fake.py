@@ -30,7 +30,7 @@ class Stream:
     def __init__(self, fake: FakeDevice, *, of_kernels: bool = False) -> None:
         self._fake, self.of_kernels = fake, of_kernels
         self._behind: list[Event] = []
-        self._last: Event = FakeEvent(fake, (0, 0, 0))
+        self._last: Event = FakeEvent(fake, (0, 0, 0, 0))
 
     def wait_event(self, event: "StandInEvent") -> None:
         if self.of_kernels:

@@ -22,7 +22,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from random import Random
-from typing import Any, Self
+from threading import RLock
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
@@ -36,14 +37,14 @@ from ooc.kernels.edges import TileEdges
 from ooc.kernels.pulls import Pulls
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device
+from ooc.prefetch.device import Device, Rows, SideStream, parts_of
 from ooc.prefetch.engine import Counters, Engine, Event, Span, Ticket
 from ooc.train.setup import lower_model
 
-Clock = tuple[int, int, int]
-"""How much of each stream has happened: kernels, copies to the device, copies to the host."""
-KERNELS, COPIES = 0, {CopyTo.DEVICE: 1, CopyTo.HOST: 2}
-_NOTHING: Clock = (0, 0, 0)
+Clock = tuple[int, int, int, int]
+"""How much of each stream has happened: kernels, copies to the device, copies to the host, and the side stream."""
+KERNELS, COPIES, SIDE = 0, {CopyTo.DEVICE: 1, CopyTo.HOST: 2}, 3
+_NOTHING: Clock = (0, 0, 0, 0)
 
 
 class Race(AssertionError):
@@ -55,7 +56,7 @@ class WrongPlace(AssertionError):
 
 
 def merged(one: Clock, other: Clock) -> Clock:
-    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])
+    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2]), max(one[3], other[3])
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,32 @@ class Copy:
     after: Clock
 
     @property
+    def stream(self) -> int:
+        return COPIES[self.direction]
+
+    @property
     def on_device(self) -> Extent:
         return self.target if self.direction is CopyTo.DEVICE else self.source
 
     @property
     def on_host(self) -> Extent:
         return self.source if self.direction is CopyTo.DEVICE else self.target
+
+
+@dataclass
+class Exchanged:
+    """The ``number``-th of the side stream, behind ``after``: what it touches of the arena, whether it writes there,
+    and what it does."""
+
+    number: int
+    after: Clock
+    touched: list[tuple[Extent, bool]]
+    run: Callable[[], None]
+    stream: ClassVar[int] = SIDE
+
+    def meets(self, extent: Extent, *, writes: bool) -> bool:
+        """Whether it and what reads, or ``writes``, ``extent`` have to be kept apart."""
+        return any(own.meets(extent) and (writes or written) for own, written in self.touched)
 
 
 @dataclass
@@ -124,8 +145,69 @@ class FakeEvent(Event):
         return known
 
     def wait(self) -> None:
-        self.device.reach(self.clock)
-        self.device.host = merged(self.device.host, self.clock)
+        with self.device.lock:
+            self.device.reach(self.clock)
+            self.device.host = merged(self.device.host, self.clock)
+
+
+class SideEvent(FakeEvent):
+    """Waited for by the thread of the side stream; the other one knows nothing of that."""
+
+    def wait(self) -> None:
+        with self.device.lock:
+            self.device.reach(self.clock)
+
+
+class FakeSide(SideStream):
+    """What is sent off here happens as late as it may, or earlier."""
+
+    def __init__(self, device: "FakeDevice", nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+
+    def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
+        parts = [(given, some) for given, some in zip(self._parts(target, rows), rows, strict=True) if len(given)]
+
+        def run() -> None:
+            for part, (matrix, numbers) in parts:
+                part.copy_(matrix if numbers is None else matrix[numbers.long()])
+
+        return self._send(rows, run, after, target, writes=False)
+
+    def put(self, rows: Sequence[Rows], source: Tensor) -> Event:
+        parts = [(given, some) for given, some in zip(self._parts(source, rows), rows, strict=True) if len(given)]
+
+        def run() -> None:
+            for part, (matrix, numbers) in parts:
+                if numbers is None:
+                    matrix.copy_(part)
+                else:
+                    matrix[numbers.long()] = part
+
+        return self._send(rows, run, None, source, writes=True)
+
+    def _parts(self, memory: Tensor, rows: Sequence[Rows]) -> list[Tensor]:
+        assert memory.nbytes <= self._nbytes, "more than it was made for"
+        return parts_of(memory, rows)
+
+    def _send(
+        self, rows: Sequence[Rows], run: Callable[[], None], after: Event | None, host: Tensor, *, writes: bool
+    ) -> Event:
+        device = self._device
+        assert not host.nbytes or any(
+            one.start <= host.data_ptr() and host.data_ptr() + host.nbytes <= one.stop for one in device.locked
+        ), "host memory that the device does not know"
+        touched = []
+        for matrix, numbers in rows:
+            if numbers is None:
+                some = matrix
+            elif len(numbers):
+                some = matrix[int(numbers[0]) : int(numbers[-1]) + 1]
+            else:
+                continue
+            if some.numel():
+                touched.append((Extent.of(some), writes))
+        with device.lock:
+            return device.exchange(touched, run, _NOTHING if after is None else after.clock)
 
 
 class FakeDevice(Device):
@@ -146,6 +228,11 @@ class FakeDevice(Device):
         self.copies: dict[CopyTo, list[Copy]] = {direction: [] for direction in CopyTo}
         self.done = dict.fromkeys(CopyTo, 0)
         self.queues: dict[CopyTo, deque[Copy]] = {direction: deque() for direction in CopyTo}
+        self.exchanged: list[Exchanged] = []
+        """Of the side stream."""
+        self.exchanging: deque[Exchanged] = deque()
+        self.lock = RLock()
+        """Another thread has the side stream."""
         self.accesses: list[Access] = []
         self.requests: list[tuple[Extent, bool, WatchedTicket]] = []
         self.passages: list[tuple[Extent, bool, WatchedTicket]] = []
@@ -193,6 +280,10 @@ class FakeDevice(Device):
         """There is one stream of kernels."""
 
     def copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
+        with self.lock:
+            return self._copy(target, source, direction, after)
+
+    def _copy(self, target: Tensor, source: Tensor, direction: CopyTo, after: Sequence[Event]) -> Event:
         self._now_and_then()
         stream, before = COPIES[direction], self.copies[direction]
         clock = self.host if not before else merged(self.host, self._clock_of(before[-1]))
@@ -217,12 +308,17 @@ class FakeDevice(Device):
 
     def hold(self, event: Event) -> None:
         assert isinstance(event, FakeEvent)
-        self.held = merged(self.held, event.clock)
-        self.reach(event.clock)
+        with self.lock:
+            self.held = merged(self.held, event.clock)
+            self.reach(event.clock)
+
+    def side(self, nbytes: int) -> SideStream:
+        return FakeSide(self, nbytes)
 
     def close(self) -> None:
         if self.opened:
-            self.reach((self.kernels, *(len(self.copies[direction]) for direction in CopyTo)))
+            copies = (len(self.copies[direction]) for direction in CopyTo)
+            self.reach((self.kernels, *copies, len(self.exchanged)))
             self.opened -= 1
             self._memory = None
             self.arena = self.host_memory = Extent(0, 0)
@@ -231,34 +327,41 @@ class FakeDevice(Device):
 
     def reach(self, clock: Clock) -> None:
         """Let everything in ``clock`` happen and nothing else, in any order that the events allow."""
-        while True:
-            heads = [queue[0] for queue in self.queues.values() if queue]
-            wanted = [copy for copy in heads if copy.number <= clock[COPIES[copy.direction]]]
-            if not wanted:
-                return
-            self._carry_out(self.random.choice([copy for copy in wanted if self._may_happen(copy)]))
+        with self.lock:
+            while wanted := [one for one in self._heads() if one.number <= clock[one.stream]]:
+                self._carry_out(self.random.choice([one for one in wanted if self._may_happen(one)]))
 
-    def _may_happen(self, copy: Copy) -> bool:
-        return all(self.done[direction] >= copy.after[COPIES[direction]] for direction in CopyTo)
+    def _heads(self) -> list[Copy | Exchanged]:
+        return [queue[0] for queue in (*self.queues.values(), self.exchanging) if queue]
+
+    def _may_happen(self, one: Copy | Exchanged) -> bool:
+        copies = all(self.done[direction] >= one.after[COPIES[direction]] for direction in CopyTo)
+        return copies and len(self.exchanged) - len(self.exchanging) >= one.after[SIDE]
 
     def _now_and_then(self) -> None:
-        while self.random.random() < self.eager:
-            ready = [queue[0] for queue in self.queues.values() if queue and self._may_happen(queue[0])]
-            if not ready:
-                return
-            self._carry_out(self.random.choice(ready))
+        with self.lock:
+            while self.random.random() < self.eager:
+                ready = [one for one in self._heads() if self._may_happen(one)]
+                if not ready:
+                    return
+                self._carry_out(self.random.choice(ready))
 
-    def _carry_out(self, copy: Copy) -> None:
+    def _carry_out(self, copy: Copy | Exchanged) -> None:
+        if isinstance(copy, Exchanged):
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                copy.run()
+            assert self.exchanging.popleft() is copy
+            return
         copy.target.memory()[:] = copy.source.memory()
         assert self.queues[copy.direction].popleft() is copy
         self.done[copy.direction] = copy.number
 
     def _clock_of(self, copy: Copy) -> Clock:
-        own = tuple(copy.number if COPIES[copy.direction] == stream else 0 for stream in range(3))
-        return merged(copy.after, (own[0], own[1], own[2]))
+        own = tuple(copy.number if COPIES[copy.direction] == stream else 0 for stream in range(4))
+        return merged(copy.after, (own[0], own[1], own[2], own[3]))
 
     def _launched(self) -> Clock:
-        return merged(merged(self.held, self.host), (self.kernels, 0, 0))
+        return merged(merged(self.held, self.host), (self.kernels, 0, 0, 0))
 
     # ---- who touches what ----------------------------------------------------------------------------------
 
@@ -273,11 +376,9 @@ class FakeDevice(Device):
                 for other in self.copies[direction][copy.after[COPIES[direction]] :]:
                     if other.on_device.meets(copy.on_device) or other.on_host.meets(copy.on_host):
                         raise Race(f"copy {copy.number} {copy.direction.value} and copy {other.number} the other way")
-        self._check_passages(
-            f"copy {copy.number} {copy.direction.value}",
-            copy.on_device,
-            writes=copy.direction is CopyTo.DEVICE,
-        )
+        what, writes = f"copy {copy.number} {copy.direction.value}", copy.direction is CopyTo.DEVICE
+        self._check_passages(what, copy.on_device, writes=writes)
+        self._check_exchanged(what, copy.on_device, copy.after, writes=writes)
         for extent, writes, ticket in self.requests:
             if not ticket.waited and extent.meets(copy.on_host) and (writes or copy.direction is CopyTo.HOST):
                 raise Race(f"copy {copy.number} {copy.direction.value} and a request of the SSD that may be under way")
@@ -288,6 +389,7 @@ class FakeDevice(Device):
         what = f"a {'read' if writes else 'write'} of the SSD"
         assert self.arena.start <= extent.start and extent.stop <= self.arena.stop
         self._check_passages(what, extent, writes=writes)
+        self._check_exchanged(what, extent, self.host, writes=writes)
         for access in self.accesses[bisect_right(self.accesses, self.host[KERNELS], key=lambda one: one.number) :]:
             if access.extent.meets(extent) and (writes or access.writes):
                 raise Race(f"{what} and {access.what}, which may be pending")
@@ -297,6 +399,33 @@ class FakeDevice(Device):
                     raise Race(f"{what} and copy {copy.number} {direction.value}, which may be pending")
         self.passages = [one for one in self.passages if not one[2].waited] + [(extent, writes, ticket)]
 
+    def exchange(self, touched: list[tuple[Extent, bool]], run: Callable[[], None], after: Clock) -> Event:
+        """In the side stream, behind ``after`` and all that was sent off there → its end."""
+        self._now_and_then()
+        for one in self.exchanged[-1:]:
+            after = merged(merged(after, one.after), (0, 0, 0, one.number))
+        number = len(self.exchanged) + 1
+        what = f"exchange {number}"
+        for extent, writes in touched:
+            assert self.arena.start <= extent.start and extent.stop <= self.arena.stop
+            self._check_passages(what, extent, writes=writes)
+            first = bisect_right(self.accesses, after[KERNELS], key=lambda access: access.number)
+            for access in self.accesses[first:]:
+                if access.extent.meets(extent) and (access.writes or writes):
+                    raise Race(f"{what} and {access.what}, which may be pending")
+            for direction in CopyTo:
+                for copy in self.copies[direction][after[COPIES[direction]] :]:
+                    if copy.on_device.meets(extent) and (writes or direction is CopyTo.DEVICE):
+                        raise Race(f"{what} and copy {copy.number} {direction.value}, for which it does not wait")
+        self.exchanged.append(Exchanged(number, after, touched, run))
+        self.exchanging.append(self.exchanged[-1])
+        return SideEvent(self, merged(after, (0, 0, 0, number)))
+
+    def _check_exchanged(self, what: str, extent: Extent, known: Clock, *, writes: bool) -> None:
+        for one in self.exchanged[known[SIDE] :]:
+            if one.meets(extent, writes=writes):
+                raise Race(f"{what} and exchange {one.number}, for which it does not wait")
+
     def _check_passages(self, what: str, extent: Extent, *, writes: bool) -> None:
         for other, written, ticket in self.passages:
             if not ticket.waited and other.meets(extent) and (writes or written):
@@ -304,12 +433,17 @@ class FakeDevice(Device):
 
     def launch(self, what: str, touched: Sequence[tuple[Tensor, bool]]) -> None:
         """A kernel, and what it reads and writes of the arena."""
+        with self.lock:
+            self._launch(what, touched)
+
+    def _launch(self, what: str, touched: Sequence[tuple[Tensor, bool]]) -> None:
         self._now_and_then()
         self.kernels += 1
         known = self._launched()
         for tensor, writes in touched:
             extent = Extent.of(tensor)
             self._check_passages(what, extent, writes=writes)
+            self._check_exchanged(what, extent, known, writes=writes)
             for direction in CopyTo:
                 for copy in self.copies[direction][known[COPIES[direction]] :]:
                     if copy.on_device.meets(extent) and (writes or direction is CopyTo.DEVICE):

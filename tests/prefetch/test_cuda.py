@@ -4,6 +4,8 @@
 That it asks for the right things in the right order, not that a GPU does them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from ooc.errors import BudgetError
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch import cuda
 from ooc.prefetch.cuda import Cuda, CudaEvent
+from ooc.prefetch.device import Rows
 
 
 class Notes:
@@ -22,7 +25,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.taken: list[tuple[Any, ...]] = []
-        self.streams = iter(("in", "out"))
+        self.streams = iter(("in", "out", "side"))
         self.refuses_to_lock = 0
         self.current = self.stream_named("kernels")
 
@@ -53,6 +56,11 @@ class Notes:
 
     def set_stream(self, stream: Any) -> None:
         self.taken.append((stream.name, "is current"))
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.set_stream(stream)
+        yield
 
     def cudart(self) -> Any:
         def register(address: int, nbytes: int, flags: int) -> int:
@@ -128,6 +136,31 @@ def test_copies_go_behind_their_events_in_the_stream_of_their_way(notes: Notes) 
         *(("out", "waits", 0), ("out", "waits", 1)),
         *(("out", "is current"), ("kernels", "is current"), ("out", "records", 2)),
     ]
+
+
+def test_rows_go_to_other_processes_in_a_stream_of_their_own(notes: Notes) -> None:
+    """By their numbers or as they lie, packed in memory of the device, to the host and back."""
+    device, _, _ = opened()
+    matrix_NC, others_NC = torch.arange(20.0).view(10, 2), torch.zeros(10, 2)
+    staging = torch.zeros(64, dtype=torch.uint8)
+    side = device.side(64)
+    notes.taken.clear()
+    kernels = device.record()
+    rows = [torch.tensor([1, 4, 9], dtype=torch.int32), torch.tensor([], dtype=torch.int32)]
+    side.take(staging[:40], [*(Rows(matrix_NC, some) for some in rows), Rows(matrix_NC[2:4])], kernels)
+    there = side.put([Rows(others_NC, rows[0]), Rows(others_NC[5:7])], staging[:40])
+    device.hold(there)
+    assert torch.equal(others_NC[[1, 4, 9]], matrix_NC[[1, 4, 9]]) and torch.equal(others_NC[5:7], matrix_NC[2:4])
+    assert int(others_NC.count_nonzero()) == 10
+    assert notes.taken == [
+        ("kernels", "records", 0),
+        *(("side", "waits", 0), ("side", "is current"), ("side", "records", 1)),
+        *(("side", "is current"), ("side", "records", 2)),
+        ("kernels", "waits", 2),
+    ]
+    notes.taken.clear()
+    device.close()
+    assert notes.taken[0] == ("side", "ends")
 
 
 def test_kernels_run_in_the_stream_that_is_current_when_a_program_begins(notes: Notes) -> None:

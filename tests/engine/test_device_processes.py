@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes with a device each: the bits of one process on the CPU, bytes as forecast, and no race."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ooc.engine import exchange
+from ooc.errors import BudgetError, OptionError
+from ooc.plan.program import received
+from ooc.sizes import parse_size
+from ooc.storage.store import Store
+from ooc.train import resources
+from ooc.train.trainer import Trainer
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_device import MODELS, Build, builder, on_device, use
+from tests.exactness.comparison import store_of
+from tests.graphs import GraphCase, random_data
+from tests.processes import together
+
+_CASE = GraphCase(nodes=200, edges=900, features=20, self_loops=15, isolated=20, duplicates=40, unlabelled=40)
+_EPOCHS = 2
+_NAMES = {
+    "halo": ["gcn", "gatv2", "layers that run as they are"],
+    "columns": ["gin with batch norm", "gat", "sage of maxima"],
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    data = random_data(_CASE, dtype=torch.float32)
+    sources, targets = data.edge_index
+    data.edge_index = torch.stack([(targets + sources % 9 - 4).clamp(0, _CASE.nodes - 1), targets])
+    return store_of(data, tmp_path_factory.mktemp("store"))
+
+
+def on_the_cpu(names: Sequence[str], store: Store, folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: trained(builder(MODELS[name], store, folder, threads=1)()) for name in names}
+
+
+def trained(trainer: Trainer, form: str = "halo") -> dict[str, Any]:
+    with trainer:
+        records = trainer.fit(_EPOCHS, progress=False)
+        plan = trainer.plan
+        program = "train_and_score" if "train_and_score" in plan.programs else "train"
+        found = {"losses": [one.loss for one in records], "scores": trainer.evaluate()}
+        if trainer.ranks.count > 1:
+            titles = [item.title for item in plan.programs[program]]
+            assert any("columns sharded" in title for title in titles) == (form == "columns")
+            assert records[-1].received_bytes == plan.received_bytes(program) > 0
+            assert records[-1].ssd_write_bytes == plan.bytes_written(program)
+        weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    return found | weights
+
+
+def assert_same(found: dict[str, Any] | None, alone: dict[str, Any], about: Any) -> None:
+    assert found is not None and found.keys() == alone.keys(), about
+    for name, value in alone.items():
+        same = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+        assert same, (about, name)
+
+
+def least(build: Build) -> tuple[int, int]:
+    """The least budgets that errors name, the host's for all processes; all of them ask."""
+    gpu, host = 1, 1
+    for _ in range(5):
+        try:
+            build(gpu, host).close()
+        except BudgetError as error:
+            named = {kind: parse_size(size) for kind, size in re.findall(r"(gpu|host)_budget='(\d+[KMG]?)", str(error))}
+            gpu, host = named.get("gpu", gpu), named.get("host", host)
+        else:
+            return gpu, host
+    raise AssertionError(f"budgets of {gpu} and {host} were named as enough and are not")
+
+
+@pytest.mark.parametrize(("form", "count"), [("halo", 4), ("columns", 3)])
+def test_results_are_those_of_one_process_on_the_cpu(
+    form: str, count: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows at a time, in several parts; of a graph whose edges lead to rows nearby."""
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 3000)
+    monkeypatch.setattr(received, "_PART_BYTES", 4000)
+
+    def work(rank: int) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name in _NAMES[form]:
+            with FakeDevice(rank, eager=rank / 4) as fake:
+                use(fake, monkeypatch)
+                found[name] = trained(on_device(MODELS[name], store, tmp_path, exchange=form)(), form)
+        return found
+
+    (alone,) = together(1, tmp_path, lambda rank: on_the_cpu(_NAMES[form], store, tmp_path))
+    for rank, found in enumerate(together(count, tmp_path, work)):
+        for name in alone:
+            assert_same(found and found[name], alone[name], (name, rank))
+
+
+def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the least memory, each GPU's and the host's: slabs go to others as they come over the wire, or are sharded
+    turn after turn."""
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 3000)
+
+    def work(rank: int) -> dict[str, dict[str, Any]]:
+        found = {}
+        for form in ("halo", "columns"):
+            with FakeDevice(rank, eager=0.3) as fake:
+                use(fake, monkeypatch)
+                build = on_device(MODELS["gcn"], store, tmp_path, exchange=form, slab_columns=3)
+                trainer = build(*least(build))
+                plan = trainer.plan
+                assert plan.unrolled["train"].fill and plan.to_device_bytes and plan.ssd_write_bytes
+                found[form] = trained(trainer, form)
+        return found
+
+    (alone,) = together(1, tmp_path, lambda rank: on_the_cpu(["gcn"], store, tmp_path))
+    for found in together(2, tmp_path, work):
+        for form in ("halo", "columns"):
+            assert_same(found and found[form], alone["gcn"], form)
+
+
+def test_a_run_goes_on_with_more_devices(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int, epochs: int, resume: bool) -> list[float]:
+        with FakeDevice(rank) as fake:
+            use(fake, monkeypatch)
+            with on_device(MODELS["gcn"], store, tmp_path, out=tmp_path / "run")() as trainer:
+                return [one.loss for one in trainer.fit(epochs, resume=resume, progress=False)]
+
+    (alone,) = together(1, tmp_path, lambda rank: on_the_cpu(["gcn"], store, tmp_path))
+    begun = together(2, tmp_path, lambda rank: work(rank, 1, resume=False))
+    gone_on = together(3, tmp_path, lambda rank: work(rank, 2, resume=True))
+    assert [begun[0] + one for one in gone_on] == [alone["gcn"]["losses"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown", "said"),
+    [
+        (4, "", None),
+        (1, "2", None),
+        (2, "", "3 processes are to compute on a GPU each, and this machine has 2 GPUs; start as many, or give each"),
+        (1, "", "this machine has 1 GPU"),
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(
+    gpus: int, shown: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = [0]
+    for name, value in {"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": shown}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(resources, "find_spec", lambda name: name)
+    monkeypatch.setattr(resources, "Cuda", lambda index: index)
+    stubs: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "set_device": current.append,
+        "current_device": lambda: current[-1],
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    if said is not None:
+        with pytest.raises(OptionError, match=said):
+            resources.find_device("cuda")
+    else:
+        assert resources.find_device("cuda") == (1 if gpus > 1 else 0)
