@@ -46,6 +46,6 @@ def did_you_mean_path(path: Path) -> str:
 
 def _entries(folder: Path) -> list[str]:
     try:
-        return [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+        return [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.exists()]
     except OSError:  # no folder, or none of ours
         return []

@@ -49,6 +49,8 @@ COMMANDS = (
 )
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
+"""Nobody reads what is printed any more: what a shell has for a program that SIGPIPE ends."""
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
 _COLUMN = re.compile(r"columns=\{(['\"])(.+?)\1: '(.+?)'\}")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
@@ -101,6 +103,10 @@ class _Commands(click.Group):
             name = context.invoked_subcommand
             command = None if name is None else self.get_command(context, name)
             raise click.ClickException(in_options(str(error), command)) from error
+        except BrokenPipeError:
+            # The reader of our output has gone, as in `ooc info STORE | head -1`. Flushing at exit must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            context.exit(EXIT_UNREAD)
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -165,10 +171,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("ooc: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `ooc info STORE | head -1`. Flushing at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
         return _fail(describe_os_error(error))
     except MemoryError:

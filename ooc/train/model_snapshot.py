@@ -2,13 +2,15 @@
 """What a trainer has taken from its model when it was made, and whether it still holds.
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
-parameters are trained, rates of dropout, slopes and the like, of a module, of its class, or in a list or dictionary of
-these, decided what is planned; changed later, they would count for nothing. Nor would hooks, or another ``forward``,
-that are set on a module later.
+parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list or dictionary of
+these, or of what is around a function (globals, what encloses it), decided what is planned; changed later, they would
+count for nothing. Nor would hooks, or another ``forward``, that are set on a module later.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -19,6 +21,14 @@ from ooc.model.lowering.network import has_hooks, hooks_of
 _PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
 """What every module has: its mode, which programs decide, and what is looked at by itself."""
+_NOBODYS = ("torch", "builtins", "numpy")
+"""Packages that nobody changes meanwhile."""
+_EMPTY = CellType()
+_CHANGED = (
+    "has changed since the trainer was made, which it does not see: make another Trainer with the model and its "
+    "optimizer"
+)
+_CHANGES = "changes whenever the model runs, which is once for all epochs or once for every tile: leave it as it is"
 
 
 class ModelSnapshot:
@@ -29,31 +39,25 @@ class ModelSnapshot:
         self._constants = dict(_constants(model))
         self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
-    def check(self) -> None:
-        """Raise ModelError naming what is no longer as it was."""
+    def check(self, *, tried: bool = False) -> None:
+        """Raise ModelError naming what is no longer as it was; ``tried``: since the model was tried and taken apart."""
         constants = dict(_constants(self._model))
         for name in [*self._constants, *constants]:
             before, now = self._constants.get(name), constants.get(name)
             is_equal = isinstance(before, (*_PLAIN, list)) and isinstance(now, (*_PLAIN, list)) and before == now
             if before is not now and not is_equal:
-                raise _changed(name)
+                raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
         for name, buffer, version, value in self._numbers:
             if buffer._version != version and float(buffer) != value:  # on a device, to read it is to wait
-                raise _changed(f"the value of {name}")
-
-
-def _changed(name: str) -> ModelError:
-    return ModelError(
-        f"{name} of the model has changed since the trainer was made, which it does not see: make another Trainer with "
-        "the model and its optimizer"
-    )
+                raise ModelError(f"the value of {name} of the model {_CHANGED}")
 
 
 def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
+    functions: dict[FunctionType, None] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, module
-        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch", "builtins"))]
+        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(_NOBODYS)]
         for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
             if name in _OF_ALL:
                 continue
@@ -61,6 +65,7 @@ def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
                 yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
             elif isinstance(value, _PLAIN) or callable(value):
                 yield prefix + name, value
+            functions |= dict.fromkeys(_functions_in(value))
         for kind in hooks_of(module):
             yield prefix + kind, True
         for name, parameter in module._parameters.items():
@@ -70,6 +75,46 @@ def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
                 yield f"{prefix}{name}.hooks", has_hooks(parameter)
         for name, buffer in module._buffers.items():
             yield prefix + name, buffer
+    seen: set[FunctionType] = set()
+    while functions:
+        function, _ = functions.popitem()
+        seen.add(function)
+        for name, value in _around(function):
+            functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
+            if isinstance(value, (*_PLAIN, list, tuple, dict)):
+                yield name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
+
+
+def _functions_in(value: object) -> list[FunctionType]:
+    """The function of somebody's own that it is, or wraps."""
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        value = value.__func__
+    elif isinstance(value, (property, partial)):
+        value = value.fget if isinstance(value, property) else value.func
+    is_own = isinstance(value, FunctionType) and not (value.__module__ or "").startswith(_NOBODYS)
+    return [value] if is_own and isinstance(value, FunctionType) else []
+
+
+def _around(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
+    defaults of its arguments."""
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= {*code.co_names}
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    for name in sorted(names & function.__globals__.keys()):
+        value, place = function.__globals__[name], f"{function.__module__}.{name}"
+        yield place, value
+        owner = value if isinstance(value, type) else type(value)
+        if not (value.__name__ if isinstance(value, ModuleType) else owner.__module__).startswith(_NOBODYS):
+            parts = getattr(value, "__dict__", {})
+            yield from ((f"{place}.{part}", parts[part]) for part in sorted(names & parts.keys()))
+    place = f"{function.__module__}.{function.__qualname__}"
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != _EMPTY:
+            yield f"{name} around {place}", cell.cell_contents
+    yield f"a default of {place}", (function.__defaults__, function.__kwdefaults__)
 
 
 def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

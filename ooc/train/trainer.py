@@ -491,11 +491,12 @@ class Trainer:
             "state_folder": None if out is None else out.path / OPTIMIZER,
             "learnt": self._learnt,
         }
+        self._snapshot = ModelSnapshot(model)
         self._ready(resources, [model] if average is None else [model, average])
+        self._snapshot.check(tried=True)
         self._run = out
         if out is not None:  # what lists of runs show (ooc runs)
             out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
-        self._snapshot = ModelSnapshot(model)
         kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
         parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
         self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, ranks=ranks)

@@ -272,6 +272,12 @@ def test_a_closed_pipe_is_no_error() -> None:
     program = f"{sys.executable} -m ooc train --help | head -n 1"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage") and done.stderr == ""
+    read, written = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ooc", "train", "--help"]
+    done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(written)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_data_sets_of_pyg_are_imported_where_one_is_asked_for(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,18 @@ class Counting(nn.Module):
         return self.conv(x, edge_index)
 
 
+class Weighing(Growing):
+    """Takes the number of its runs as a weight, which it keeps in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = [0]
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.counts[0] += 1
+        return self.conv(x, edge_index) * self.counts[0]
+
+
 class Reversed(torch.autograd.Function):
     """Gradients come back with the other sign."""
 
@@ -189,6 +201,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "sums of no neighbours": (lambda: SGConv(F_IN, C, K=0), ("SGConv", "K=0")),
     "an earlier result": (Keeping, ("Keeping", "relu is kept from an earlier forward pass")),
     "layers by what it counts": (Growing, ("Growing", "changes its attribute runs")),
+    "weights by what it counts": (Weighing, ("Weighing", "with other numbers, each time")),
     "layers by chance": (Chancy, ("Chancy", "random numbers")),
     "noise without rows": (lambda: Between(lambda x: x + torch.randn(8)), ("Between", "random numbers")),
     "counting its runs": (Counting, ("Counting", "changes its buffer runs")),

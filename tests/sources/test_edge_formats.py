@@ -210,6 +210,7 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
         ("source,target\n10,-20\n", _NODES, {}, r"edge 0 \(10 → -20\) has an end that is no node"),
         ("source,target\n10,99\n", _NODES, {}, r"edge 0 \(10 → 99\) has an end that is no node"),
         ('source,target\n"10,20\n', _NODES, {}, "is no CSV"),
+        ('source,target\n10,20\n"1\n0",20\n', _NODES, {}, "line 3: a cell in quotes goes on in the next line"),
         ("", _NODES, {}, "is empty"),
         (_EDGES, _NODES.replace("30,1,1", "10,1,1"), {}, "has the id 10 twice"),
         (_EDGES, _NODES.replace("0.5", "half"), {}, "line 2: the column f holds 'half', not numbers"),

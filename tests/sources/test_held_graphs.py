@@ -128,9 +128,26 @@ def test_the_index_of_a_frame_holds_ids(tmp_path: Path, named: bool) -> None:
     nodes = pandas.DataFrame(NODES).set_index("id")
     edges = pandas.DataFrame(EDGES).set_index(["src", "dst"])
     _is_it(ooc.convert({"nodes": nodes if named else nodes.rename_axis(None), "edges": edges}, tmp_path / "g.ooc"))
-    numbered = pandas.DataFrame({"f": [1.0, 2.0, 3.0], "y": [0, 1, 0]}).iloc[1:]  # An index of what was left is none.
-    store = ooc.convert({"nodes": numbered, "edges": pandas.DataFrame({"src": [0], "dst": [1]})}, tmp_path / "h.ooc")
-    assert store.num_nodes == 2 and not store.has("ids")
+
+
+@pytest.mark.parametrize("rows", [[1, 2], [1, 0, 2]])
+def test_an_index_of_rows_that_were_left_or_moved_is_not_passed_over(tmp_path: Path, rows: list[int]) -> None:
+    """Edges may go by it, or by the rows as they are: which has to be said."""
+    nodes = pandas.DataFrame({"f": [1.0, 2.0, 3.0], "y": [0, 1, 0]}).iloc[rows]
+    edges = pandas.DataFrame({"src": [1], "dst": [2]})
+    with pytest.raises(SourceError, match="the frame nodes has no ids but an index that does not count its rows"):
+        ooc.convert({"nodes": nodes, "edges": edges}, tmp_path / "g.ooc")
+    store = ooc.convert({"nodes": nodes.rename_axis("id"), "edges": edges}, tmp_path / "g.ooc")
+    assert store.ids is not None and store.ids.tolist() == rows
+    edges = edges - 1
+    store = ooc.convert({"nodes": nodes.reset_index(drop=True), "edges": edges}, tmp_path / "h.ooc")
+    assert store.num_nodes == len(rows) and not store.has("ids")
+
+
+def test_labels_of_pandas_may_be_missing(tmp_path: Path) -> None:
+    nodes = pandas.DataFrame({"f": [1.0, 2.0, 3.0, 4.0], "y": pandas.array([0, None, 1, 0], "Int64")})
+    store = ooc.convert({"nodes": nodes, "edges": pandas.DataFrame({"src": [0], "dst": [1]})}, tmp_path / "g.ooc")
+    assert store.array("y").read().tolist() == [0, -1, 1, 0]
 
 
 def test_a_frame_of_edges_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,26 @@ from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase()
+FACTOR, SETTINGS = 1.0, SimpleNamespace(shift=[0.0])
+
+
+def moved(x: Tensor) -> Tensor:
+    """By numbers of this module."""
+    return x * FACTOR + SETTINGS.shift[0]
+
+
+def enclosed() -> tuple[Callable[[Tensor], Tensor], Callable[[], None]]:
+    """A function that goes by a number around it, and one that changes that."""
+    times = 1
+
+    def multiplied(x: Tensor) -> Tensor:
+        return x * times
+
+    def doubled() -> None:
+        nonlocal times
+        times *= 2
+
+    return multiplied, doubled
 
 
 class Model(nn.Module):
@@ -28,12 +49,13 @@ class Model(nn.Module):
         self.first = GINConv(nn.Linear(GRAPH.features, 8), eps=0.1)
         self.norm, self.drop, self.act = nn.BatchNorm1d(8), nn.Dropout(0.5), torch.relu
         self.shares = {"own": [0.5, 0.5]}
+        self.multiplied, self.doubled = enclosed()
         self.register_buffer("shift", torch.zeros(8))
         self.shift: Tensor
         self.second = SAGEConv(8, GRAPH.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.drop(self.norm(self.first(x, edge_index)) + self.shift)
+        x = self.drop(moved(self.norm(self.multiplied(self.first(x, edge_index)))) + self.shift)
         return self.second(self.act(x) * (self.scale * self.shares["own"][0]), edge_index)
 
 
@@ -57,6 +79,9 @@ CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "a hook on a parameter": (lambda m: m.norm.bias.register_hook(lambda _: None), "norm.bias.hooks"),
     "another forward": (lambda m: setattr(m.drop, "forward", lambda x: x), "drop.forward"),
     "another activation": (lambda m: setattr(m, "act", torch.tanh), "act"),
+    "a number of the module": (lambda m: globals().update(FACTOR=FACTOR + 1), "test_model_snapshot.FACTOR"),
+    "a number in something": (lambda m: SETTINGS.shift.insert(0, 0.1), "test_model_snapshot.SETTINGS.shift"),
+    "a number around a function": (lambda m: m.doubled(), r"times around .*doubled"),
     "a number of a sum": (lambda m: give(m, first_eps=2.0), "the value of first.eps"),
 }
 
@@ -95,3 +120,19 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
         trainer.fit(1, eval_every=0)
         model.train()
         trainer.fit(1, eval_every=0)
+
+
+@pytest.mark.parametrize("after", [0, 50])
+def test_what_counts_how_often_it_runs_is_refused(after: int, store: Store, tmp_path: Path) -> None:
+    """Also where that has no effect at first: it would be traced once, whatever the number of epochs."""
+    calls = 0
+
+    class Counting(Model):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            x = super().forward(x, edge_index)
+            return x if calls < after else x * calls
+
+    with pytest.raises(ModelError, match=r"calls around .* changes whenever the model runs|with other numbers"):
+        ooc.Trainer(Counting(), store, "64M", "64M", spill_dir=tmp_path)

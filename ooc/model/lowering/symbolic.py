@@ -118,7 +118,7 @@ class Calls:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
         if list(map(_kind, again.nodes)) != list(map(_kind, self.nodes)):
-            raise self._refuse("it calls other layers each time")
+            raise self._refuse("it calls other layers, or with other numbers, each time")
 
     @contextmanager
     def _without_functions(self) -> Iterator[None]:
@@ -684,9 +684,11 @@ def _parts(one: Tensor) -> Sequence[Tensor]:
     return one.reshape(-1).chunk(1 + one.numel() // _NUMBERS_AT_ONCE) if one.numel() else ()
 
 
-def _kind(node: fx.Node) -> tuple[str, str]:
+def _kind(node: fx.Node) -> tuple[str, str, list[str]]:
+    """What it calls, and with which numbers."""
     target = str(node.target)
-    return node.op, _CONSTANT if target.startswith(_CONSTANT) else target
+    given = [repr(one) for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, _PLAIN[:-2])]
+    return node.op, _CONSTANT if target.startswith(_CONSTANT) else target, given
 
 
 # ---- what a user has put in the place of a module's own parts ---------------------------------------------

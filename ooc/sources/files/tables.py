@@ -301,7 +301,7 @@ def _list(values: Values) -> list[Any]:
 def _is_nothing(value: Any) -> bool:
     """``None``, not-a-number, and what pandas has in their place."""
     nan = isinstance(value, float) and value != value
-    return nan or value is None or value == "" or type(value).__name__ in ("NAType", "NaTType")
+    return nan or type(value).__name__ in ("NoneType", "NAType", "NaTType") or value == ""
 
 
 def _is_whole(value: Any) -> bool:

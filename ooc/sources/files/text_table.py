@@ -139,7 +139,7 @@ class TextTable(LineTable):
     def _slowly(self, text: str, wanted: Mapping[str, Cells], line: int) -> Block:
         """Cell by cell: empty ones, quoted ones, and the message for a wrong one."""
         found: dict[str, list[int | float | str]] = {name: [] for name in wanted}
-        for number, row in enumerate(self._cells(text.split("\n")), start=line):
+        for number, row in enumerate(self._cells(text.split("\n"), line), start=line):
             if not row:
                 continue
             if len(row) != len(self.columns):
@@ -171,13 +171,21 @@ class TextTable(LineTable):
         """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
         return not all(map(WHOLE_NUMBER.fullmatch, self._head[column]))
 
-    def _cells(self, lines: list[str]) -> list[list[str]]:
+    def _cells(self, lines: list[str], first: int = 1) -> list[list[str]]:
+        """Of ``lines`` from that number on. SourceError where a cell has several, which blocks would cut."""
         if self._delimiter is None:
             return [line.split() for line in lines]
+        rows = list[list[str]]()
         try:
-            return list(csv.reader(lines, delimiter=self._delimiter, strict=True))
+            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            for row in reader:
+                rows.append(row)
+                if reader.line_num > len(rows):
+                    number = first + len(rows) - 1
+                    raise SourceError(f"{self.path}, line {number}: a cell in quotes goes on in the next line")
         except csv.Error as error:
             raise SourceError(f"{self.path} is no CSV: {error}") from error
+        return rows
 
     def _text(self, raw: bytes) -> str:
         if len(plain := raw.translate(None, _NO_TEXT)) < len(raw):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.columns import ID, SOURCE_END, TARGET_END
+from ooc.sources.columns import ID, SOURCE_END, TARGET_END, NodeTables
 from ooc.sources.files.cells import ColumnKind
 from ooc.sources.files.tables import Column, HeldTable, Table, Values
 from ooc.sources.formats.edges.bare_graph import bare_source
@@ -45,7 +45,10 @@ def held_source(source: Any, request: Request) -> Source:
     frames = dict(source) if isinstance(source, Mapping) else {_EDGES: source}
     if unknown := [name for name in frames if name not in (_NODES, _EDGES)]:
         raise SourceError(f"frames are called nodes and edges, not {', '.join(map(str, unknown))}")
-    return _of_tables({name: _table_of_frame(name, frame) for name, frame in frames.items()}, request, "frames")
+    tables: dict[str, Table] = {name: _table_of_frame(name, frame) for name, frame in frames.items()}
+    if _NODES in tables:
+        _check_index(frames[_NODES], tables[_NODES], request)
+    return _of_tables(tables, request, "frames")
 
 
 def _of_tables(tables: dict[str, Table], request: Request, name: str, *, symmetrize: bool = False) -> Source:
@@ -89,6 +92,18 @@ def _with_index(frame: Any) -> Any:
         return frame.rename_axis("id").reset_index()
     new = [name for name in index.names if name is not None and name not in frame.columns]
     return frame.reset_index(level=new) if new else frame
+
+
+def _check_index(frame: Any, table: Table, request: Request) -> None:
+    """SourceError where edges may go by an index of other numbers than those of rows: of rows that were left, or put in
+    another order."""
+    index, nodes = getattr(frame, "index", None), NodeTables(request, {table.path: table})
+    nodes.open(table.path)
+    if nodes.ids(_NODES) is None and index is not None and (index != np.arange(len(frame))).any():
+        raise SourceError(
+            f"the frame {table.path} has no ids but an index that does not count its rows; if edges go by it, give "
+            'nodes.rename_axis("id"), if by rows, nodes.reset_index(drop=True)'
+        )
 
 
 def _column(series: Any) -> Column:

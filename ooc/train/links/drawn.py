@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.errors import OocError, SpillError
+from ooc.errors import OocError, OptionError, SpillError
 from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
 from ooc.sizes import format_size
@@ -288,10 +288,12 @@ class TrainingLinks:
 
     def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
         """Which links of those given a step has, ascending, and the tails drawn for each, by their ids; -1 of those
-        that are left out."""
-        links = self._tails.shape[0]
+        that are left out. OptionError where ids are texts, which no tensor holds."""
+        links, ids = self._tails.shape[0], self._ends.ids(-1)
+        if ids.dtype.kind == "S":
+            raise OptionError("negatives are told by whole numbers, and the ids of these nodes are texts")
         tails_EK = self._drawn(epoch, 0, links)
-        found = self._ends.ids(-1)[tails_EK].astype(np.int64)
+        found = ids[tails_EK].astype(np.int64)
         if self._known is not None:
             heads = np.repeat(np.arange(self._nodes), np.diff(self._first))
             found[self._linked(self._known, self._links(0, links, heads), tails_EK)] = -1

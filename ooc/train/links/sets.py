@@ -164,6 +164,7 @@ class Places:
             return self._of[end].of(asked)
         except LookupError as error:
             (missing,) = error.args
+            missing = missing.decode() if isinstance(missing, bytes) else missing
             kind = f"{self._ends.types[-end]!r} " if self._ends.types else ""
             raise OptionError(f"links {what}: there is no node {kind}{missing} in {self._store.path}") from None
         except TypeError:
@@ -309,6 +310,8 @@ class Links:
 
         def pairs(data: Any, label: int) -> Tensor | None:
             data = data if edge_type is None else data[edge_type]
+            if (data.edge_label > 1).any():
+                raise OptionError("links have labels of their own in edge_label; delete these before the split")
             found: Tensor = data.edge_label_index[:, data.edge_label == label]
             return found if found.shape[1] else None
 

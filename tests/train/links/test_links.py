@@ -266,6 +266,13 @@ def test_random_link_split_is_taken_as_it_is(graph: Data) -> None:
     assert all(0 < one.valid_acc < 1 and one.train_acc is None for one in records if one.valid_acc is not None)
 
 
+def test_links_with_labels_of_their_own_are_refused(graph: Data) -> None:
+    """PyG counts these from 1 then, 0 being none: those of 1 alone would be links."""
+    labelled = Data(graph.x, graph.edge_index, edge_label=torch.arange(graph.num_edges) % 3)
+    with pytest.raises(ooc.OptionError, match="links have labels of their own in edge_label"):
+        ooc.Links.of_split(*RandomLinkSplit(num_val=0.1, num_test=0.1)(labelled))
+
+
 @pytest.mark.parametrize("directed", [False, True])
 def test_edges_are_held_out_when_a_store_is_made(tmp_path: Path, graph: Data, directed: bool) -> None:
     """All of them are in one of three, by the source's ids, whatever their direction; what is left is trained on."""
@@ -307,6 +314,8 @@ def test_links_go_by_ids_that_are_texts(tmp_path: Path) -> None:
         assert trainer.score(np.array([["n90"], ["n119"]])).shape == (1,)
         with pytest.raises(ooc.OptionError, match="there is no node"):
             trainer.score(np.array([["n90"], ["n1190"]]))
+        with pytest.raises(ooc.OptionError, match="the ids of these nodes are texts"):
+            trainer.negatives(0)
 
 
 @pytest.mark.parametrize("text", ["0.5", "0.5,0.5", "-0.1,0.2", "a,b", "0.1,0.1,x", "0,0", "0.1,0.1,1,1", "0.1,0.1,-3"])
