@@ -9,7 +9,7 @@ Shapes: E edges and R rows of the piece, H heads, B = R·H bags, X = E·H edges 
 columns each; mostly one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.edges import ColumnCopy, Piece
+from ooc.kernels.edges import ColumnCopy, Piece, TileEdges, pieces
 from ooc.kernels.tensors import pull
 
 _INT32_MAX = 2**31 - 1
+
+
+class BagLists:
+    """What a piece's bags hold, and in which order, of ``heads``: the same in every epoch. ``dtype``: of numbers."""
+
+    def __init__(self, piece: Piece, heads: int, dtype: torch.dtype) -> None:
+        self.shape = (piece.stop - piece.start, heads)
+        self.edges = piece.edges * heads
+        offsets_R1 = piece.offsets_R1.to(dtype)
+        counts_R, first_R = offsets_R1.diff(), offsets_R1[:-1, None] * heads
+        numbers_H = torch.arange(heads, dtype=dtype)
+        start_RH = first_R + counts_R[:, None] * numbers_H
+        self.counts_B = counts_R[:, None].expand(self.shape).reshape(-1).numpy().astype(np.intp)
+        self.offsets_B1 = torch.cat((start_RH.view(-1), offsets_R1.new_tensor([self.edges])))
+        # Number n of a bag is edge n of its row. Where a head's edges follow one another, as they do nowhere but here,
+        # x = start + n is at place head · E + (the row's first edge) + n.
+        ahead_RH = offsets_R1[:-1, None] + numbers_H * piece.edges - start_RH
+        self._place_X = None  # of one head, they are in order
+        if heads > 1:
+            self._place_X = self.spread(ahead_RH).add_(torch.arange(self.edges, dtype=dtype))
+        self.row_X = self.in_order(piece.neighbours_E.to(dtype) * heads + numbers_H[:, None])
+
+    @classmethod
+    def of(cls, tile: TileEdges, number: int, piece: Piece, heads: int, slab_NS: Tensor) -> "BagLists":
+        """Those of the tile's piece ``number``, retained where there is memory."""
+        rows, edges = (piece.stop - piece.start) * heads, piece.edges * heads
+        dtype = torch.int32 if max(slab_NS.numel(), edges * heads) <= _INT32_MAX else torch.int64
+        retained = tile.retained
+        if retained is None:
+            return cls(piece, heads, dtype)
+        name = cls, heads, dtype, tile.start, tile.rows, len(slab_NS), number, tile.edges_per_piece, tile.self_loops
+        found: BagLists | None = retained.get(name)
+        if found is None:
+            nbytes = (edges * (1 + (heads > 1)) + rows + 1) * dtype.itemsize + 3 * rows * np.dtype(np.intp).itemsize
+            found = retained.keep(name, nbytes, lambda: cls(piece, heads, dtype))
+        return cls(piece, heads, dtype) if found is None else found
+
+    def in_order(self, values_HE: Tensor) -> Tensor:
+        """Values of every head and edge, bag by bag [X]."""
+        values_X = values_HE.reshape(-1)
+        return values_X if self._place_X is None else values_X.index_select(0, self._place_X)
+
+    def spread(self, values_RH: Tensor) -> Tensor:
+        """Values of every row and head at each edge of their bag [X]."""
+        return torch.from_numpy(np.repeat(values_RH.reshape(-1).numpy(), self.counts_B))
+
+    @cached_property
+    def filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:
+        """Which bags have edges (``None``: all), and where those begin."""
+        counts, starts = self.counts_B, self.offsets_B1[:-1].numpy().astype(np.intp)
+        if counts.all():
+            return None, starts
+        filled = np.flatnonzero(counts)
+        return filled, starts[filled]
 
 
 class Bags:
@@ -32,42 +86,29 @@ class Bags:
     """
 
     def __init__(
-        self, piece: Piece, heads: int, slab_NS: Tensor, apart: ColumnCopy | None = None, *, slices: int = 1
+        self, piece: Piece, lists: BagLists, slab_NS: Tensor, apart: ColumnCopy | None = None, *, slices: int = 1
     ) -> None:
+        heads = lists.shape[1]
         assert slab_NS.is_contiguous() and slab_NS.shape[1] % (heads * slices) == 0
         self.rows, self.continues = piece.rows, piece.continues
         self._apart = apart
         self.slices = slices
         self.matrix_VK = slab_NS.view(-1, slab_NS.shape[1] // heads)
-        self._shape = (piece.stop - piece.start, heads)
-        self._edges = piece.edges * heads
-        fits = max(slab_NS.numel(), self._edges * heads) <= _INT32_MAX
-        dtype = torch.int32 if fits else torch.int64
-        offsets_R1 = piece.offsets_R1.to(dtype)
-        counts_R, first_R = offsets_R1.diff(), offsets_R1[:-1, None] * heads
-        numbers_H = torch.arange(heads, dtype=dtype)
-        start_RH = first_R + counts_R[:, None] * numbers_H
-        self._counts_B = counts_R[:, None].expand(self._shape).reshape(-1).numpy().astype(np.intp)
-        self._offsets_B1 = torch.cat((start_RH.view(-1), offsets_R1.new_tensor([self._edges])))
-        # Number n of a bag is edge n of its row. Where a head's edges follow one another, as they do nowhere but here,
-        # x = start + n is at place head · E + (the row's first edge) + n.
-        ahead_RH = offsets_R1[:-1, None] + numbers_H * piece.edges - start_RH
-        self._place_X = None  # of one head, they are in order
-        if heads > 1:
-            self._place_X = self.spread(ahead_RH).add_(torch.arange(self._edges, dtype=dtype))
-        self._row_X = self._in_order(piece.neighbours_E.to(dtype) * heads + numbers_H[:, None])
+        self._lists = lists
+        self._shape, self._edges = lists.shape, lists.edges
+        self._offsets_B1, self._row_X = lists.offsets_B1, lists.row_X
+        self.spread = lists.spread
+
+    @classmethod
+    def of(cls, tile: TileEdges, heads: int, slab_NS: Tensor, *, slices: int = 1) -> Iterator[tuple[Piece, "Bags"]]:
+        """Those of a tile, piece by piece."""
+        for number, piece in enumerate(pieces(tile, len(slab_NS))):
+            lists = BagLists.of(tile, number, piece, heads, slab_NS)
+            yield piece, cls(piece, lists, slab_NS, tile.apart, slices=slices)
 
     def by_bag(self, values_EH: Tensor) -> Tensor:
         """Values of every edge and head, bag by bag [X]."""
-        return self._in_order(values_EH.t())
-
-    def _in_order(self, values_HE: Tensor) -> Tensor:
-        values_X = values_HE.reshape(-1)
-        return values_X if self._place_X is None else values_X.index_select(0, self._place_X)
-
-    def spread(self, values_RH: Tensor) -> Tensor:
-        """Values of every row and head at each edge of their bag [X]."""
-        return torch.from_numpy(np.repeat(values_RH.reshape(-1).numpy(), self._counts_B))
+        return self._lists.in_order(values_EH.t())
 
     def columns(self, *columns: int, slice_number: int = 0) -> tuple[Tensor, ...]:
         """Some columns of a slice of the neighbours' rows [X], counted from its end where negative."""
@@ -123,20 +164,11 @@ class Bags:
         sums = pull(self.matrix_VK, rows_Y, offsets, weight_Y)
         return sums.view(2, *self._shape, self.slices, -1)
 
-    @cached_property
-    def _filled(self) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp]]:
-        """Which bags have edges (``None``: all), and where those begin."""
-        counts, starts = self._counts_B, self._offsets_B1[:-1].numpy().astype(np.intp)
-        if counts.all():
-            return None, starts
-        filled = np.flatnonzero(counts)
-        return filled, starts[filled]
-
     def _reduce(self, operator: Any, values_X: Tensor, empty: float) -> Tensor:
-        filled, starts = self._filled
+        filled, starts = self._lists.filled
         reduced: Any = operator.reduceat(values_X.numpy(), starts)
         if filled is not None:
-            of_filled, reduced = reduced, np.full(len(self._counts_B), empty, dtype=reduced.dtype)
+            of_filled, reduced = reduced, np.full(len(self._lists.counts_B), empty, dtype=reduced.dtype)
             reduced[filled] = of_filled
         return torch.from_numpy(reduced).view(self._shape)
 

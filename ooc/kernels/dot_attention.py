@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ooc.kernels.bags import Bags, RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edges import TileEdges, pieces
+from ooc.kernels.edges import TileEdges
 from ooc.plan.workload import Direction
 
 with warnings.catch_warnings():  # torch says once that these are in beta
@@ -43,8 +43,7 @@ def attend(
     own_RHK = torch.cat((query_RHC * scale, torch.zeros_like(query_RHC)), dim=2)
     out_RHC = source_NS.new_zeros(rows, count, channels)
     softmax = RunningSoftmax(rows, count, source_NS, [out_RHC])
-    for piece in pieces(tile, len(source_NS)):
-        bags = Bags(piece, count, source_NS)
+    for piece, bags in Bags.of(tile, count, source_NS):
         weight_X = softmax.weigh(bags, bags.dots(own_RHK[piece.rows]))
         if dropout is not None:
             weight_X *= bags.by_bag(dropout.scale(piece, Direction.IN, heads, weight_X.dtype))
@@ -67,8 +66,8 @@ def pull_sources(
     if dropout is None:
         above[1, ..., -1] = -1.0  # and so is D
     out_RHK = torch.zeros_like(source_RHK, memory_format=torch.contiguous_format)
-    for piece in pieces(tile, len(target_NP)):
-        bags, here = Bags(piece, count, target_NP), piece.rows
+    for piece, bags in Bags.of(tile, count, target_NP):
+        here = piece.rows
         share_X, ds_X = bags.dots(above[0, here]).exp_(), bags.dots(above[1, here])
         kept_X = share_X
         if dropout is not None:
@@ -100,8 +99,8 @@ def pull_targets(
     above_RHK = torch.cat((zeros, gradient_RO.view_as(query_RHC)), dim=2)
     lse_RH, d_RH = statistics.view(len(statistics), count, 2).unbind(2)
     out_RHC = zeros
-    for piece in pieces(tile, len(source_NS)):
-        bags, here = Bags(piece, count, source_NS), piece.rows
+    for piece, bags in Bags.of(tile, count, source_NS):
+        here = piece.rows
         share_X = bags.dots(own_RHK[here]).sub_(bags.spread(lse_RH[here])).exp_()
         ds_X = bags.dots(above_RHK[here])
         if dropout is not None:

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from ooc.kernels.bags import Bags, RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edges import Piece, TileEdges, pieces
+from ooc.kernels.edges import Piece, TileEdges
 from ooc.plan.workload import Direction
 
 SOURCE_SCALARS = 1
@@ -100,8 +100,8 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tenso
     totals = [z_RHTC, out_RHTK[..., channels + 1 :]] if keep else [out_RHTK]
     a_dst_RH = a_dst_RG[:, ::slices]
     softmax = RunningSoftmax(rows, heads, a_dst_RG, totals)
-    for piece in _begun(pieces(tile, len(source_NS)), out_RHTK):
-        bags, here = Bags(piece, heads, source_NS, tile.apart, slices=slices), piece.rows
+    for piece, bags in _begun(Bags.of(tile, heads, source_NS, slices=slices), out_RHTK):
+        here = piece.rows
         score_X = bags.columns(-1)[0].add_(bags.spread(a_dst_RH[here]))
         if gat.negative_slope is None:
             weight_X = score_X.tanh()
@@ -146,8 +146,8 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     channels = source_RHTK.shape[3] - SOURCE_SCALARS
     z_RHTC, a_src_RH = source_RHTK[..., :channels], source_RHTK[:, :, 0, channels]
     out_RHTK = torch.empty_like(source_RHTK, memory_format=torch.contiguous_format)
-    for piece in _begun(pieces(tile, len(target_NS)), out_RHTK):
-        bags, here = Bags(piece, heads, target_NS, tile.apart, slices=slices), piece.rows
+    for piece, bags in _begun(Bags.of(tile, heads, target_NS, slices=slices), out_RHTK):
+        here = piece.rows
         score_X, lse_X = bags.columns(-3, -2)
         score_X += bags.spread(a_src_RH[here])
         slope_d_RHT = None
@@ -183,12 +183,12 @@ def scratch_bytes(*, heads: int, slices: int, channels: int, itemsize: int, drop
     return per_edge, per_row
 
 
-def _begun(pieces: Iterable[Piece], out: Tensor) -> Iterator[Piece]:
+def _begun(pieces: Iterable[tuple[Piece, Bags]], out: Tensor) -> Iterator[tuple[Piece, Bags]]:
     """The pieces in order; rows of ``out`` that no piece begins are 0."""
     stop = 0
-    for piece in pieces:
+    for piece, bags in pieces:
         out[stop : piece.start + piece.continues] = 0.0
-        yield piece
+        yield piece, bags
         stop = piece.stop
     out[stop:] = 0.0
 

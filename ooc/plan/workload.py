@@ -153,7 +153,8 @@ class PerEdge:
     once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
     while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
-    ``recorded_columns``: for that of the backward pass, of every layer at once.
+    ``recorded_columns``: for that of the backward pass, of every layer at once. ``listed_heads``: for each of which
+    edges are listed by themselves.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges);
     ``sums_kept``: none of it where the ``kept_columns`` of another pull have been kept.
@@ -172,6 +173,7 @@ class PerEdge:
     copied_columns: tuple[int, ...] = ()
     kept_columns: int = 0
     recorded_columns: int = 0
+    listed_heads: int = 0
     sums_kept: bool = False
     slices: int = 1
     work: EdgeWork | None = None
@@ -339,6 +341,9 @@ _PLACE_BYTES = 24
 """Of an edge while it is found out which in-edge an out-edge is: both ends, order and place."""
 PIECE_BYTES = 40
 """Of each edge and row of a tile whose pieces are retained, at most: a neighbour, its row, and where it is."""
+HEAD_BYTES = 16
+"""Of each edge and row of these, and each head, where heads have lists of their own: a neighbour's row and place, and
+where a row's edges begin, for two edges a row or more."""
 
 
 @dataclass(frozen=True, slots=True)

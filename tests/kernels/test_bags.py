@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.kernels.bags import Bags
+from ooc.kernels.bags import BagLists, Bags
 from ooc.kernels.edges import ColumnCopy, pieces
 from ooc.plan.workload import Direction
 from tests.kernels.kernel_cases import PIECES, KernelGraph, graphs, numbers, small_pieces
@@ -25,7 +25,8 @@ def test_bags_reduce_as_a_loop_over_edges_does(
     tile = next(graph.tiles(Direction.IN, graph.nodes))[2]
     with small_pieces(edges_per_piece):
         for piece in pieces(tile, graph.nodes):
-            bags = Bags(piece, heads, slab, slices=slices)
+            lists = BagLists(piece, heads, torch.int32)
+            bags = Bags(piece, lists, slab, slices=slices)
             values_EH = numbers(seed + 1, piece.edges, heads)
             is_first_EH, is_kept_EH = (numbers(seed + number, piece.edges, heads) > 0 for number in (2, 3))
             sums = slab.new_zeros(piece.stop - piece.start, heads)
@@ -46,7 +47,7 @@ def test_bags_reduce_as_a_loop_over_edges_does(
             torch.testing.assert_close(bags.sums_apart(values, is_first, is_kept), kept, **CLOSE)
             rows = piece.neighbours_E.long()
             apart_of_slab = ColumnCopy.of(slab, heads * slices, (-2, -1))
-            copied = Bags(piece, heads, torch.full_like(slab, torch.nan), apart_of_slab, slices=slices)
+            copied = Bags(piece, lists, torch.full_like(slab, torch.nan), apart_of_slab, slices=slices)
             for number in range(slices):
                 column_EH = slab.view(graph.nodes, heads, slices, COLUMNS)[rows][:, :, number, -1]
                 assert torch.equal(bags.columns(-1, slice_number=number)[0], bags.by_bag(column_EH))

@@ -355,6 +355,7 @@ class DotAttention(FunctionAttention):
 
     kept_columns = 0
     recorded_columns = 0
+    lists_heads = True
     work = Attention.work_of_scores
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:

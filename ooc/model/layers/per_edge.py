@@ -106,6 +106,8 @@ class EdgeAggregate(Aggregate):
     """Of what a pull of messages can leave of every edge to that of targets."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
+    lists_heads = False
+    """Whether edges are listed for every head by itself (``kernels.bags``)."""
     source_scalars: tuple[int, ...] = ()
     """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
     upstream_scalars: tuple[int, ...] = ()
@@ -206,6 +208,7 @@ class EdgeAggregate(Aggregate):
             copied_columns=apart,
             sums_kept=pulling is Pulling.SOURCES and self.kept_columns > 0,
             slices=self.slices,
+            listed_heads=self.groups // self.slices if self.lists_heads else 0,
             work=work,
         )
 
@@ -316,6 +319,7 @@ class GatAttention(Attention):
         self.upstream_scalars = (-3, -2, -1) if self.p else (-3, -2)
 
     source_scalars = (-1,)
+    lists_heads = True
     work = Attention.work_of_scores
 
     @property

@@ -8,7 +8,7 @@ from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
 from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, in_order, sequence_of
-from ooc.plan.workload import PIECE_BYTES, Workload
+from ooc.plan.workload import HEAD_BYTES, PIECE_BYTES, Workload
 
 
 def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) -> Plan:
@@ -81,5 +81,6 @@ def _retainable_bytes(layout: Layout, workload: Workload) -> int:
             lists = item.pull.direction, kind.edges_at_once, workload.matrices[item.pull.source].rows, height
             places = item.rows + workload.topologies[item.pull.direction].edges
             found[str(item.index if kind.opaque else lists)] = places * of_edge
+            found[f"{lists} of {kind.listed_heads} heads"] = places * HEAD_BYTES * kind.listed_heads
             found[f"recorded {item.index}"] = places * kind.recorded_columns * workload.pulled_itemsize
     return sum(found.values())
