@@ -212,8 +212,10 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
 
 def lower_agnn(conv: Any, call: Call) -> Value:
-    """AGNNConv: by the cosine of two rows, times β."""
-    x, beta = call.matrix("x"), conv.beta
+    """AGNNConv: by the cosine of two rows, times β. Keys and values are pulled whole."""
+    x, beta, setting = call.matrix("x"), conv.beta, call.assembly.setting
+    fits = 2 * setting.num_nodes * x.columns * setting.dtype.itemsize <= _WHOLE_NBYTES
+    call.needs(conv.aggr in _SUMS and (fits or setting.types is not None))
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
     options = AttentionOptions(1, x.columns, loops, 0.0, 0)
     unscaled = math.sqrt(x.columns)
@@ -232,6 +234,8 @@ def lower_agnn(conv: Any, call: Call) -> Value:
 
 def lower_fa(conv: Any, call: Call) -> Value:
     """FAConv, normalised: of d, how many in-neighbours a row has, itself among them where the convolution says so."""
+    linear = all(map(is_linear, (conv.att_l, conv.att_r)))
+    call.needs(conv.aggr in _SUMS and bool(conv.normalize) and linear and call.assembly.setting.on_cpu)
     if call.arguments["edge_weight"] is not None:
         raise call.refuse("it takes edge_weight with normalize=False only")
     if call.relation is not None:
@@ -308,6 +312,7 @@ def is_attentional(aggregation: Any) -> bool:
 def lower_res_gated(conv: Any, call: Call) -> Value:
     """ResGatedGraphConv. Its maps take the features of edges behind those of rows: they add to the gate what key and
     query make of them, and to the value."""
+    call.needs(conv.aggr in _SUMS and type(conv.act) is nn.Sigmoid and call.assembly.setting.on_cpu)
     x_source, x_target = call.ends("x")
     key, query, value = conv.lin_key, conv.lin_query, conv.lin_value
     of_source, of_target = slice(x_source.columns), slice(x_target.columns)
@@ -335,21 +340,6 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
     if conv.lin_skip is not None:
         terms.append((1.0, call.assembly.linear(x_target, conv.lin_skip.weight)))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))
-
-
-def has_formula(conv: Any) -> bool:
-    """Whether the options of one of the three are those that the formula here is for."""
-    if conv.aggr not in _SUMS:
-        return False
-    if isinstance(conv, gnn.FAConv):
-        return bool(conv.normalize) and all(map(is_linear, (conv.att_l, conv.att_r)))
-    return not isinstance(conv, gnn.ResGatedGraphConv) or type(conv.act) is nn.Sigmoid
-
-
-def fits(conv: Any, matrix_nbytes: float, *, on_cpu: bool) -> bool:
-    """Whether such a layer, given so many bytes of rows, is computed by its formula: AGNN's pulls keys and values
-    whole, and of the others there is no program for a GPU."""
-    return 2 * matrix_nbytes <= _WHOLE_NBYTES if isinstance(conv, gnn.AGNNConv) else on_cpu
 
 
 def _options(conv: Any, call: Call) -> AttentionOptions:

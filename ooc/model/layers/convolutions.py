@@ -27,7 +27,7 @@ there are others.
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -102,21 +102,9 @@ def lower_convolution(
     arguments = _bound(conv, args, kwargs)
     if type(conv) in _OF_ALL_TYPES:
         return lower(conv, Call(where, arguments, assembly, trace))
-    if arguments.get("edge_weight") is not None and _aggregates_in_another_way(conv, SUMS):
-        if types is not None:
-            raise ModelError(f"{where}: aggr={conv.aggr!r} of edges with weights is not supported on graphs with types")
-        return as_it_is(where, args, kwargs)
     graph = arguments["edge_index"]
     if not isinstance(graph, Graph):
         raise ModelError(f"{where}: edge_index must be the model's own edges")
-    setting, x = assembly.setting, arguments.get("x")
-    if types is None and type(conv) in _AS_LONG_AS_IT_FITS and isinstance(x, Value):
-        matrix_nbytes = setting.num_nodes * x.columns * setting.dtype.itemsize
-        if not attention.fits(conv, matrix_nbytes, on_cpu=setting.on_cpu):
-            return as_it_is(where, args, kwargs)
-    against = graph.flipped != (conv.flow == "target_to_source")
-    if against and types is None and (type(conv) in _OF_EACH_EDGE or conv.aggr == "max"):
-        return as_it_is(where, args, kwargs)
     if types is not None and graph.relation is None:
         raise ModelError(f"{where} takes edges of one type; of a graph with edge_type it would take all alike")
     if arguments.get("size") is not None:
@@ -124,13 +112,14 @@ def lower_convolution(
     if conv.flow == "target_to_source":
         arguments["edge_index"] = replace(graph, flipped=not graph.flipped)
     call = Call(where, arguments, assembly, trace)
-    if types is not None:
-        return lower(conv, call)
     try:
         with assembly.attempt():
-            assembly.convolved.append(call.matrix("x"))
+            if types is None:
+                assembly.convolved.append(call.matrix("x"))
             return lower(conv, call)
-    except NoFormulaError:
+    except NoFormulaError as error:
+        if types is not None:
+            raise ModelError(f"{error}; graphs with types take no other layers") from error
         return as_it_is(where, args, kwargs)
 
 
@@ -143,24 +132,12 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, or of all."""
-    known = not isinstance(conv, gnn.GENConv) and not _aggregates_in_another_way(conv, ALL_KNOWN)
-    return known and conv.flow == "source_to_target"
-
-
-def _aggregates_in_another_way(conv: gnn.MessagePassing, known: Collection[str]) -> bool:
-    return type(conv) in _OF_ANY_AGGREGATION and conv.aggr not in known
+    known = type(conv) not in _OF_ANY_AGGREGATION or conv.aggr in ALL_KNOWN
+    return known and not isinstance(conv, gnn.GENConv) and conv.flow == "source_to_target"
 
 
 def _replaced(conv: Any) -> str:
     """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
-    if isinstance(conv, gnn.EGConv) and not several_hops.has_eg_formula(conv):
-        return "aggregators"
-    if type(conv) in simple_sums.KNOWN and not simple_sums.has_formula(conv):
-        return "options"
-    if type(conv) in _AS_LONG_AS_IT_FITS and not attention.has_formula(conv):
-        return "options"
-    if isinstance(conv, gnn.PNAConv) and not principal.has_formula(conv):
-        return "options"
     functions = replaced_functions(conv)
     if functions:
         return f"own {functions[0]}"
@@ -220,6 +197,7 @@ def _sage(conv: Any, call: Call) -> Value:
 def _graph(conv: Any, call: Call) -> Value:
     source, x = call.ends("x")
     weighted = call.takes("edge_weight", EdgeData.WEIGHT)
+    call.needs(conv.aggr in SUMS or not weighted)
     return _with_root(call, conv, (conv.lin_rel, source), (conv.lin_root, x), weighted=weighted)
 
 
@@ -366,10 +344,6 @@ _LINEARS: dict[type[nn.Module], dict[str, bool]] = {
 """The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
-_AS_LONG_AS_IT_FITS = (gnn.AGNNConv, gnn.FAConv, gnn.ResGatedGraphConv)
-"""Those that run as they are where their formula takes too much, or has no program."""
-_OF_EACH_EDGE = (gnn.GINEConv, gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv, gnn.PNAConv, *_AS_LONG_AS_IT_FITS)
-"""Those whose formula is one for edges as they are."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv, gnn.SimpleConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,

@@ -153,9 +153,9 @@ class Call:
         return self.assembly.aggregate_product(rows, weight, self._oriented(rows, scaling), hops)
 
     def per_edge(self, make: Callable[..., EdgeAggregate], *inputs: Value, trains: bool = False) -> Value:
-        """The result of an aggregation that computes something for every edge (``Assembly.per_edge``)."""
-        if self.flipped:
-            raise self.refuse(_NOT_FLIPPED)
+        """The result of an aggregation that computes something for every edge (``Assembly.per_edge``); NoFormulaError
+        where edges are taken the other way round."""
+        self.needs(not self.flipped)
         self._check_source(inputs[0])
         return self.assembly.per_edge(make, *inputs, trains=trains, relation=self.relation)
 
@@ -176,6 +176,11 @@ class Call:
         if other is None:
             raise self.refuse(_NOT_FLIPPED)
         return other
+
+    def needs(self, known: bool) -> None:
+        """NoFormulaError unless options and arguments are ``known`` to be those that the formula is for."""
+        if not known:
+            raise NoFormulaError(f"{self.where}: there is no formula for its options and what it is given")
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")

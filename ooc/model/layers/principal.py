@@ -50,17 +50,6 @@ def aggregators_of(aggregation: Any) -> list[nn.Module]:
     return found
 
 
-def has_formula(conv: Any) -> bool:
-    """Whether its options are those that the formula here is for."""
-    is_scaled = type(conv.aggr_module) is aggr.DegreeScalerAggregation
-    if not is_scaled or conv.edge_dim is not None or not aggregators_of(conv.aggr_module):
-        return False
-    drawn = (nn.RReLU, nn.Dropout, nn.AlphaDropout)
-    return all(len(net) == 1 and is_linear(net[0]) for net in conv.pre_nns) and not any(
-        isinstance(part, drawn) for part in conv.post_nns.modules()
-    )
-
-
 def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
     """What it makes of the rows of in-neighbours, ``aggregators_of`` it being some."""
     aggregators, assembly, columns = aggregators_of(aggregation), call.assembly, source.columns
@@ -77,7 +66,11 @@ def lower_aggregation(aggregation: Any, call: Call, source: Value) -> Value:
 
 
 def lower_pna(conv: Any, call: Call) -> Value:
-    """PNAConv."""
+    """PNAConv, of maps that draw no random numbers behind the aggregation, and linear ones before it."""
+    is_scaled, drawn = type(conv.aggr_module) is aggr.DegreeScalerAggregation, (nn.RReLU, nn.Dropout, nn.AlphaDropout)
+    linear = conv.edge_dim is None and all(len(net) == 1 and is_linear(net[0]) for net in conv.pre_nns)
+    draws = any(isinstance(part, drawn) for part in conv.post_nns.modules())
+    call.needs(is_scaled and linear and not draws and bool(aggregators_of(conv.aggr_module)))
     x, assembly = call.matrix("x"), call.assembly
     towers, columns = conv.towers, conv.towers * conv.F_in
     aggregators = aggregators_of(conv.aggr_module)

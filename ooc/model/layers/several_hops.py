@@ -188,6 +188,8 @@ def lower_gated(conv: Any, call: Call) -> Value:
 
 def lower_eg(conv: Any, call: Call) -> Value:
     """Bases are summed as they are, and weighed by each row afterwards."""
+    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
+    call.needs(known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators))
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
     bases, weights = sum_of_maps(call, [conv.bases_lin], [x]), sum_of_maps(call, [conv.comb_lin], [x])
     normalised = Scaling.GCN if conv.add_self_loops else Scaling.GCN_NO_LOOPS
@@ -295,9 +297,3 @@ class _AttendingMean(_Normaliser):
         messages = (alpha_EH[:, :, None] * values_EHC).flatten(1)
         mean_SO: Tensor = scatter(messages, into, dim_size=len(values), reduce="mean")
         return mean_SO
-
-
-def has_eg_formula(conv: Any) -> bool:
-    """Whether all its sums are of the edges as they are stored, or GCN's."""
-    known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
-    return known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators)

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch_geometric import nn as gnn
+from torch import Tensor
 
 from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
@@ -28,39 +27,15 @@ from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
 
-KNOWN: tuple[type[nn.Module], ...] = (
-    gnn.ClusterGCNConv,
-    gnn.GeneralConv,
-    gnn.LEConv,
-    gnn.MFConv,
-    gnn.SimpleConv,
-    gnn.WLConvContinuous,
-)
-
-
-def has_formula(conv: Any) -> bool:
-    """Whether its options are those that the formula here is for."""
-    match conv:
-        case gnn.SimpleConv():
-            return conv.combine_root != "self_loop" or conv.aggr in (*SUMS, "mean")
-        case gnn.ClusterGCNConv():
-            return conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda
-        case gnn.GeneralConv() if conv.attention or conv.in_edge_channels is not None or not conv.directed_msg:
-            return False
-        case gnn.MFConv() if not all(map(is_linear, (*conv.lins_l, *conv.lins_r))):
-            return False
-        case gnn.MFConv() if any(one.bias is not None for one in conv.lins_r):
-            return False
-        case _:
-            return conv.aggr in SUMS
-
 
 def lower_simple(conv: Any, call: Call) -> Value:
-    x = call.matrix("x")
+    x, weighted = call.matrix("x"), call.takes("edge_weight", EdgeData.WEIGHT)
+    call.needs(conv.aggr in SUMS or not weighted)
     if conv.combine_root == "self_loop" and conv.aggr == "mean":  # one more than there are
         total = sum_and_degree(call, x)
         return call.assembly.rowwise(call.where, lambda s, own: (s[:, :-1] + own) / (s[:, -1:] + 1.0), [total, x])
-    if call.takes("edge_weight", EdgeData.WEIGHT):
+    call.needs(conv.aggr in SUMS or conv.combine_root != "self_loop")
+    if weighted:
         found: Value = call.aggregate(x, Scaling.WEIGHTED_SUM)
     else:
         found = aggregated(call, x, conv.aggr, conv)
@@ -72,6 +47,7 @@ def lower_simple(conv: Any, call: Call) -> Value:
 
 
 def lower_wl(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS)
     x = call.matrix("x")
     if call.takes("edge_weight", EdgeData.WEIGHT):
         total = sum_and_degree(call, x, weighted=True)
@@ -87,6 +63,7 @@ def _mean(total_RC: Tensor) -> Tensor:
 
 
 def lower_cluster_gcn(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS and conv.add_self_loops and not conv.diag_lambda)
     x = call.matrix("x")
     product, biases = linear_of_sum(call, conv.lin_out, x, Scaling.MEAN_OF_ALL)
     own, more = linear_of_rows(call, conv.lin_root, x)
@@ -94,6 +71,7 @@ def lower_cluster_gcn(conv: Any, call: Call) -> Value:
 
 
 def lower_le(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS)
     x, weighted = call.matrix("x"), call.takes("edge_weight", EdgeData.WEIGHT)
     of_neighbours, of_own = sum_of_maps(call, [conv.lin1], [x]), sum_of_maps(call, [conv.lin2], [x])
     total = sum_and_degree(call, of_neighbours, weighted=weighted)
@@ -107,6 +85,7 @@ def lower_le(conv: Any, call: Call) -> Value:
 
 
 def lower_general(conv: Any, call: Call) -> Value:
+    call.needs(conv.aggr in SUMS and conv.directed_msg and not conv.attention and conv.in_edge_channels is None)
     source, x = call.ends("x")
     found = call.aggregate(sum_of_maps(call, [conv.lin_msg], [source]), Scaling.SUM)
     if conv.heads > 1:
@@ -119,6 +98,8 @@ def lower_general(conv: Any, call: Call) -> Value:
 
 def lower_mf(conv: Any, call: Call) -> Value:
     """Rows by how many in-neighbours they have."""
+    linear = all(map(is_linear, (*conv.lins_l, *conv.lins_r))) and not any(one.bias is not None for one in conv.lins_r)
+    call.needs(conv.aggr in SUMS and linear)
     x, pairs = call.matrix("x"), list(zip(conv.lins_l, conv.lins_r, strict=True))
 
     def mapped(total_RC: Tensor, own_RC: Tensor) -> Tensor:

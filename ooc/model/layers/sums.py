@@ -14,7 +14,7 @@ from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
 from ooc.model.layers.attention import is_attentional, lower_attentional
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
-from ooc.model.layers.layer import Call, NoFormulaError
+from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
 from ooc.model.layers.principal import aggregators_of, lower_aggregation
 from ooc.model.lowering.symbolic import is_linear, replaced_functions
@@ -55,9 +55,9 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return call.assembly.rowwise(call.where, lambda s: s[:, :-1] / s[:, -1:].sqrt().clamp(min=1.0), [total])
     if aggr in (*SUMS, "mean"):
         return call.aggregate(x, Scaling.MEAN if aggr == "mean" else Scaling.SUM)
-    if not call.flipped and aggregators_of(conv.aggr_module):
+    if aggregators_of(conv.aggr_module):
         return lower_aggregation(conv.aggr_module, call, x)
-    if not call.flipped and is_attentional(conv.aggr_module):
+    if is_attentional(conv.aggr_module):
         return lower_attentional(conv.aggr_module, call, x)
     return softmax_of(conv, call, x)
 
@@ -66,8 +66,7 @@ def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, ep
     """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves;
     NoFormulaError where ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
-    if not _is_softmax(softmax) or call.flipped or not call.assembly.setting.on_cpu:
-        raise NoFormulaError(f"{call.where}: there is no formula for aggr={conv.aggr!r}")
+    call.needs(_is_softmax(softmax) and call.assembly.setting.on_cpu)
     function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
     return call.per_edge(make, x, trains=term is not None and term.trains)
