@@ -117,11 +117,10 @@ def command(
         options.update({name: list(value) for name, value in options.items() if isinstance(value, tuple)})
         settle_memory(context, options)
         on = None if store is None else str(Path(store).resolve())
-        run, settings = (
-            _gone_on_with(context, on, Path(out), seeds, options)
-            if resume and out is not None
-            else _begun(on, out, settle_seeds(context, options, seeds), options)
-        )
+        if resume and out is not None:
+            run, settings = _gone_on_with(context, on, Path(out), seeds, options)
+        else:
+            run, settings = _begun(on, out, settle_seeds(context, options, seeds), options)
         if isinstance(run, SeedRuns) and ranks is not None:
             raise OptionError("--seeds trains one seed after the other, each by one process; leave out --nproc")
         check_links(settings)

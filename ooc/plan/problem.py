@@ -67,7 +67,10 @@ class Problem:
     """``workload`` within ``limits`` on ``hardware``. What choices lead to is remembered."""
 
     def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal = Goal.SECONDS) -> None:
-        self.workload, self.limits, self.hardware, self.goal = workload, limits, hardware, goal
+        self.workload = workload
+        self.limits = limits
+        self.hardware = hardware
+        self.goal = goal
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self._known: dict[int, Candidate | None] = {}
@@ -108,15 +111,20 @@ class Problem:
 
     def score(self, layout: Layout) -> Score:
         """The cost."""
-        frames, host_frames = self.capacity.frames(layout), self.capacity.host_frames(layout)
-        traffic = forecast_traffic(self.workload, layout, frames=frames, host_frames=host_frames)
-        passes = zip(layout.programs["train"], traffic, strict=True)
-        taken_s = [pass_seconds(item, layout, self.workload, self.hardware, moved) for item, moved in passes]
-        seconds, workload, rate = sum(taken_s), self.workload, self.limits.link_bytes_per_s
+        workload, passes = self.workload, layout.programs["train"]
+        frames = self.capacity.frames(layout)
+        host_frames = self.capacity.host_frames(layout)
+        traffic = forecast_traffic(workload, layout, frames=frames, host_frames=host_frames)
+        taken_s = [
+            pass_seconds(item, layout, workload, self.hardware, moved)
+            for item, moved in zip(passes, traffic, strict=True)
+        ]
+        seconds = sum(taken_s)
         if workload.share is not None:  # what they wait for other processes
-            received = received_of(layout.programs["train"], layout.matrices, workload.topologies, workload.share)
+            rate = self.limits.link_bytes_per_s
+            received = received_of(passes, layout.matrices, workload.topologies, workload.share)
             seconds += sum(exposed_s(one, s, rate) for one, s in zip(received, taken_s, strict=True))
-        written = sum(moved.ssd_write_bytes for moved in traffic) + self.workload.state_bytes
+        written = sum(moved.ssd_write_bytes for moved in traffic) + workload.state_bytes
         match self.goal:
             case Goal.SECONDS:
                 return 0, seconds
