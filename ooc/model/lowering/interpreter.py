@@ -147,8 +147,7 @@ class Interpreter:
         known = module, rows.tail, setting.training
         if known not in setting.traced:
             part = nn.Sequential(OrderedDict(model=module))
-            place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-            tried = small_rows(rows.tail, dtype=setting.dtype, place=place)
+            tried = small_rows(rows.tail, dtype=setting.dtype)
             setting.traced[known] = part, Calls(part, type(module).__name__, [tried], training=setting.training)
         part, calls = setting.traced[known]
         return Interpreter(part, self._assembly, self._lower_as_it_is).run(calls, [rows])
@@ -169,13 +168,9 @@ class Interpreter:
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
             return self._look_at_edges(node, module, where, args, kwargs)
-        if kind is JumpingKnowledge:
-            return self._jump(module, where, args[0])
-        if kind is MessageNorm and len(args) == 2 and all(isinstance(arg, Value) for arg in args) and not kwargs:
-            return assembly.rowwise(where, lambda *rows: module(*rows), args, tuple(module.parameters()))
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
-        if kind in OF_SEVERAL:
+        if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm):
             if module.training and getattr(module, "dropout", 0.0):
                 raise ModelError(f"{where}: dropout={module.dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
@@ -245,12 +240,6 @@ class Interpreter:
                         where, lambda x, rows: module(x, codes.of(rows)), inputs, parameters, heavy=is_linear
                     )
         raise ModelError(f"{where} is not supported with whole numbers of rows as they are given")
-
-    def _jump(self, module: JumpingKnowledge, where: str, values: Any) -> Value:
-        if not isinstance(values, (list, tuple)) or not all(isinstance(value, Value) for value in values):
-            raise ModelError(f"{where} is not given a list of matrices")
-        parameters, heavy = tuple(module.parameters()), module.lstm is not None
-        return self._assembly.rowwise(where, lambda *rows: module(list(rows)), list(values), parameters, heavy=heavy)
 
     def _linear(self, source: Value, weight: Any, bias: Any, where: str) -> Value:
         if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
@@ -464,7 +453,7 @@ class Interpreter:
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
-        heavy = of_module or target in HEAVY_FUNCTIONS
+        heavy = target in HEAVY_FUNCTIONS or (of_module and any(p.dim() > 1 for p in target.parameters()))
         if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, Parts) for leaf in leaves):
             return self._rows_or_parts(name, function, values, parameters, heavy=heavy)
         return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)

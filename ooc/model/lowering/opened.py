@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter
@@ -89,9 +88,8 @@ def _gathered_columns(calls: Calls) -> int:
 
 def _calls_of(layer: Layer, setting: Setting) -> tuple[nn.Module, Calls]:
     """Of the layer, a convolution: what it is in, and what its forward calls."""
-    given: dict[str, Any] = {"dtype": setting.dtype, "place": torch.device("cpu")}
-    _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, **given)
-    tried = [small_rows(tail, **given) for tail in layer.tails.values()]
+    _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, dtype=setting.dtype)
+    tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
     tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
     carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs()}
     tried += [edge_index, *(one.of(carried[one.data]) for one in layer.carried.values())]

@@ -199,7 +199,7 @@ class Calls:
             result = module(*given)
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
-            upstream = small_rows(result.shape[1:], dtype=result.dtype, place=result.device)[: len(result)]
+            upstream = small_rows(result.shape[1:], dtype=result.dtype)[: len(result)]
             gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
         return [result.detach(), *gradients]
 
@@ -219,20 +219,18 @@ def place_of_node(node: fx.Node) -> str:
     return str(node.meta.get(_PLACE, ""))
 
 
-def small_inputs(
-    columns: int, edge_features: int, *, dtype: torch.dtype, place: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def small_inputs(columns: int, edge_features: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features, edges, their weights and features, of a small random graph."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(_NODES, columns, generator=generator, dtype=dtype)
     edge_index = torch.randint(_NODES, (2, _EDGES), generator=generator)
     weight = 0.1 + torch.rand(_EDGES, generator=generator, dtype=dtype)
     features = torch.randn(_EDGES, edge_features, generator=generator, dtype=dtype)
-    return x.to(place), edge_index.to(place), weight.to(place), features.to(place)
+    return x, edge_index, weight, features
 
 
 def small_inputs_of_types(
-    types: Types, columns: Mapping[str, int], carried: Sequence[int] = (), *, dtype: torch.dtype, place: torch.device
+    types: Types, columns: Mapping[str, int], carried: Sequence[int] = (), *, dtype: torch.dtype
 ) -> list[Tensor]:
     """Rows of the types of nodes that have so many ``columns``, edges of every type, then for each of ``carried`` so
     many features of edges (0: their weights), of a small random graph."""
@@ -249,21 +247,19 @@ def small_inputs_of_types(
         else 0.1 + torch.rand(_EDGES, generator=generator, dtype=dtype)
         for width in carried
     ]
-    return [one.to(place) for one in (*x, *edges, *data)]
+    return [*x, *edges, *data]
 
 
-def small_inputs_of_relations(
-    types: Types, columns: Mapping[str, int], *, dtype: torch.dtype, place: torch.device
-) -> list[Tensor]:
+def small_inputs_of_relations(types: Types, columns: Mapping[str, int], *, dtype: torch.dtype) -> list[Tensor]:
     """Features, edges and the numbers of their types, of a small random graph of one type of nodes."""
-    x, *edges = small_inputs_of_types(types, columns, dtype=dtype, place=place)
+    x, *edges = small_inputs_of_types(types, columns, dtype=dtype)
     edge_type = torch.cat([one.new_full(one.shape[1:], number) for number, one in enumerate(edges)])
     return [x, torch.cat(edges, dim=1), edge_type]
 
 
-def small_rows(tail: Sequence[int], *, dtype: torch.dtype, place: torch.device) -> Tensor:
+def small_rows(tail: Sequence[int], *, dtype: torch.dtype) -> Tensor:
     """Rows of so many numbers."""
-    return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype).to(place)
+    return torch.randn(_NODES, *tail, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
 def attribute(module: nn.Module, target: str) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from traceback import walk_tb
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.nn import Sequential as GraphSequential
 
@@ -71,15 +70,14 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         results = setting.results if setting.training else Results.FIRST
         known = model, setting.training, results
         if known not in setting.traced:
-            place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
             dtype = setting.dtype
             whole: nn.Module
             tried: Sequence[Tensor]
             if types is None:
-                tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype, place=place)
+                tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
                 whole = Whole(model, taken, batch=batch, results=results)
             elif numbered:
-                tried = small_inputs_of_relations(types, columns, dtype=dtype, place=place)
+                tried = small_inputs_of_relations(types, columns, dtype=dtype)
                 whole = WholeOfRelations(model, results)
             else:
                 carried = _carried_by_types(types, taken)
@@ -88,7 +86,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 ]
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
                 widths = [width for _, _, width in carried]
-                tried = small_inputs_of_types(types, columns, widths, dtype=dtype, place=place)
+                tried = small_inputs_of_types(types, columns, widths, dtype=dtype)
                 names = [f"given{at}" for at in range(len(places))]
                 whole = with_arguments(WholeOfTypes, names, model, places, spaces, results)
             trained_rows = len(columns) if setting.embedding_columns else 0
