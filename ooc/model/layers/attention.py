@@ -109,7 +109,7 @@ def lower_gat(conv: Any, call: Call) -> Value:
     if not has_features:
         attended = attended_in_slices(call, source, target, cut, options.channels, slope)
     else:
-        edge_weight, att_edge = conv.lin_edge.weight, conv.att_edge
+        edge_weight, att_edge = _plain_weight(call, conv.lin_edge), conv.att_edge
 
         def of_edges() -> tuple[Tensor, None]:
             by_head = edge_weight.view(conv.heads, conv.out_channels, -1)
@@ -128,6 +128,7 @@ def scored(
 ) -> Value:
     """A linear map of x with each head's score by ``att`` [1, H, C] behind each of its slices, the last filled up with
     zeros; ``alone``: the scores."""
+    call.needs(is_linear(linear))
     _, heads, channels = att.shape
     weight, bias, slices = linear.weight, linear.bias, options.slices
 
@@ -152,15 +153,15 @@ def lower_gatv2(conv: Any, call: Call) -> Value:
     """GATv2Conv."""
     options = _options(conv, call)
     x_source, x_target = call.ends("x")
-    source = call.assembly.projection(x_source, *of_linear(conv.lin_l))
+    source = call.assembly.projection(x_source, *of_linear(call, conv.lin_l))
     target = source
     if conv.lin_r is not conv.lin_l or x_target is not x_source:
-        target = call.assembly.projection(x_target, *of_linear(conv.lin_r))
+        target = call.assembly.projection(x_target, *of_linear(call, conv.lin_r))
     if call.arguments.get("edge_attr") is not None and conv.lin_edge is None:
         raise call.refuse("it is given edge_attr without edge_dim")
     term = None
     if takes_features(conv, call):
-        term = _with_loops(edge_term(call, *of_linear(conv.lin_edge), columns=conv.out_channels), conv, call)
+        term = _with_loops(edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels), conv, call)
     slope, att = float(conv.negative_slope), conv.att
 
     def functions(groups: range) -> Gatv2:
@@ -176,6 +177,7 @@ def lower_transformer(conv: Any, call: Call) -> Value:
     """TransformerConv."""
     options = _options(conv, call)
     key, value = conv.lin_key, conv.lin_value
+    call.needs(all(map(is_linear, (key, value))) and (conv.lin_beta is None or is_linear(conv.lin_beta)))
     weights = (key.weight, value.weight)
     if (key.bias is None) != (value.bias is None):
         raise call.refuse("a bias of only one of lin_key and lin_value is not supported")
@@ -187,13 +189,13 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
     x_source, x_target = call.ends("x")
     source = call.assembly.projection(x_source, sources, (*weights, *biases))
-    target = call.assembly.projection(x_target, *of_linear(conv.lin_query))
+    target = call.assembly.projection(x_target, *of_linear(call, conv.lin_query))
     if (call.arguments.get("edge_attr") is None) != (conv.lin_edge is None):
         given = "without edge_attr" if conv.lin_edge is not None else "with edge_attr and no edge_dim"
         raise call.refuse(f"it is called {given}")
     term = None
     if takes_features(conv, call):
-        term = edge_term(call, *of_linear(conv.lin_edge), columns=conv.out_channels)
+        term = edge_term(call, *of_linear(call, conv.lin_edge), columns=conv.out_channels)
     dot = partial(by_dot_products, options=options, term=term)
     attended = call.per_edge(dot, source, target, trains=term is not None and term.trains)
     out = heads_of(conv, call, attended)
@@ -312,7 +314,8 @@ def is_attentional(aggregation: Any) -> bool:
 def lower_res_gated(conv: Any, call: Call) -> Value:
     """ResGatedGraphConv. Its maps take the features of edges behind those of rows: they add to the gate what key and
     query make of them, and to the value."""
-    call.needs(conv.aggr in _SUMS and type(conv.act) is nn.Sigmoid and call.assembly.setting.on_cpu)
+    linear = all(map(is_linear, (conv.lin_key, conv.lin_query, conv.lin_value)))
+    call.needs(conv.aggr in _SUMS and linear and type(conv.act) is nn.Sigmoid and call.assembly.setting.on_cpu)
     x_source, x_target = call.ends("x")
     key, query, value = conv.lin_key, conv.lin_query, conv.lin_value
     of_source, of_target = slice(x_source.columns), slice(x_target.columns)
@@ -338,7 +341,7 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
     gated = partial(FunctionSum, channels=channels, functions=lambda groups: Gated(len(groups)), term=term)
     terms = [(1.0, call.per_edge(gated, source, target, trains=term is not None and term.trains))]
     if conv.lin_skip is not None:
-        terms.append((1.0, call.assembly.linear(x_target, conv.lin_skip.weight)))
+        terms.append((1.0, call.assembly.linear(x_target, _plain_weight(call, conv.lin_skip))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))
 
 
@@ -386,10 +389,18 @@ def _interleaved(channels: int, *parts: Tensor) -> Tensor:
     return torch.stack([part.view(-1, channels, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
 
 
-def of_linear(linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
-    """A linear layer as it is."""
+def of_linear(call: Call, linear: Any) -> tuple[Weights, tuple[nn.Parameter, ...]]:
+    """A linear layer as it is; NoFormulaError for what is none."""
+    call.needs(is_linear(linear))
     weight, bias = linear.weight, linear.bias
     return lambda: (weight, bias), (weight,) if bias is None else (weight, bias)
+
+
+def _plain_weight(call: Call, linear: Any) -> nn.Parameter:
+    """That of a linear layer without a bias; NoFormulaError for what is none."""
+    call.needs(is_linear(linear) and linear.bias is None)
+    weight: nn.Parameter = linear.weight
+    return weight
 
 
 def heads_of(conv: Any, call: Call, attended: Value) -> Value:
@@ -403,5 +414,5 @@ def heads_of(conv: Any, call: Call, attended: Value) -> Value:
 def _with_residual(conv: Any, call: Call, out: Value) -> Value:
     terms = [(1.0, out)]
     if conv.res is not None:
-        terms.append((1.0, call.assembly.linear(call.ends("x")[1], conv.res.weight)))
+        terms.append((1.0, call.assembly.linear(call.ends("x")[1], _plain_weight(call, conv.res))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

@@ -146,14 +146,6 @@ def _replaced(conv: Any) -> str:
     aggregation = _AGGREGATIONS.get(conv.aggr) if isinstance(conv.aggr, str) else None
     if aggregation is not None and (type(conv.aggr_module) is not aggregation or replaced_functions(conv.aggr_module)):
         return f"aggr_module {type(conv.aggr_module).__name__}"
-    for name, may_have_bias in _LINEARS.get(type(conv), {}).items():
-        linear = getattr(conv, name, None)
-        if linear is None:
-            continue
-        if not is_linear(linear):
-            return f"{name}, a {type(linear).__name__}"
-        if linear.bias is not None and not may_have_bias:
-            return f"{name} with a bias"
     return ""
 
 
@@ -255,7 +247,7 @@ def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
     if linear is None:
         term, into = EdgeTerm(call.num_edge_features, 1), call.num_edge_features
     else:
-        term, into = edge_term(call, *of_linear(linear), columns=1), linear.weight.shape[0]
+        term, into = edge_term(call, *of_linear(call, linear), columns=1), linear.weight.shape[0]
     if into != source.columns and linear is None:
         raise call.refuse(f"nodes have {source.columns} features here, edges {into}; give edge_dim={into}")
     if into != source.columns:
@@ -333,15 +325,6 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "softmax": SoftmaxAggregation,
     VARIANCE_PRESERVING: VariancePreservingAggregation,
 }
-_LINEARS: dict[type[nn.Module], dict[str, bool]] = {
-    gnn.GENConv: {"lin_edge": True},
-    gnn.GINEConv: {"lin": True},
-    gnn.GATConv: {"lin": False, "lin_src": False, "lin_dst": False, "lin_edge": False, "res": False},
-    gnn.GATv2Conv: {"lin_l": True, "lin_r": True, "lin_edge": False, "res": False},
-    gnn.TransformerConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_edge": False, "lin_beta": True},
-    gnn.ResGatedGraphConv: {"lin_key": True, "lin_query": True, "lin_value": True, "lin_skip": False},
-}
-"""The linear maps of which a formula takes the weights, and whether it takes a bias of theirs."""
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
 _OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv, gnn.SimpleConv)
