@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from ooc import models
@@ -138,6 +138,17 @@ class OtherArgument(TwoLayers):
         return self.last(x, edge_index)
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * x if self.training else x
+
+
+class OtherInside(TwoLayers):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes)
+        self.conv = GINConv(nn.Sequential(nn.Linear(features, 8), Doubled()))
+
+
 class Alike(TwoLayers):
     """Computes the same in both modes, with much that has to be looked through."""
 
@@ -148,7 +159,8 @@ class Alike(TwoLayers):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.between(self.conv(x, edge_index))
-        return self.last(self.plain(x, edge_index, scale=0.5), edge_index)
+        x = F.dropout(self.plain(x, edge_index, scale=0.5), 0.0, self.training)
+        return self.last(x, edge_index)
 
     def between(self, x: Tensor) -> Tensor:
         x = torch.clamp(self.norm(x) * self.scale, min=-1.0, max=2.0) + self.shift.exp() * self.shift
@@ -157,16 +169,22 @@ class Alike(TwoLayers):
 
 
 @pytest.mark.parametrize(
-    "make", [OtherBuffer, OtherConstant, OtherKeyword, OtherDimension, OtherScaling, OtherMultiple, OtherArgument]
+    "make",
+    [
+        *(OtherBuffer, OtherConstant, OtherKeyword, OtherDimension),
+        *(OtherScaling, OtherMultiple, OtherArgument, OtherInside),
+    ],
 )
 def test_whatever_differs_in_evaluation_is_scored_apart(make: type[TwoLayers], tmp_path: Path) -> None:
-    """Tensors, names of arguments, shapes, scalings, factors, arguments of a layer that runs as it is."""
+    """Tensors, names of arguments, shapes, scalings, factors, arguments of a layer that runs as it is, and what is
+    within a convolution."""
     with make_trainer(CustomCase(make=make), store_of(random_data(ROUGH), tmp_path), tmp_path) as trainer:
         assert "train_and_score" not in trainer.plan.programs
 
 
 def test_modes_that_compute_the_same_share_a_forward_pass(tmp_path: Path) -> None:
-    """With buffers, weights made of parameters, norms of rows, parts and layers that run as they are."""
+    """With buffers, weights made of parameters, norms of rows, parts, layers that run as they are, and dropout of
+    nothing."""
     with make_trainer(CustomCase(make=Alike), store_of(random_data(ROUGH), tmp_path), tmp_path) as trainer:
         assert "train_and_score" in trainer.plan.programs
 

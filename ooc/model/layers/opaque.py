@@ -112,12 +112,6 @@ class Opaque(EdgeAggregate):
         self._of_thread = local()
 
     @property
-    def computes(self) -> tuple[object, ...]:
-        mode = self._module.training if self.probed.tells_modes else None
-        called = replace(self.layer, where="", pairs=False)
-        return self.tail, self.inputs, self.parameters, self.scaling, mode, called
-
-    @property
     def edge_data(self) -> tuple[EdgeData, ...]:
         return self.layer.edge_data
 

@@ -106,7 +106,8 @@ class Assembly:
     zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
     kept of, ``result_columns`` those of several results that lie side by side, ``second`` the rows of the second type
     where a model gives those of two types of nodes, ``degrees`` how many in-neighbours rows have, by what becomes of
-    self-loops, ``traced`` the model's calls, what each stands for, and the tensors that its forward makes."""
+    self-loops, ``calls`` what the model and modules within convolutions are found to call, ``traced`` the model's
+    calls, what each stands for, and the tensors that its forward makes."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -121,6 +122,7 @@ class Assembly:
         self.result_columns: tuple[int, ...] = ()
         self.second: Value | None = None
         self.degrees: dict[object, Value] = {}
+        self.calls: list[object] = []
         self.traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
         self._count = 0
         self._aggregates: dict[tuple[Value, AnyScaling], Aggregate] = {}

@@ -110,6 +110,7 @@ class Interpreter:
 
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
         """What the module, which makes these calls, gives for ``inputs``."""
+        self._assembly.calls.append(calls)
         given = iter(inputs)
         for node in calls.nodes:
             try:

@@ -4,10 +4,9 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from types import FunctionType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +53,8 @@ class Network:
     """In evaluation, what each convolution but the last leaves to the next one."""
     hops: int
     """Aggregations one behind the other, at most."""
+    called_alike: bool
+    """Whether the model, and modules within its convolutions, make the same calls in both modes."""
     product: Products = IN_FULL
     """How rows and weights are multiplied."""
     result_columns: tuple[int, ...] = ()
@@ -98,8 +99,10 @@ class Network:
 
     @property
     def same_in_evaluation(self) -> bool:
-        """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves."""
-        return _compute_the_same(values_of(self.training), values_of(self.evaluation))
+        """Whether training computes what evaluation does: no dropout, no statistics of the rows themselves, and the
+        same calls. It is always right to compute both."""
+        tells_modes = any(isinstance(v, Opaque) and v.probed.tells_modes for v in values_of(self.training))
+        return self.called_alike and not tells_modes and _shapes(self.training) == _shapes(self.evaluation)
 
     @property
     def attends(self) -> bool:
@@ -257,6 +260,7 @@ def lower(
         cut_off=[parameter for parameter in parameters if id(parameter) in cut_off & taking_part],
         embeddings=evaluated.convolved[1:],
         hops=longest,
+        called_alike=[*map(repr, assembly.calls)] == [*map(repr, evaluated.calls)],
         product=setting.product,
         result_columns=assembly.result_columns,
         traced=assembly.traced,
@@ -379,76 +383,8 @@ def has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-# ---- whether two networks compute the same, so that one forward pass stands for both ----------------------
-
-
-def _compute_the_same(values: Sequence[Value], others: Sequence[Value]) -> bool:
-    """Whether these are the same functions of the same parameters, one by one; each with its inputs before it.
-
-    Values are compared by their attributes, functions by their code and all that they refer to; tensors, modules and
-    anything else have to be the very same ones, since it is always right to compute both.
-    """
-    if len(values) != len(others):
-        return False
-    pairs = list(zip(values, others, strict=True))
-    comparison = _Comparison(dict(pairs))
-    try:
-        return all(type(a) is type(b) and comparison.same(a.computes, b.computes) for a, b in pairs)
-    except RecursionError:  # something made of parameters in very many steps
-        return False
-
-
-class _Comparison:
-    """``pairs``: which value of the one network stands where which of the other does."""
-
-    def __init__(self, pairs: Mapping[Value, Value]) -> None:
-        self._pairs = pairs
-        self._functions: set[tuple[FunctionType, FunctionType]] = set()
-        """Those found to be the same: what is made of parameters may be made of the same ones many times over."""
-
-    def same(self, one: Any, other: Any) -> bool:
-        """Whether what values compute by is the same: at whatever time one looks."""
-        if isinstance(one, Value):
-            return self._pairs.get(one) is other
-        if one is other:
-            return True
-        if type(one) is not type(other):
-            return False
-        if type(one) in _PLAIN:
-            return repr(one) == repr(other)
-        match one:
-            case FunctionType():
-                return self._same_function(one, other)
-            case slice():
-                return self.same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
-            case dict():
-                return self.same(list(one.items()), list(other.items()))
-            case list() | tuple():
-                return len(one) == len(other) and all(self.same(a, b) for a, b in zip(one, other, strict=True))
-            case _ if is_dataclass(one):
-                names = [part.name for part in fields(one)]
-                return self.same([getattr(one, n) for n in names], [getattr(other, n) for n in names])
-            case _:
-                return False
-
-    def _same_function(self, one: FunctionType, other: FunctionType) -> bool:
-        """By code, by defaults, and by what is in the variables of the functions around it."""
-        if (one, other) not in self._functions:
-            if one.__code__ is not other.__code__ or one.__globals__ is not other.__globals__:
-                return False
-            found, expected = ((f.__defaults__, f.__kwdefaults__, _variables(f)) for f in (one, other))
-            if not self.same(found, expected):
-                return False
-            self._functions.add((one, other))
-        return True
-
-
-def _variables(function: FunctionType) -> list[object]:
-    """Of the functions around it; of one that is not set yet something that is the same as nothing else."""
-    found: list[object] = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            found.append(object())
-    return found
+def _shapes(output: Value) -> list[tuple[type[Value], tuple[int, ...], list[int]]]:
+    """Of all values that ``output`` depends on: kind, shape of a row, and which ones its inputs are."""
+    values = values_of(output)
+    places = {value: place for place, value in enumerate(values)}
+    return [(type(value), value.tail, [places[one] for one in value.inputs]) for value in values]

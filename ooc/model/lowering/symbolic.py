@@ -24,6 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 from torch_geometric import utils
@@ -107,6 +108,15 @@ class Calls:
         if training:
             self._check_gradients(tracer.without_gradients)
         self._check_results(inputs, training=training)
+
+    def __repr__(self) -> str:
+        """All that tells them from others but for dropout's options, which the masks that it makes tell of."""
+        lines = []
+        for node in self.nodes:
+            drops = node.op == "call_function" and node.target in (F.dropout, torch.dropout)
+            given = node.all_input_nodes if drops else (node.args, node.kwargs)
+            lines.append(f"{node.name} = {node.op} {node.target} {given}")
+        return "\n".join((*lines, *(f"{name} = {one.dtype} {one.tolist()}" for name, one in self.constants.items())))
 
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")

@@ -31,8 +31,6 @@ from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
 
-_NOT_COMPARED = {"index", "columns", "trains", "signs"}
-"""Attributes of values that tell nothing of what they compute, or nothing that the others do not."""
 RowFunction = Callable[..., Tensor]
 """Tensors [R, …] → tensor [R, …], each row for itself."""
 
@@ -119,11 +117,6 @@ class Value:
     def trains(self) -> bool:
         """Whether some parameter has a part in it. Asked for every tile."""
         return self.own_trains or any(value.trains for value in self.inputs)
-
-    @property
-    def computes(self) -> object:
-        """The same for values that compute the same of inputs that are: compared like all that it contains."""
-        return {name: part for name, part in vars(self).items() if name not in _NOT_COMPARED}
 
     @property
     def operands(self) -> tuple["Value", ...]:
