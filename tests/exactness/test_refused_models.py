@@ -181,7 +181,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),
     "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
-    "message norm": (lambda: Between(MessageNorm()), ("MessageNorm (between)",)),
+    "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
     "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),
