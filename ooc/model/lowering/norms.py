@@ -18,11 +18,11 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Codes, Value
 
 
-def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool = False) -> Value:
+def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:
     """``norm`` of all rows of ``source`` as one graph; ``told``: by a batch, by which PyG's LayerNorm has another ε."""
+    if type(norm) is gnn.LayerNorm:
+        return _layer_norm(norm, where, source, assembly, told=told)
     lower = _LOWERINGS.get(type(norm))
-    if told and isinstance(norm, gnn.LayerNorm) and norm.mode == "graph":
-        return _layer_norm_of_batch(norm, where, source, assembly)
     if lower is None:
         raise ModelError(f"norm {where} is not supported")
     return lower(norm, where, source, assembly)
@@ -78,7 +78,7 @@ def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, shar
     return assembly.normalized(source, function, tuple(norm.parameters()), None if share is None else update)
 
 
-def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
+def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:
     if norm.mode == "node":
         return assembly.rowwise(where, lambda x: norm(x), [source], tuple(norm.parameters()))
     if norm.mode != "graph":
@@ -87,17 +87,10 @@ def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Val
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         centre = mean.mean()
         spread = (variance + (mean - centre).square()).mean()
+        if told:
+            return _affine((x - centre) / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
         deviation = spread.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # of no spread: no gradient, as torch's std
         return _affine((x - centre) / (deviation + norm.eps), norm.weight, norm.bias)
-
-    return assembly.normalized(source, function, tuple(norm.parameters()))
-
-
-def _layer_norm_of_batch(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:
-    def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        centre = mean.mean()
-        spread = (variance + (mean - centre).square()).mean()
-        return _affine((x - centre) / (spread + norm.eps).sqrt(), norm.weight, norm.bias)
 
     return assembly.normalized(source, function, tuple(norm.parameters()))
 
@@ -175,7 +168,6 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
     gnn.BatchNorm: _batch_norm,
     nn.BatchNorm1d: _batch_norm,
     gnn.InstanceNorm: _instance_norm,
-    gnn.LayerNorm: _layer_norm,
     gnn.GraphNorm: _graph_norm,
     gnn.PairNorm: _pair_norm,
     gnn.MeanSubtractionNorm: lambda norm, where, x, assembly: assembly.normalized(x, lambda x, mean, _: x - mean, ()),
@@ -183,5 +175,5 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, str, Value, Assembly], Value]] 
 }
 OF_TYPES = (gnn.HeteroBatchNorm, gnn.HeteroLayerNorm)
 """Those that are told each row's type."""
-NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.MessageNorm, *OF_TYPES)
+NORMS: tuple[type[nn.Module], ...] = (*_LOWERINGS, gnn.LayerNorm, gnn.MessageNorm, *OF_TYPES)
 """Taken as wholes. DiffGroupNorm is not among them: it is made of a linear map, a softmax and a BatchNorm."""
