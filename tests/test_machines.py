@@ -138,20 +138,27 @@ def test_an_embedding_needs_a_run_that_all_machines_share(pair: list[Any], tmp_p
     assert _on(pair, tmp_path, lambda rank: work(rank, tmp_path / "run")) == [alone] * 2
 
 
-def test_a_machine_that_nothing_reaches_any_more_is_named_on_both(pair: list[Any], tmp_path: Path, _soon: None) -> None:
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_machine_that_nothing_reaches_any_more_is_named_on_both(
+    pair: list[Any], tmp_path: Path, _soon: None, gone: int
+) -> None:
+    """Also that of the first process, which keeps the store; having all others know waits for nobody."""
+
     def work(rank: int) -> tuple[str, bool]:
         ranks = Ranks.of_environment()
         ranks.gathered(torch.zeros(3))
-        if rank == 2:
-            pair[1].unplug()
+        if rank == gone:
+            pair[gone // 2].unplug()
         with pytest.raises(ooc.RankError) as raised:
             ranks.gathered(torch.zeros(3))
+        ranks.failed()
         return str(raised.value), raised.value.is_told
 
     first, second, third = _on([pair[0], pair[0], pair[1]], tmp_path, work)
     assert {first[0], second[0]} <= {f"rank 2 (beta) {what}" for what in _SILENT} and first[0] == second[0]
     assert sorted([first[1], second[1]]) == [False, True]
-    assert third[0].startswith("the process that keeps the store of all others") and not third[1]
+    said = "the process that keeps the store of all others, torchrun's or rank 0 (alpha), does not answer"
+    assert third == (said, False)
 
 
 def test_of_every_machine_one_process_tells_what_went_wrong() -> None:

@@ -114,8 +114,9 @@ def machines(folder: Path, names: Sequence[str], *, rate: str | None = None) -> 
 @contextmanager
 def _held(namespaces: Sequence[str]) -> Iterator[int]:
     """A process in namespaces of its own, whose end is that of all that run in them."""
-    holder = ["unshare", *namespaces, "--fork", "--kill-child", "sh", "-c", "echo; exec sleep infinity"]
-    process = subprocess.Popen(holder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    holder = ["unshare", *namespaces, "--fork", "--kill-child", "sh", "-c", "echo; exec cat"]
+    pipes: dict[str, int] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(holder, text=True, **pipes)  # without us, there is nothing more to be read
     assert process.stdout is not None and process.stderr is not None
     try:
         if not process.stdout.readline():

@@ -134,7 +134,9 @@ class Heartbeat:
         self._unheard = 0 if self._rounds != self._rounds_seen else self._unheard + 1
         self._rounds_seen = self._rounds
         if self._is_lost or self._unheard > SILENT_BEATS:
-            raise RankError("the process that keeps the store of all others, torchrun's or rank 0, does not answer")
+            self._is_lost = True  # nothing is said there any more: that would wait as well
+            keeper = f"torchrun's or {self._machines.name(0)}"
+            raise RankError(f"the process that keeps the store of all others, {keeper}, does not answer")
 
     def find_gone(self) -> None:
         """A connection has broken: RankError with who has gone, if that is found out within a few beats."""
