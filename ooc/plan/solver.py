@@ -29,6 +29,7 @@ from ooc.plan.program.capacity import blocks_in, frames_needed
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCH
 from ooc.plan.simulate.simulator import simulate
+from ooc.plan.simulate.together import together
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
@@ -72,9 +73,10 @@ class PlannedLayout:
 
     @cached_property
     def simulated_s(self) -> float:
-        """Seconds of an epoch by the simulator."""
-        epoch = build_plan(self.layout, self.problem.capacity, epoch_only=True)
-        return simulate(epoch, self.problem.workload, self.problem.hardware).epoch_s
+        """Seconds of an epoch by the simulator, with what is waited for the rows of other processes."""
+        epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem
+        alone = simulate(epoch, problem.workload, problem.hardware)
+        return together([alone], [epoch.received(EPOCH)], problem.limits.link_bytes_per_s)[0].epoch_s
 
     @property
     def steps(self) -> int:
