@@ -17,10 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
 
 import click
@@ -28,6 +25,7 @@ from click.core import ParameterSource
 
 from ooc import __version__
 from ooc.cli.arguments.options import option_names
+from ooc.cli.imports import import_late
 from ooc.errors import OocError, OptionError, SpillError
 from ooc.interruption import interruptible
 from ooc.suggestions import did_you_mean
@@ -61,20 +59,6 @@ _USUAL_OBJECTS = 700
 _SILENCE = logging.NullHandler()
 _STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
-
-
-class _WhenUsed:
-    """Finds PyG's datasets, which ``import torch_geometric`` imports, so that they are read where one is asked for:
-    they bring pandas, requests and what language models need, half a second that no command has a use for."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch_geometric.datasets":
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
 
 
 class _Commands(click.Group):
@@ -153,8 +137,7 @@ def _check_environment(name: str, command: click.Command) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
     _prepare_streams()
-    if _WhenUsed not in sys.meta_path:
-        sys.meta_path.insert(0, _WhenUsed)
+    import_late()
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with interruptible(), _rare_collections():

@@ -2,7 +2,6 @@
 """Whatever goes wrong, the command says it in one line and ends with 2, without a traceback."""
 
 import errno
-import importlib
 import os
 import signal
 import subprocess
@@ -11,12 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
-import torch_geometric
-from torch_geometric.datasets import Planetoid
 
 from ooc import cli, interruption
 from ooc.cli import _is_unanswered
@@ -278,15 +274,6 @@ def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True, check=False)
     os.close(written)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_data_sets_of_pyg_are_imported_where_one_is_asked_for(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("completion", "bash")
-    monkeypatch.setattr(torch_geometric, "datasets", torch_geometric.datasets)
-    monkeypatch.delitem(sys.modules, "torch_geometric.datasets")
-    found = importlib.import_module("torch_geometric.datasets")
-    assert type(found) is not ModuleType, "nothing has run of it"
-    assert found.Planetoid is Planetoid and type(found) is ModuleType
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])

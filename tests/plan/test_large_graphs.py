@@ -59,8 +59,8 @@ def test_no_pass_has_more_steps_than_it_takes_to_unroll_it_soon(rows: int) -> No
 
 def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
     """The least budget is not that of the few steps that are usual."""
-    rows = 9_000_000
-    work = large_gcn(rows, 10 * rows, 32, 8, hidden=32)
+    rows = 7_000_000
+    work = large_gcn(rows, 10 * rows, 16, 8, hidden=16)
     with pytest.raises(BudgetError) as error:
         make_plan(work, Limits(1, 10**9), WITH_DEVICE_MEMORY)
     named = re.search(r"gpu_budget='(\w+)", str(error.value))

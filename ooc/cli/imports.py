@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others import and no command needs is read where something of it is asked for, which is most of a start's time.
+
+PyG imports all of its datasets, and with them pandas, requests and what language models take. An optimizer of torch
+imports torch's compiler when it is made, to say that it is not to be compiled, which nobody asks here.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+_READING = RLock()
+
+
+class _Unread(ModuleType):
+    """A module that is read when it is asked for what it does not have yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _READING:
+            spec = self.__spec__
+            assert spec is not None and spec.loader is not None
+            if spec.loader_state is not None:
+                spec.loader_state = None
+                spec.loader.exec_module(self)
+                usual: Any = ModuleType
+                self.__class__ = usual
+                return getattr(self, name)
+        if name in vars(self):  # read by another thread meanwhile
+            return vars(self)[name]
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class _UnreadCompiler(_Unread):
+    """``torch._dynamo`` as long as nothing is compiled: what is not to be compiled is the function itself."""
+
+    def disable(self, function: Any = None, *arguments: Any, **options: Any) -> Any:
+        if function is None:
+            return self.__getattr__("disable")(*arguments, **options)
+        return function
+
+    def graph_break(self, *arguments: Any, **options: Any) -> None:
+        """There is no graph."""
+
+
+_LATE: dict[str, type[_Unread]] = {"torch_geometric.datasets": _Unread, "torch._dynamo": _UnreadCompiler}
+
+
+class _LateLoader(Loader):
+    """Leaves it to ``loader`` to read the module when it is asked for something."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        module.__loader__ = spec.loader = self._loader
+        spec.loader_state = "unread"
+        module.__class__ = _LATE[module.__name__]
+
+
+class _LateFinder:
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in _LATE else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LateLoader(spec.loader)
+        return spec
+
+
+def import_late() -> None:
+    """From here on, in this process."""
+    if _LateFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _LateFinder)
