@@ -4,21 +4,22 @@ refused, and a machine that is gone is named. Machines are namespaces of this on
 
 import copy
 import importlib
-import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch_geometric.nn.models import GraphSAGE
 
 import ooc
 from ooc.ranks import Ranks, group
-from ooc.ranks.group import Machines, Place
+from ooc.ranks.group import Machines, Place, check_reached
 from ooc.train.setup import Tuning
 from tests.graphs import GraphCase, random_data
 from tests.processes import together
@@ -168,18 +169,30 @@ def test_of_every_machine_one_process_tells_what_went_wrong() -> None:
     assert machines.name(3) == "rank 3 (a)" and Machines([Place("a")] * 2).name(1) == "rank 1"
 
 
-def test_a_name_that_leads_to_no_other_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_leads_to_no_other_machine_is_refused() -> None:
     """As Debian has a machine's own name in /etc/hosts; what gloo would say is that it cannot connect."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(group, "meet", lambda *_: None)
-    monkeypatch.setattr(Place, "here", lambda: Place("alpha", "1", "10.77.0.1"))
-    there = json.dumps([*Place("beta", "2", "127.0.1.1"), ""])
+    alpha, beta = Place("alpha", "1", "10.77.0.1"), Place("beta", "2", "127.0.1.1")
+    with pytest.raises(
+        ooc.RankError, match=r"^rank 1 \(beta\): .* 127.0.1.1, .*; set GLOO_SOCKET_IFNAME to "
+    ) as raised:
+        check_reached([alpha, beta, beta], 2)
+    assert raised.value.is_told
+    check_reached([alpha, beta._replace(interfaces="eth0")], 0)
+    check_reached([beta, beta], 0)
 
-    class Store(dict[str, Any]):
-        set = dict.__setitem__
 
-    with pytest.raises(ooc.RankError, match=r"^rank 1 \(beta\): .* 127.0.1.1, .*; set GLOO_SOCKET_IFNAME to "):
-        group._places(Store({"place/1": there}), 0, 2, group.MEETING)
-    named = json.dumps([*Place("beta", "2", "127.0.1.1"), "eth0"])
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert [one.host for one in group._places(Store({"place/1": named}), 0, 2, group.MEETING)][1] == "beta"
+def test_one_machine_may_count_more_starts_than_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun does by c10d: only that whose process has gone counts; where the first is not started anew."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    for name, value in (about | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+
+    def work(rank: int, start: int) -> tuple[bool, list[float]]:
+        os.environ |= {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(rank * start)}
+        ranks = Ranks.of_environment(timedelta(seconds=20))
+        return ranks.is_anew, [float(found) for found in ranks.gathered(torch.tensor([rank + 1.0]))]
+
+    for start in (0, 1):
+        found = together(2, tmp_path, lambda rank, start=start: work(rank, start), meet=False)  # type: ignore[misc]
+        assert found == [(start > 0, [1.0, 2.0])] * 2

@@ -101,7 +101,8 @@ def command(
         ranks = ranks_of_environment()
     if nproc > 1 and ranks is None:
         context.exit(start_processes(nproc, context.obj))
-    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun --max-restarts
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_restarted = count != "0" if ranks is None else ranks.is_anew  # by torchrun --max-restarts
     resume = resume or (is_restarted and out is not None and Path(out).exists())
     if resume and out is None:
         raise OptionError("--resume needs --out RUN, the run to go on with")

@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple, Self, TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -44,33 +45,44 @@ threads wait for seconds."""
 _BROKEN_BEATS = 3
 """The same where a connection has broken: somebody has gone, and it is only asked who."""
 _VERDICT = "verdict"
+_START, _THERE = "start", "there"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _INTERFACES = "GLOO_SOCKET_IFNAME"
 """What names the networks' interfaces that gloo is to send by."""
 
 
 class Place(NamedTuple):
-    """Where a process runs: the machine's ``host`` name, what tells it from others of that name, and the ``address``
-    that the name has there."""
+    """Where a process runs: the machine's ``host`` name, what tells it from others of that name, the ``address`` that
+    the name has there, and the ``interfaces`` that gloo is to send by instead. ``token``: drawn by this process alone;
+    ``is_anew``: torchrun has started it in the place of another one."""
 
     host: str = ""
     boot: str = ""
     address: str = ""
+    interfaces: str = ""
+    token: str = ""
+    is_anew: bool = False
 
     @classmethod
     def here(cls) -> Self:
-        """This machine."""
-        host = socket.gethostname()
+        """This process."""
+        host, restarts = socket.gethostname(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
             address = socket.gethostbyname(host)
         except OSError:
-            address = "no address"
-        return cls(host, _BOOT.read_text().strip() if _BOOT.exists() else "", address)
+            address = ""
+        boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        return cls(host, boot, address, os.environ.get(_INTERFACES, ""), uuid4().hex, restarts != "0")
 
     @property
     def machine(self) -> tuple[str, str]:
         """What processes of one machine have in common."""
         return self.host, self.boot
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether processes of other machines may connect to it."""
+        return bool(self.interfaces) or (self.address != "" and not self.address.startswith("127."))
 
 
 class Machines:
@@ -93,17 +105,55 @@ class Machines:
         return to != (by if by in here else here[0])
 
 
-def meet(store: Store, rank: int, count: int, within: timedelta) -> None:
-    """Return when all processes are there; RankError with those that are not in time, which the first that is tells."""
-    store.set(_beat(rank), "0")
-    names, deadline = [_beat(other) for other in range(count)], monotonic() + within.total_seconds()
-    while not store.check(names):
+def meet(whole: Store, rank: int, count: int, within: timedelta) -> tuple[Store, list[Place]]:
+    """Where the processes of one start tell each other of themselves, and where they are, by rank, once all have come;
+    RankError with those that have not in time, which one on every machine tells.
+
+    ``whole`` may be a store that torchrun keeps when it starts processes anew, and how often it has done that it counts
+    on every machine by itself. So the first process names the start, and says who is there.
+    """
+    own, names, deadline = (
+        Place.here(),
+        [f"here/{other}" for other in range(count)],
+        monotonic() + within.total_seconds(),
+    )
+    store = None
+    if rank == 0:
+        own = own._replace(is_anew=own.is_anew or whole.check([_START]))
+        whole.set(_START, own.token)
+    while monotonic() <= deadline:
         stop_if_asked()
-        if monotonic() > deadline:
-            missing = [other for other, name in enumerate(names) if not store.check([name])]
-            text = f"rank {', '.join(map(str, missing))} has not started within {within.total_seconds():g} s"
-            raise RankError(text, is_told=any(other not in missing for other in range(rank)))
+        if whole.check([_START]):
+            store = PrefixStore(whole.get(_START).decode(), whole)
+            store.set(_beat(rank), "0")
+            store.set(names[rank], json.dumps(own))
+            if rank == 0 and store.check(names):
+                store.set(_THERE, json.dumps([json.loads(store.get(name)) for name in names]))
+            if store.check([_THERE]):
+                places = [Place(*one) for one in json.loads(store.get(_THERE))]
+                if places[rank] == own:  # else that is an earlier start
+                    return store, places
         sleep(BEAT_S / 20)
+    come = {
+        other: Place(*json.loads(store.get(name)))
+        for other, name in enumerate(names)
+        if store is not None and store.check([name])
+    }
+    missing = [0] if store is None else [other for other in range(count) if other not in come] or [0]
+    text = f"rank {', '.join(map(str, missing))} has not started within {within.total_seconds():g} s"
+    raise RankError(text, is_told=any(place.machine == own.machine for other, place in come.items() if other < rank))
+
+
+def check_reached(places: Sequence[Place], rank: int) -> None:
+    """RankError where other machines cannot reach one by its name, which is what gloo goes by unless it is told
+    otherwise."""
+    machines = Machines(places)
+    for other, place in enumerate(places):
+        if len(machines.here(other)) < len(places) and not place.is_reached:
+            found = place.address or "no address"
+            why = f"there the name {place.host} has {found}, by which no other machine reaches it"
+            text = f"{machines.name(other)}: {why}; set {_INTERFACES} to the network's interface (ip -brief address)"
+            raise RankError(text, is_told=machines.is_told(0, rank))
 
 
 class Heartbeat:
@@ -204,7 +254,8 @@ _PROBING_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process is number ``rank`` of ``count``. ``machines``: where they run (None: all on one).
+    """This process is number ``rank`` of ``count``. ``machines``: where they run (None: all on one);
+    ``is_anew``: torchrun has started some of them anew.
 
     What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile. Whoever
     waits raises RankError once another process is known to have failed, gone or stopped.
@@ -213,6 +264,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     machines: Machines | None = None
+    is_anew: bool = False
     heartbeat: Heartbeat | None = None
     group: Any = None
     beside: Any = None
@@ -270,20 +322,21 @@ class Ranks:
         if not dist.is_initialized():
             count = int(os.environ["WORLD_SIZE"])
             met, rank, _ = next(rendezvous("env://", world_size=1, timeout=within))  # no waiting for all yet
-            # torchrun keeps its store when it starts processes anew; where those of before listened is not asked.
-            store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", met)
-            places = _places(store, rank, count, within)
+            store, places = meet(met, rank, count, within)
+            check_reached(places, rank)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=within)
         else:
             if dist.get_backend() not in ("gloo", "mpi"):
                 raise OptionError(f"batches are trained on the CPU, and the process group is of {dist.get_backend()}")
-            rank, count, store = dist.get_rank(), dist.get_world_size(), PrefixStore("ooc", _get_default_store())
-            places = _places(store, rank, count, within)
+            rank, count = dist.get_rank(), dist.get_world_size()
+            store, places = meet(PrefixStore("ooc", _get_default_store()), rank, count, within)
+            check_reached(places, rank)
         groups = [dist.new_group(backend="gloo", timeout=within) for _ in range(2)]
         for group in groups:
             group._get_backend(torch.device("cpu"))._set_default_timeout(_UNLIMITED)
-        machines = Machines(places)
-        return cls(rank, count, machines, Heartbeat(store, rank, count, machines) if count > 1 else None, *groups)
+        machines, is_anew = Machines(places), any(place.is_anew for place in places)
+        heartbeat = Heartbeat(store, rank, count, machines) if count > 1 else None
+        return cls(rank, count, machines, is_anew, heartbeat, *groups)
 
     def told(self, make: Callable[[], T]) -> T:
         """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
@@ -432,22 +485,6 @@ class Ranks:
         except RuntimeError as error:
             self.heartbeat.find_gone()
             raise RankError(f"another process has gone: {' '.join(str(error).split())[:120]}") from error
-
-
-def _places(store: Store, rank: int, count: int, within: timedelta) -> list[Place]:
-    """Where all of them run, once they have met. RankError where others cannot reach this or another machine by its
-    name, which is what gloo goes by unless it is told otherwise."""
-    store.set(f"place/{rank}", json.dumps([*Place.here(), os.environ.get(_INTERFACES, "")]))
-    meet(store, rank, count, within)
-    found = [json.loads(store.get(f"place/{other}")) for other in range(count)]
-    places, machines = [Place(*place) for *place, _ in found], Machines([Place(*place) for *place, _ in found])
-    for other, place in enumerate(places):
-        is_reached = found[other][-1] or not place.address.startswith(("127.", "no "))
-        if len(machines.here(other)) < count and not is_reached:
-            why = f"there the name {place.host} has {place.address}, by which no other machine reaches it"
-            text = f"{machines.name(other)}: {why}; set {_INTERFACES} to the network's interface (ip -brief address)"
-            raise RankError(text, is_told=machines.is_told(0, rank))
-    return places
 
 
 _met: list[Any] = []
