@@ -302,7 +302,8 @@ class Backwards(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = GCNConv(features, 6, flow="target_to_source"), SAGEConv(6, 6)
+        self.first = GCNConv(features, 6, flow="target_to_source")
+        self.second = SAGEConv(6, 6, aggr=["mean", "std"], flow="target_to_source")
         self.third = SGConv(6, classes, K=2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

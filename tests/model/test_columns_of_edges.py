@@ -88,6 +88,11 @@ def test_options_that_only_a_call_tells_count() -> None:
     assert columns_of_edges(Behind(GraphConv(8, 8, aggr="max")), weighted=True) == WIDEST
 
 
+def test_deviations_are_sums_and_maxima_are_not_where_edges_go_the_other_way_round() -> None:
+    against = [SAGEConv(8, 8, aggr=aggr, flow="target_to_source") for aggr in ("std", "max")]
+    assert [columns_of_edges(Behind(layer)) for layer in against] == [0, WIDEST]
+
+
 def test_agnn_is_one_where_its_rows_are_many() -> None:
     """Its formula holds keys and values of all rows."""
     assert columns_of_edges(Behind(AGNNConv(), 64), nodes=400_000) == 0
