@@ -183,7 +183,13 @@ def prepare(
     if optimizer is not None and not scoring_only:
         state = partial(_state_on_disk, network, resources, optimizer, optimizer_state, state_folder)
     # Scoring and training compute the same: one pass does both. Where weights are averaged, they do not.
-    both = Saving.SHARED_FORWARD in savings and network.same_in_evaluation and not averaging.active
+    both = Saving.SHARED_FORWARD in savings and network.same_in_evaluation and not (averaging.active or scoring_only)
+
+    def programs(builder: StageBuilder) -> dict[str, list[Step]]:
+        train = builder.evaluate() if scoring_only else builder.train()
+        found = {"prepare": builder.prepare(), "train": train, "evaluate": builder.evaluate()}
+        return found | {"train_and_score": builder.train_and_score()} if both else found
+
     host_bytes, device_bytes = objective.memory_bytes(store, on_device=resources.on_device)
     return Job(
         network,
@@ -192,7 +198,7 @@ def prepare(
         resources,
         active,
         objective,
-        _scoring if scoring_only else _training_and_scoring_at_once if both else _training,
+        programs,
         seed=seed,
         extra_host_bytes=host_bytes,
         extra_device_bytes=averaging.nbytes + device_bytes + _third_number_bytes(network, optimizer_options),
@@ -215,22 +221,6 @@ def _objective_of_nodes(
         incomplete=store.num_incomplete > 0,
         space="" if store.types is None else store.types.labelled,
     )
-
-
-def _training(builder: StageBuilder) -> dict[str, list[Step]]:
-    return _with_train(builder, builder.train())
-
-
-def _training_and_scoring_at_once(builder: StageBuilder) -> dict[str, list[Step]]:
-    return _training(builder) | {"train_and_score": builder.train_and_score()}
-
-
-def _scoring(builder: StageBuilder) -> dict[str, list[Step]]:
-    return _with_train(builder, builder.evaluate())
-
-
-def _with_train(builder: StageBuilder, train: list[Step]) -> dict[str, list[Step]]:
-    return {"prepare": builder.prepare(), "train": train, "evaluate": builder.evaluate()}
 
 
 def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
