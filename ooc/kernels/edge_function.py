@@ -200,7 +200,7 @@ def pull_target_gradients(
     kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
-    terms' linear map (``EdgeTerms.map_gradient``). ``kept_EW``: where to keep what is found for sources."""
+    terms' linear map (``EdgeTerms.add_map_gradient``). ``kept_EW``: where to keep what is found for sources."""
     if heads is not None and is_dot_product(function, terms):
         above = upstream_R.gradient, upstream_R.statistics
         return dot_attention.pull_targets(tile, heads.heads, heads.dropout, source_NW, target_RV, *above), None
@@ -221,7 +221,7 @@ def pull_target_gradients(
                 rows = out[piece.rows]
                 rows += piece.sums(gradient).view_as(rows)
         if map_RM is not None and terms is not None and found.term_ET is not None:
-            map_RM[piece.rows] += terms.map_gradient(piece, terms.features(tile, piece), found.term_ET)
+            terms.add_map_gradient(piece, terms.features(tile, piece), found.term_ET, map_RM)
     return out_RV, map_RM
 
 
@@ -237,13 +237,13 @@ def scratch_bytes(
     tile, and for every row beside that; widths in columns.
 
     ``features`` of an edge make a ``term`` of so many columns: they are gathered and numbered to be summed, and a row
-    has its part of the map's gradient, where it is put together three times.
+    has its part of the map's gradient, which is put together with others', and a feature's columns beside it.
     """
     per_edge = (2 * source + 2 * target + 3 * message + 4 * heads) * itemsize + 200
     per_row = (2 * max(source, target) + 5 * message + 6 * heads) * itemsize + 32
     if features:
         per_edge += features * (3 * itemsize + 16) + 4 * term * itemsize + 64
-        per_row += (3 * (features + 1) * term + 3 * features) * itemsize
+        per_row += ((2 * (features + 1) + 1) * term + 3 * features) * itemsize
     return per_edge, per_row
 
 

@@ -66,7 +66,7 @@ class EdgeTerms:
 
     @property
     def map_columns(self) -> int:
-        """Columns of ``map_gradient``."""
+        """Columns of the map's gradient."""
         if self.weight_KT is None:
             return 0
         return self.weight_KT.numel() + (0 if self.bias_T is None else self.bias_T.numel())
@@ -93,11 +93,11 @@ class EdgeTerms:
         term_ET = pull(rows_in_line(self.weight_KT), numbers, offsets, features_EK.reshape(-1))
         return term_ET if self.bias_T is None else term_ET.add_(self.bias_T)
 
-    def map_gradient(self, piece: Piece, features_EK: Tensor, gradient_ET: Tensor) -> Tensor:
-        """What the piece's edges add to the gradient of the map, by row: weight's K rows and, if there is one, the
-        bias of every group [rows, G · (K + 1) · T/G]."""
-        parts = [piece.sums(gradient_ET, features_EK[:, k].contiguous()) for k in range(features_EK.shape[1])]
-        if self.bias_T is not None:
-            parts.append(piece.sums(gradient_ET))
-        groups = len(self.groups)
-        return torch.stack([part.view(len(part), groups, -1) for part in parts], dim=2).flatten(1)
+    def add_map_gradient(self, piece: Piece, features_EK: Tensor, gradient_ET: Tensor, into_RM: Tensor) -> None:
+        """Add what the piece's edges add to the gradient of the map, by row: of every group weight's K rows and, if
+        there is one, the bias [R, G · (K + 1) · T/G]."""
+        weights: list[Tensor | None] = [weight_E.contiguous() for weight_E in features_EK.unbind(1)]
+        weights += [] if self.bias_T is None else [None]
+        into_PGKT = into_RM[piece.rows].view(piece.stop - piece.start, len(self.groups), len(weights), -1)
+        for weight_E, into_PGT in zip(weights, into_PGKT.unbind(2), strict=True):
+            into_PGT += piece.sums(gradient_ET, weight_E).view_as(into_PGT)
