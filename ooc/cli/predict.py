@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc predict``: a run's weights on a store, exactly and within the memory it is given."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,12 +177,13 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
             raise OptionError(f"{path} holds {ids.dtype}{list(ids.shape)}, not a list of node ids")
         return ids
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise OptionError(f"{path}: {getattr(error, 'strerror', None) or error}{did_you_mean_path(path)}") from error
+    lines = lines if any(lines) else []
     if texts:
         return np.array(lines, dtype=np.object_)
     for number, line in enumerate(lines, start=1):
-        if not line.strip().isascii() or not line.strip().isdigit() or len(line.strip()) > 19 or int(line) >= 2**63:
+        if not re.fullmatch(r"-?[0-9]{1,19}", line.strip()) or not -(2**63) <= int(line) < 2**63:
             raise OptionError(f"{path}, line {number}: {line.strip()!r:.60} is no node id")
     return np.array([int(line) for line in lines], dtype=np.int64)

@@ -558,8 +558,9 @@ def _opened(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryD
         return None, open_store(graph)
     from ooc.conversion.conversion import convert
 
-    found = [getattr(nodes, "x", None) for nodes in getattr(graph, "node_stores", [graph])]
-    kinds = {getattr(x, "dtype", torch.float32) for x in found if x is not None}
+    parts, names = getattr(graph, "stores", [graph]), ("x", "y", "edge_weight", "edge_attr")
+    found = [getattr(part, name, None) for part in parts for name in names]
+    kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}
     dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
     folder.mkdir(parents=True, exist_ok=True)
     temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)

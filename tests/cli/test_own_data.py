@@ -47,3 +47,15 @@ def test_some_nodes_are_asked_for_by_their_names(run: RunCommand, here: Path) ->
         rows = list(csv.DictReader(file))
     assert [row["node"] for row in rows] == wanted
     assert list(rows[0]) == ["node", *(f"logit_{name}" for name in own_data.FIELDS)]
+
+
+def test_nodes_are_asked_for_by_numbers_below_zero(run: RunCommand, here: Path) -> None:
+    names = [-5, 2**62, 7, -(2**63), 0, 12]
+    Path("nodes.csv").write_text("id,a,y\n" + "".join(f"{name},{at},{at % 2}\n" for at, name in enumerate(names)))
+    Path("edges.csv").write_text("src,dst\n" + "".join(f"{name},{names[at - 1]}\n" for at, name in enumerate(names)))
+    Path("wanted.txt").write_text(f"{-(2**63)}\n{2**62}\n-5")
+    assert run("convert", here, "g.ooc", "--split", "random")[0] == 0
+    assert run("train", "g.ooc", *SIZES, "--out", "run")[0] == 0
+    assert run("predict", "run", "--nodes", "wanted.txt", "--out", "some.csv")[0] == 0
+    with Path("some.csv").open() as file:
+        assert [int(row["node"]) for row in csv.DictReader(file)] == [-(2**63), 2**62, -5]

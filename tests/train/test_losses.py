@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn.models import GCN
 
 import ooc
@@ -355,6 +356,18 @@ def test_targets_that_count_otherwise_show(task: str, loss: Any, tmp_path: Path)
     y = random_labels(DATA, 64) if task == "multilabel" else random_values(DATA, 2)
     with pytest.raises(ModelError, match="is not the mean of its rows' losses"):
         make_trainer(labelled(DATA, y, tmp_path), y.shape[1], tmp_path, loss=loss)
+
+
+def test_values_are_not_rounded_to_what_features_are(tmp_path: Path) -> None:
+    """Of PyG's Data, whose features may be whole numbers or of 32 bits."""
+    y, mask, losses = random_values(DATA, 2), DATA.train_mask, []
+    for x in (DATA.x.float(), (DATA.x * 9).long()):
+        model = GCN(x.shape[1], 4, 1, 2).double()
+        expected = F.mse_loss(model(x.double(), DATA.edge_index)[mask], y[mask]).item()
+        data = Data(x, DATA.edge_index, y=y, train_mask=mask)
+        with ooc.Trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
+            losses.append((trainer.fit(1, eval_every=0, progress=False)[0].loss, expected))
+    assert all(found == pytest.approx(expected, rel=1e-12) for found, expected in losses)
 
 
 def test_outputs_must_be_as_many_as_labels(tmp_path: Path) -> None:
