@@ -294,7 +294,8 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool) -> None:
     ranks, link = planning.report_by_rank(), planning.limits.link_bytes_per_s
     report = ranks[0]
-    joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], link)
+    rate = planning.hardware.received_bytes_per_s(link)
+    joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))

@@ -195,6 +195,13 @@ class Hardware:
         """Of the processor's time, for moving so much to or from the SSD."""
         return blocks * self.seconds_per_block + nbytes * self.seconds_per_moved_byte
 
+    def received_bytes_per_s(self, link_bytes_per_s: float) -> float:
+        """How much a second comes of other processes to where it is computed, by links that carry so much: with a
+        device by way of the host's memory, first out of one, then over the link, then into the other."""
+        if self.wire is None:
+            return link_bytes_per_s
+        return 1 / (1 / self.wire.to_host_bytes_per_s + 1 / link_bytes_per_s + 1 / self.wire.to_device_bytes_per_s)
+
     @property
     def has_device_memory(self) -> bool:
         return self.wire is not None

@@ -73,6 +73,7 @@ class Problem:
         self.goal = goal
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
+        self.received_bytes_per_s = hardware.received_bytes_per_s(limits.link_bytes_per_s)
         self._known: dict[int, Candidate | None] = {}
         """By ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[Hashable, Layout] = {}
@@ -121,9 +122,10 @@ class Problem:
         ]
         seconds = sum(taken_s)
         if workload.share is not None:  # what they wait for other processes
-            rate = self.limits.link_bytes_per_s
             received = received_of(passes, layout.matrices, workload.topologies, workload.share)
-            seconds += sum(exposed_s(one, s, rate) for one, s in zip(received, taken_s, strict=True))
+            seconds += sum(
+                exposed_s(one, s, self.received_bytes_per_s) for one, s in zip(received, taken_s, strict=True)
+            )
         written = sum(moved.ssd_write_bytes for moved in traffic) + workload.state_bytes
         match self.goal:
             case Goal.SECONDS:

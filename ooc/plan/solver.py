@@ -76,7 +76,7 @@ class PlannedLayout:
         """Seconds of an epoch by the simulator, with what is waited for the rows of other processes."""
         epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem
         alone = simulate(epoch, problem.workload, problem.hardware)
-        return together([alone], [epoch.received(EPOCH)], problem.limits.link_bytes_per_s)[0].epoch_s
+        return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s
 
     @property
     def steps(self) -> int:

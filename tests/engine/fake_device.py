@@ -163,6 +163,7 @@ class FakeSide(SideStream):
 
     def __init__(self, device: "FakeDevice", nbytes: int) -> None:
         self._device, self._nbytes = device, nbytes
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device.place)  # for who weighs what there is
 
     def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
         parts = [(given, some) for given, some in zip(self._parts(target, rows), rows, strict=True) if len(given)]

@@ -53,6 +53,11 @@ def trained(trainer: Trainer, form: str = "halo") -> dict[str, Any]:
             assert any("columns sharded" in title for title in titles) == (form == "columns")
             assert records[-1].received_bytes == plan.received_bytes(program) > 0
             assert records[-1].ssd_write_bytes == plan.bytes_written(program)
+            forecast = trainer._planned.plans_by_rank(trainer.limits, trainer.hardware)[trainer.ranks.rank][1]
+            planned, run = (
+                (one.device_peak_bytes, one.host_peak_bytes, one.received_bytes(program)) for one in (forecast, plan)
+            )
+            assert planned == run
         weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
     return found | weights
 
@@ -101,9 +106,9 @@ def test_results_are_those_of_one_process_on_the_cpu(
 
 
 def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the least memory, each GPU's and the host's: slabs go to others as they come over the wire, or are sharded
-    turn after turn."""
-    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 3000)
+    """With the least memory, each GPU's and the host's, and never more on a device: slabs go to others as they come
+    over the wire, or are sharded turn after turn."""
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 60_000)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
@@ -111,10 +116,13 @@ def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monke
             with FakeDevice(rank, eager=0.3) as fake:
                 use(fake, monkeypatch)
                 build = on_device(MODELS["gcn"], store, tmp_path, exchange=form, slab_columns=3)
-                trainer = build(*least(build))
+                gpu, host = least(build)
+                fake.tensors.weighing = True
+                trainer = build(gpu, host)
                 plan = trainer.plan
                 assert plan.unrolled["train"].fill and plan.to_device_bytes and plan.ssd_write_bytes
                 found[form] = trained(trainer, form)
+                assert plan.arena_bytes < fake.tensors.peak_bytes <= gpu
         return found
 
     (alone,) = together(1, tmp_path, lambda rank: on_the_cpu(["gcn"], store, tmp_path))

@@ -2,13 +2,14 @@
 """A machine's description comes back from a file as it was, and a wrong one is refused by the entry's name."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ooc.errors import HardwareError
 from ooc.plan.cost import pull_seconds
-from ooc.plan.hardware import UNMEASURED, Curve, Hardware
+from ooc.plan.hardware import UNMEASURED, Curve, Hardware, Wire
 
 
 def _described() -> dict[str, Any]:
@@ -18,6 +19,12 @@ def _described() -> dict[str, Any]:
 
 def test_a_description_comes_back_as_it_was() -> None:
     assert Hardware.from_dict(_described()) == UNMEASURED
+
+
+def test_what_goes_to_another_device_goes_over_both_wires() -> None:
+    device = replace(UNMEASURED, wire=Wire(to_device_bytes_per_s=2e10, to_host_bytes_per_s=1e10))
+    assert device.received_bytes_per_s(4e10) == pytest.approx(1 / (1 / 4e10 + 1 / 2e10 + 1 / 1e10))
+    assert UNMEASURED.received_bytes_per_s(4e10) == 4e10
 
 
 def test_a_machine_with_a_wire_has_memory_of_its_own() -> None:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of the processes of tests/gpu/test_processes.py, as torchrun starts them: trains some models, and has the first
+process write what came of them.
+
+    python -m tests.gpu.one_of_several STORE FILE DEVICE
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+
+from ooc.storage.store import open_store
+from ooc.train.setup import Tuning
+from ooc.train.trainer import Trainer
+
+
+def trained(store: Any, device: str, make: Any, **options: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = make(store.num_features, store.num_classes)
+    options["optimizer"] = torch.optim.Adam(model.parameters(), lr=0.01)
+    if device == "cuda":
+        options |= {"gpu_budget": "1G", "host_budget": "2G"}
+    else:
+        options["memory"] = "1G"
+    with Trainer(model, store, device=device, _tuning=Tuning(tile_rows=256), **options) as trainer:
+        records = trainer.fit(3, progress=False)
+        received = sum(record.received_bytes for record in records)
+        assert (received > 0) == (trainer.ranks.count > 1)
+        found = {"losses": [record.loss for record in records], "scores": trainer.evaluate()}
+    return found | {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def main(path: str, written: str, device: str) -> None:
+    store, found = open_store(Path(path)), {}
+    models = {
+        "gcn": lambda f, c: GCN(f, 64, 3, c, dropout=0.3),
+        "sage": lambda f, c: GraphSAGE(f, 64, 2, c, norm="batch_norm"),
+        "gat": lambda f, c: GAT(f, 64, 2, c, heads=4),
+    }
+    for name, make in models.items():
+        for form in ("halo", "columns"):
+            found[f"{name}, {form}"] = trained(store, device, make, exchange=form, slab_columns=16)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        torch.save(found, Path(written))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
