@@ -34,7 +34,7 @@ def run(folder: Path, *arguments: str, path: Sequence[str] = ()) -> "subprocess.
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
 
 
@@ -49,18 +49,18 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(115)
+@pytest.mark.timeout(600)
 def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
     """On the processor, tiny: all kernels, their checks, epochs against PyG; it says that times mean nothing."""
     pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
-    done = run(tmp_path, "--rehearse", "--seconds", "100")
+    done = run(tmp_path, "--rehearse", "--seconds", "400")
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads((tmp_path / "gpu_check.json").read_text())
     assert data["rehearsal"] is True
     assert data["failures"] == {}
     assert data["left_out"] == {}
     assert set(data) >= {"machine", "tests", "device copy", "pcie", "dense products", "sum 4 float32", "sum 4 bfloat16"}
-    assert data["tests"] == {"passed": 1, "processes": 2}, "one of them runs it, the other none"
+    assert data["tests"] == {"passed": 1, "processes": 1}
     assert set(data["sum 4 float32"]["backward"]["seconds"]) == {"ooc", "torch.sparse CSR", "PyG"}
     assert set(data["other pulls"]["seconds"]) == set(data["other pulls"]["counted_bytes"])
     assert len(data["other pulls"]["seconds"]) == 11
@@ -94,13 +94,14 @@ MISSING = "import sys; sys.modules.update(dict.fromkeys(('triton', 'torch_geomet
 """Importing a module that is None there fails as if it were not installed."""
 
 
+@pytest.mark.timeout(600)
 def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
     """The rest is measured all the same, and nothing has failed."""
     without, folder = tmp_path / "without", tmp_path / "here"
     without.mkdir()
     folder.mkdir()
     (without / "sitecustomize.py").write_text(MISSING)
-    done = run(folder, "--rehearse", "--seconds", "100", path=[str(without)])
+    done = run(folder, "--rehearse", "--seconds", "400", path=[str(without)])
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads((folder / "gpu_check.json").read_text())
     assert data["failures"] == {}
@@ -227,8 +228,14 @@ NO_TESTS = subprocess.CompletedProcess[str]([], 5, "3 deselected", "")
 
 
 def test_that_no_process_has_a_test_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some get none, as in a rehearsal; not all."""
+    """Some get none, where they are many; not all."""
     monkeypatch.setattr("gpu_parts.suite.NEEDED", ())
+    one = subprocess.CompletedProcess[str]([], 0, "1 passed, 2 deselected in 0.1s", "")
+    shares = {"0/2": one, "1/2": NO_TESTS}
+    monkeypatch.setattr(
+        "gpu_parts.suite.subprocess.run", lambda *command, env, **options: shares[env["GPU_CHECK_SHARE"]]
+    )
+    assert run_tests(100, processes=2) == {"passed": 1, "processes": 2}
     monkeypatch.setattr("gpu_parts.suite.subprocess.run", lambda *command, **options: NO_TESTS)
     with pytest.raises(Failed, match="none ended"):
         run_tests(100, processes=1)

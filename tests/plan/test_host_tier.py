@@ -2,13 +2,13 @@
 """A simulated epoch of a device with memory of its own moves both programs' bytes, within both budgets."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.errors import BudgetError
 from ooc.plan import Hardware, Limits, Plan, make_plan
 from ooc.plan.hardware import Curve, Disk, Wire
 from ooc.plan.simulate.channels import Pcie
@@ -26,6 +26,7 @@ def a_machine(disk: float, wire: float) -> Hardware:
     return replace(WITH_DEVICE_MEMORY, disk=both, wire=Wire(wire, wire))
 
 
+@cache
 def planned(device_bytes: int, host_bytes: int) -> Plan:
     return make_plan(WORK, Limits(device_bytes, host_bytes), WITH_DEVICE_MEMORY)
 
@@ -36,18 +37,15 @@ def moved(timeline: Timeline, *resources: Resource) -> list[int]:
 
 @settings(max_examples=examples(8), deadline=None)
 @given(
-    device_bytes=st.integers(4 << 20, 128 << 20),
-    host_bytes=st.integers(2 << 20, 128 << 20),
+    budgets=st.sampled_from([(12 << 20, 4 << 20), (5 << 20, 64 << 20), (48 << 20, 11 << 20), (128 << 20, 128 << 20)]),
     disk=st.floats(1e7, 1e10),
     wire=st.floats(1e8, 1e11),
 )
 def test_the_bytes_are_both_programs_and_no_resource_does_two_things_at_once(
-    device_bytes: int, host_bytes: int, disk: float, wire: float
+    budgets: tuple[int, int], disk: float, wire: float
 ) -> None:
-    try:
-        plan = planned(device_bytes, host_bytes)
-    except BudgetError:
-        assume(False)
+    """Few plans on many machines: a plan is made for one of its own."""
+    plan = planned(*budgets)
     timeline = simulate(plan, WORK, a_machine(disk, wire))
     assert moved(timeline, *SSD) == [plan.ssd_read_bytes, plan.ssd_write_bytes]
     assert moved(timeline, *WIRE) == [plan.to_device_bytes, plan.to_host_bytes]
@@ -82,7 +80,7 @@ def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> Non
 
 @settings(max_examples=examples(8), deadline=None)
 @given(
-    device_bytes=st.integers(4 << 20, 64 << 20),
+    device_bytes=st.sampled_from([5 << 20, 12 << 20, 40 << 20]),
     wire=st.floats(1e8, 1e11),
     faster=st.floats(1, 10),
     what=st.sampled_from(["wire", "sums", "launches"]),
@@ -91,10 +89,7 @@ def test_an_epoch_takes_at_least_its_busiest_resource_and_no_longer_if_one_is_fa
     device_bytes: int, wire: float, faster: float, what: str
 ) -> None:
     """Where the drive has nothing to do: streams wait for nothing but one another."""
-    try:
-        plan = planned(device_bytes, 1 << 30)
-    except BudgetError:
-        assume(False)
+    plan = planned(device_bytes, 1 << 30)
     machine = a_machine(1e9, wire)
     timeline = simulate(plan, WORK, machine)
     assert max(timeline.busy_s.values()) <= timeline.epoch_s * (1 + 1e-9)

@@ -185,7 +185,7 @@ class Parts:
         from gpu_parts import suite
 
         if self._tiny:
-            return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges"), 2, ["test_sums.py"])
+            return suite.run_tests(limit_s, ("-k", "no_rows_and_no_edges"), 1, ["test_sums.py"])
         return suite.run_tests(limit_s)
 
     def _device_copy(self) -> Any:
