@@ -101,6 +101,9 @@ class Watch(device.Device):
         self._inner.hold(event)
         self._since = self._inner.record()
 
+    def side(self, nbytes: int) -> device.SideStream:
+        return self._inner.side(nbytes)
+
     def close(self) -> None:
         self._inner.close()
 

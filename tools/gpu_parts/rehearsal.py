@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ooc.plan.program.staging import CopyTo
 from ooc.prefetch.arena import Bytes
-from ooc.prefetch.device import Device
+from ooc.prefetch.device import Device, SideStream
 from ooc.prefetch.engine import Event
 
 
@@ -55,6 +55,10 @@ class HostDevice(Device):
 
     def hold(self, event: Event) -> None:
         """It has happened."""
+
+    def side(self, nbytes: int) -> SideStream:
+        """For several processes alone."""
+        raise AssertionError("a rehearsal is of one process")
 
     def close(self) -> None:
         """Nothing was taken."""
