@@ -104,6 +104,8 @@ def _by_pass(
 
 def _coarser(layout: Layout, times: int) -> Layout:
     """The same with blocks of ``times`` as many rows."""
+    if times == 1:
+        return layout
     matrices = {
         name: replace(m, grid=replace(m.grid, block_rows=m.grid.block_rows * times))
         for name, m in layout.matrices.items()
