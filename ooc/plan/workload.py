@@ -134,6 +134,7 @@ class EdgeWork:
     operators: int = 0
     multiplies_per_edge: int = 0
     retainable_bytes_per_edge: int = 0
+    retainable_bytes_per_edge_and_head: int = 0
     retainable_operators: int = 0
     retainable_multiplies_per_edge: int = 0
 

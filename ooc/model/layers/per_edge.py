@@ -43,8 +43,9 @@ _ATTENDED_TIMES = 40
 """and how often each value of a row."""
 _ATTENDED_OPERATORS = 60
 """Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
-_LISTED_BYTES = 800
-"""Of an edge whose list is not retained, in pieces of many edges."""
+_LISTED_BYTES = (800, 130)
+"""Of an edge whose list is not retained, in pieces of many edges; and of those of each head (3 ns an edge and head of
+tiles of 10 to 50 edges a row, 1 to 8 heads)."""
 _PER_EDGE_BYTES = 2000
 """Of an edge where something as wide as a row is computed for it, however narrow that is."""
 
@@ -62,7 +63,12 @@ def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
     operators = _ATTENDED_OPERATORS * (1 + drops)
-    return EdgeWork(edge + _LISTED_BYTES, head, of_row, operators, retainable_bytes_per_edge=_LISTED_BYTES)
+    listed, listed_head = _LISTED_BYTES
+    return EdgeWork(
+        *(edge + listed, head, of_row, operators),
+        retainable_bytes_per_edge=listed,
+        retainable_bytes_per_edge_and_head=listed_head,
+    )
 
 
 class Key(Protocol):
