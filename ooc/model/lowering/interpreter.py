@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace run on values instead of tensors: what each of its calls is looked up.
+"""A trace run on values instead of tensors: each of its calls is looked up.
 
 Each is a convolution, a norm, dropout, a linear map, or a function of rows; what is none of these is refused by its
 name.

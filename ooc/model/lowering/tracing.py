@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a module to values: its forward is traced with torch.fx, and what the trace calls is looked up.
+"""From a module to values: its forward is traced with torch.fx, and its calls are run on values (``interpreter``).
 
 Convolutions, norms and layers of torch.nn are taken as they are; all other modules are traced through, so that
-what remains is a list of calls. Each is a convolution, a norm, dropout, a linear map, or a function of rows; what is
-none of these is refused by its name.
+what remains is a list of calls.
 """
 
 import inspect
