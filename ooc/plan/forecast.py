@@ -29,7 +29,7 @@ from ooc.plan.workload import Workload
 
 _STEPS = 24
 """Steps of a coarse row pass."""
-_STEPS_OF_TIERS = 96
+_STEPS_OF_TIERS = 48
 """The same where two arenas have to be told apart: frames of the smaller one must not round to none."""
 TIE = 0.01
 """Forecasts that differ by a smaller part are equal: they are not more exact than that."""

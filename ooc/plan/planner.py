@@ -56,7 +56,8 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
             raise
         return _writing_less(variants, limits, hardware)
     recomputed, best = _descend(kept, variants)
-    return Chosen(recomputed, simulated_best(best))
+    fastest = simulated_best(best, *([] if best is kept else [kept]))
+    return Chosen(recomputed if fastest.problem.workload is best.problem.workload else NOTHING, fastest.plan)
 
 
 # ---- one workload ----------------------------------------------------------------------------------------------

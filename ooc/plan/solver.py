@@ -79,6 +79,15 @@ class PlannedLayout:
         return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether epochs like this are compared by the simulator: on a device with memory of its own, if they have few
+        steps. On the CPU, where forecasts were compared with epochs, the order of the forecasts stands, and so it does
+        with a limit on what is written, which the faster one may pass."""
+        problem = self.problem
+        free = problem.hardware.has_device_memory and problem.limits.ssd_write_bytes is None
+        return free and 2 * self.steps <= _SIMULATED_STEPS
+
+    @property
     def steps(self) -> int:
         """Of an epoch, but for those that processes share: so long does it take to simulate."""
         passes, matrices, height = self.layout.programs[EPOCH], self.layout.matrices, self.layout.step_rows
@@ -122,38 +131,36 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     return None if best is None else solver.planned(solver.descend(best))
 
 
-def simulated_best(best: PlannedLayout) -> Plan:
-    """The plan of ``best``, or of another end or candidate of descents whose simulated epoch is shorter; from the best
-    of these on, of what single steps of one source lead to, as long as epochs become shorter.
-
-    On a device with memory of its own alone: on the CPU, where forecasts were compared with epochs, the order of the
-    forecasts stands. So it does with a limit on what is written, which other candidates may pass.
-    """
-    problem = best.problem
-    if not problem.hardware.has_device_memory or problem.limits.ssd_write_bytes is not None:
-        return best.plan
-    other = solve_from_one_width(best)
-    if other is not None and other.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
-        best, other = other, best
-    ends = [best, *filter(None, [other]), *(replace(best, choice=one.choice, layout=one.layout) for one in best.others)]
-    simulated = _SIMULATED_STEPS // max(1, best.steps)
-    if simulated < 2:
-        return best.plan
-    ends = ends[:simulated]
+def simulated_best(*found: PlannedLayout) -> PlannedLayout:
+    """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents, the
+    one whose simulated epoch is shortest; from there on, what single steps of one source lead to, as long as epochs
+    become shorter."""
+    best = found[0]
+    if not best.problem.hardware.has_device_memory or best.problem.limits.ssd_write_bytes is not None:
+        return best
+    ends = [*found, *filter(None, map(solve_from_one_width, found))]
+    for one in ends:
+        if one.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
+            best = one
+    if not best.is_simulated:
+        return best
+    ends = [best, *(one for one in ends if one is not best)]
+    ends += [replace(best, choice=one.choice, layout=one.layout) for one in best.others]
+    ends = ends[: _SIMULATED_STEPS // max(1, best.steps)]
     best = min(ends, key=lambda one: one.simulated_s)
-    tried, steps = {id(one.layout) for one in ends}, 0
-    found: PlannedLayout | None = best
-    while found is not None:
-        best, found = found, None
-        for one in filter(None, map(problem.candidate, Moves(problem).of_one_source(best.choice))):
-            if steps < _SIMULATED_STEPS and id(one.layout) not in tried:
-                tried.add(id(one.layout))
-                nearby = replace(best, choice=one.choice, layout=one.layout)
-                steps += nearby.steps
-                if nearby.simulated_s < best.simulated_s:
-                    found = nearby
+    tried, steps, moves = {id(one.layout) for one in ends}, 0, Moves(best.problem)
+    nearby: PlannedLayout | None = best
+    while nearby is not None:
+        best, nearby = nearby, None
+        for step in filter(None, map(best.problem.candidate, moves.of_one_source(best.choice))):
+            if steps < _SIMULATED_STEPS and id(step.layout) not in tried:
+                tried.add(id(step.layout))
+                other = replace(best, choice=step.choice, layout=step.layout)
+                steps += other.steps
+                if other.simulated_s < best.simulated_s:
+                    nearby = other
                     break
-    return best.plan
+    return best
 
 
 class _Solver:

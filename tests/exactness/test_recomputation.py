@@ -16,6 +16,8 @@ from ooc.plan.planner import Chosen
 from ooc.plan.problem import Recomputed, Variants
 from ooc.storage.store import Store
 from ooc.train import setup
+from tests.engine.fake_device import FakeDevice
+from tests.engine.test_device import on_device, use
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.models import GCNII, Branches, Predicted, Residual
 from tests.exactness.reference import CustomCase, ModelCase
@@ -121,6 +123,34 @@ def test_so_do_other_models(case: ModelCase, store: Store, tmp_path: Path, force
         for plan in PLANS if recomputed == everything else [PLANS[number % len(PLANS)]]:
             plan = {**plan, **({"gpu_budget": "1M"} if "gpu_budget" in plan else {})}
             assert_same(outcome(case, store, tmp_path, **plan), expected, (recomputed, plan))
+
+
+ATTENDING: dict[str, ModelCase] = {
+    "attention": ModelCase(kind="gat", hidden=16, dropout=0.3, input_dropout=0.2, options={"heads": 4}),
+    "maxima": ModelCase(kind="sage", options={"aggr": "max", "project": True}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENDING.values(), ids=ATTENDING.keys())
+def test_so_does_what_the_first_attention_pulls(
+    case: ModelCase, store: Store, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made of the features once more before the backward pass has its own rows of it; offered on a device alone."""
+    force(frozenset())
+    expected = outcome(case, store, tmp_path)
+    force(frozenset((0,)))
+    for plan in PLANS:
+        plan = {**plan, **({"gpu_budget": "1M"} if "gpu_budget" in plan else {})}
+        assert_same(outcome(case, store, tmp_path, **plan), expected, plan)
+    with FakeDevice(1) as fake:
+        use(fake, monkeypatch)
+        with on_device(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS)() as trainer:
+            assert [record.loss for record in trainer.fit(epochs=EPOCHS, eval_every=0)] == expected[0]
+            names = [stage.name for stage in trainer.workload.programs["train"]]
+            assert names[-2:] == ["messages 1 for backward 0", "backward 0"]
+        force(frozenset())
+        with on_device(case, store, tmp_path, dtype=torch.float32, tile_rows=TILE_ROWS)() as trainer:
+            assert repeatable(trainer.workload) == [0]
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage"])

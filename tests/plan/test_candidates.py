@@ -27,7 +27,7 @@ def planned(device: int, host: int, **limits: int) -> PlannedLayout:
 
 @cache
 def fastest(budgets: tuple[int, int]) -> Plan:
-    return simulated_best(planned(*budgets))
+    return simulated_best(planned(*budgets)).plan
 
 
 def seconds(plan: Plan) -> float:
@@ -63,7 +63,7 @@ def test_of_a_process_what_it_waits_for_others_counts() -> None:
         return together([alone], [plan.received("train")], limits.link_bytes_per_s)[0].epoch_s
 
     best = plan_layout(work, limits, WITH_DEVICE_MEMORY)
-    chosen = simulated_best(best)
+    chosen = simulated_best(best).plan
     others = [replace(best, choice=one.choice, layout=one.layout).plan for one in best.others]
     computes_least = min([best.plan, *others], key=lambda plan: simulate(plan, work, WITH_DEVICE_MEMORY).epoch_s)
     assert epoch_s(chosen) <= min(map(epoch_s, [best.plan, *others]))
@@ -93,7 +93,7 @@ def test_programs_too_long_to_be_simulated_go_by_forecasts(
     monkeypatch.setattr(solver, "solve_from_one_width", lambda planned: second)
     monkeypatch.setattr(solver, "_SIMULATED_STEPS", 0)
     assert first.plan.unrolled["train"].steps != second.plan.unrolled["train"].steps
-    assert simulated_best(first) is (second if taken == "second" else first).plan
+    assert simulated_best(first) is (second if taken == "second" else first)
 
 
 def test_slabs_of_a_width_that_was_asked_for_are_descended_to_once() -> None:
@@ -109,9 +109,9 @@ def test_candidates_are_in_order_hardly_slower_and_differ() -> None:
 
 def test_forecasts_stand_on_the_cpu_with_a_limit_on_writes_and_with_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = plan_layout(WORK, Limits(8_000_000, 12_000_000), UNMEASURED)
-    assert simulated_best(on_cpu) is on_cpu.plan
+    assert simulated_best(on_cpu) is on_cpu
     limited = planned(*BUDGETS[0], ssd_write_bytes=1 << 40)
-    assert simulated_best(limited) is limited.plan
+    assert simulated_best(limited) is limited
     many = planned(*BUDGETS[0])
     monkeypatch.setattr(solver, "_SIMULATED_STEPS", len(many.plan.unrolled["train"].steps))
-    assert simulated_best(many) is many.plan
+    assert simulated_best(many) is many

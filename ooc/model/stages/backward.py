@@ -93,7 +93,8 @@ def _backward(program: Program, stage: int) -> Step:
         sums, message = names.of("dp", above), names.of("dm", above)
         per_edge, kernel = None, above.scaling
         if isinstance(above, EdgeAggregate):
-            per_edge = program.per_edge(above, Pulling.SOURCES, above.source.columns, names.of("m", above))
+            own = names.of("m", above, program.recomputation.made_for(above))
+            per_edge = program.per_edge(above, Pulling.SOURCES, above.source.columns, own)
             kernel = partial(above.backward_sources, context)
         pull = Pull(sums, message, context.direction(above.scaling, backward=True), per_edge, above.edge_data)
 

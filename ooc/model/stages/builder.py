@@ -13,7 +13,7 @@ from ooc.model.stages.backward import backward_steps, loss_step
 from ooc.model.stages.context import Sink, StageContext, Step, Tensors, Tile
 from ooc.model.stages.forward import forward_steps, output_step, score_step
 from ooc.model.stages.program import Program
-from ooc.model.stages.recomputation import read_backward, recomputable
+from ooc.model.stages.recomputation import first_messages_of, read_backward, recomputable
 from ooc.model.stages.schedule import Schedule
 from ooc.plan.workload import Kept, Pull
 from ooc.storage.types import features_name
@@ -25,8 +25,9 @@ class StageBuilder(StageContext):
 
     ``aggregated``: the matrices A(X) that are there already. ``recomputed_stages``: the forward stages of which nothing
     is kept for the backward pass; of stage 0, what comes of x and A(X) alone is computed wherever it is needed, and in
-    no program kept. ``epoch`` is set before each run of a training program. Tiles are computed in any order and on any
-    thread, and only read what is here; ``reduce`` adds their sums, in the order of the stage's rows, whatever the plan.
+    no program kept, and what attentions pull of first stages is made again. ``epoch`` is set before each run of a
+    training program. Tiles are computed in any order and on any thread, and only read what is here; ``reduce`` adds
+    their sums, in the order of the stage's rows, whatever the plan.
     """
 
     aggregated: Collection[str]
@@ -34,8 +35,8 @@ class StageBuilder(StageContext):
 
     def __post_init__(self) -> None:
         network, of_constants = self.network, 0 in self.recomputed_stages
-        later = [stage for stage in self.recomputed_stages if stage]
-        self._training = Program(self, Schedule(network.training, training=True, recompute=of_constants), later)
+        schedule = Schedule(network.training, training=True, recompute=of_constants)
+        self._training = Program(self, schedule, self.recomputed_stages)
         self._evaluation = Program(self, Schedule(network.evaluation, training=False, recompute=of_constants))
 
     @property
@@ -59,10 +60,12 @@ class StageBuilder(StageContext):
                 stage = schedule.stage[value]
                 waiting.setdefault(0 if stage < schedule.first_stages else stage, []).append(value)
         recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}
-        return tuple(
-            Kept(stage, tuple(map(program.names.value, values)), stage in recomputed)
-            for stage, values in sorted(waiting.items())
-        )
+        found = {stage: tuple(map(program.names.value, values)) for stage, values in waiting.items()}
+        messages = [a for a in first_messages_of(schedule) if program.recomputation.made_for(a) is None]
+        if messages and self.on_device:  # on the CPU nobody has looked at what it is worth
+            found[0] = tuple(program.names.of("m", aggregate) for aggregate in messages)
+            recomputed.add(0)
+        return tuple(Kept(stage, matrices, stage in recomputed) for stage, matrices in sorted(found.items()))
 
     @property
     def most_gradients(self) -> int:

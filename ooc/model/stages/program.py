@@ -85,13 +85,15 @@ NO_WORK = Work(operators=0)
 
 
 class Program:
-    """The stages of ``schedule``. ``recomputed``: those whose values the backward pass computes again."""
+    """The stages of ``schedule``. ``recomputed``: those whose values the backward pass computes again; 0: what first
+    stages have attentions pull."""
 
     def __init__(self, context: StageContext, schedule: Schedule, recomputed: Collection[int] = ()) -> None:
         self.context = context
         self.schedule = schedule
         self.names = Names(schedule, context.network, context.columns)
-        self.recomputation = Recomputation(schedule, recomputed)
+        later = {stage for stage in recomputed if stage}
+        self.recomputation = Recomputation(schedule, later, first_messages=0 in recomputed)
 
     def constants(self) -> list[Aggregate]:
         """What of the network is aggregated once."""

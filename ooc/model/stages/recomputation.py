@@ -12,6 +12,9 @@ what the backward stage asked for, in matrices of their own that last until the 
     pulls              m3                 m2.2        dp3          dp2
     stores             dp3    m2.2        z2.2        dp2
 
+Of stages before any aggregation, what an attention or a maximum pulls can be made again, too: its backward has a row's
+own next to what it pulls, and nothing is kept for that but the features.
+
 That a chain of values is computed again from the nearest one that is kept is how checkpointing goes (T. Chen, B. Xu, C.
 Zhang and C. Guestrin, arXiv:1604.06174, 2016); which ones are kept is the planner's affair.
 
@@ -22,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Aggregate, Value
 from ooc.model.stages.schedule import Recipe, Schedule, in_order
@@ -38,11 +42,13 @@ class Forward:
 
 
 class Recomputation:
-    """The stages of ``schedule`` where ``recomputed`` ones are run again. Nothing is where none is."""
+    """The stages of ``schedule`` where ``recomputed`` ones are run again; with ``first_messages`` the first, too, for
+    what attentions pull of them (``first_messages_of``). Nothing is where none is."""
 
-    def __init__(self, schedule: Schedule, recomputed: Collection[int]) -> None:
+    def __init__(self, schedule: Schedule, recomputed: Collection[int], *, first_messages: bool = False) -> None:
         assert not recomputed or set(recomputed) <= set(recomputable(schedule)), "a stage that cannot be run again"
         self._schedule = schedule
+        self._messages = {schedule.source_stage(a): a for a in first_messages_of(schedule)} if first_messages else {}
         self._recomputed = frozenset(recomputed)
         self._read: set[Value] = set()
         """What later forward stages load, the loss among them, and the backward part that goes with it."""
@@ -52,7 +58,7 @@ class Recomputation:
                 self._read.update(self.forward(stage).recipe.leaves)
         self._made: dict[Value, int] = {}
         """The backward stage that a value is first computed again for."""
-        last = schedule.last if self._recomputed else 0
+        last = schedule.last if self._recomputed else schedule.first_stages if self._messages else 0
         self._before = {stage: self._repeat(stage) for stage in range(last - 1, -1, -1)}
 
     # ---- forward ----------------------------------------------------------------------------------------
@@ -84,6 +90,11 @@ class Recomputation:
         """What is run again before the backward of ``stage``, in order."""
         return self._before.get(stage, ())
 
+    def made_for(self, message: Aggregate) -> int | None:
+        """The backward stage that what ``message`` pulled is computed again for; None: it is kept."""
+        stage = self._schedule.source_stage(message)
+        return stage if self._messages.get(stage) is message else None
+
     @property
     def values(self) -> tuple[Value, ...]:
         """What the backward pass has computed again."""
@@ -102,6 +113,8 @@ class Recomputation:
             return missing
 
         self._made |= dict.fromkeys(want(schedule.backward_recipe(backward).leaves), backward)
+        if backward in self._messages:
+            messages[backward].add(self._messages[backward])
         found: list[Forward] = []
         for stage in range(schedule.last - 1, -1, -1):  # what a stage asks for comes of earlier ones
             kept, pulled = in_order(values[stage]), in_order(messages[stage])
@@ -140,6 +153,20 @@ def recomputable(schedule: Schedule) -> tuple[int, ...]:
         if stage in read:
             found.append(stage)
     return tuple(found)
+
+
+def first_messages_of(schedule: Schedule) -> tuple[EdgeAggregate, ...]:
+    """The attentions and maxima whose backward has own rows of what they pulled, which first stages make of what is
+    always there; without those whose targets pull it once more."""
+    found = (schedule.pulled(stage + 1) for stage in range(min(schedule.first_stages, schedule.last)))
+    return tuple(
+        above
+        for above in found
+        if isinstance(above, EdgeAggregate)
+        and not isinstance(above, Opaque)
+        and above.source.trains
+        and not (above.pulls_targets and above.trains_target)
+    )
 
 
 def read_backward(schedule: Schedule) -> tuple[Value, ...]:

@@ -194,8 +194,15 @@ def _taller_pulls(
 
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
-    """Columns of a slab of every matrix."""
-    return {name: _width(matrix, choice, workload) for name, matrix in workload.matrices.items()}
+    """Columns of a slab of every matrix. Own rows that get a gradient are cut as what is pulled for it, even where
+    nothing pulls them."""
+    widths = {name: _width(matrix, choice, workload) for name, matrix in workload.matrices.items()}
+    for pull in workload.pulls:
+        kind, source = pull.per_edge, workload.matrices[pull.source]
+        own = None if kind is None or kind.own in choice.cuts else workload.matrices.get(kind.own or "")
+        if kind is not None and own is not None and own.columns == kind.columns:
+            widths[own.name] = own.columns * widths[source.name] // source.columns
+    return widths
 
 
 def _in_slabs(cut: SlabChoice) -> bool:
