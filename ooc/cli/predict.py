@@ -115,8 +115,9 @@ def command(
     if isinstance(rebuilt, Pooled) and not opened.num_graphs:
         raise OptionError(f"{run} was trained on many graphs, {opened.path} is one")
     embedding, learnt = build_embedding(settings), None
+    if store is None or embedding is not None:
+        folder.check_store(opened)  # another one has to be named, but for an embedding, whose rows are its own's
     if embedding is not None:
-        folder.check_store(opened)  # whose rows are others elsewhere
         learnt = learnt_rows(folder, weights, embedding, opened)
     with Reporter(verbosity=verbosity) as reporter:
         spill_dir = spill_dir or out.absolute().parent

@@ -65,7 +65,7 @@ def print_hanging(label: str, text: str, console: Console) -> None:
 def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines, broken between words, but never between a number and its unit."""
     joined = UNIT.sub("\N{NO-BREAK SPACE}", text)
-    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(joined, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 

@@ -110,6 +110,17 @@ def test_another_store_of_the_same_kind(run: RunCommand, trained: Path, here: Pa
     assert not (here / "c.npy").exists()
 
 
+def test_another_store_in_the_place_of_the_runs_own_has_to_be_named(run: RunCommand, here: Path) -> None:
+    """It would be taken for that which the run was trained on."""
+    source = "synthetic:nodes=300,edges=900,features=4,classes=2,seed={}"
+    assert run("convert", source.format(1), "g.ooc", "--quiet")[0] == 0
+    assert run("train", "g.ooc", *OPTIONS, "--epochs", "1", "--out", "r")[0] == 0
+    assert run("convert", source.format(2), "g.ooc", "--quiet", "--force")[0] == 0
+    code, _, err = run("predict", "r", "--out", "o.npy")
+    assert code == 2 and "r was trained on another store than" in err
+    assert run("predict", "r", "g.ooc", "--out", "o.npy")[0] == 0
+
+
 def test_averaged_weights_are_what_is_exported(run: RunCommand, graph: Path, here: Path) -> None:
     """Last ones too: the average, not the model that is still being trained."""
     assert run("train", graph, *OPTIONS, "--epochs", "3", "--average", "swa", "--out", "r")[0] == 0

@@ -16,6 +16,7 @@ from ooc.progress.figures import (
     sparkline,
 )
 from ooc.progress.reporter import Reporter, Verbosity
+from ooc.report.console import wrapped
 from tests.cli.test_run import record
 
 
@@ -136,3 +137,8 @@ def test_numbers_are_readable() -> None:
         "1 min 30 s",
         "1 h 6 min",
     ]
+
+
+@pytest.mark.parametrize("width", [-5, 0, 1, 4])
+def test_a_terminal_may_be_narrower_than_a_word(width: int) -> None:
+    assert wrapped("takes 12 MB", width) == ["takes", "12 MB"]
