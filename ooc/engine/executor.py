@@ -29,7 +29,7 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
-from ooc.model.stages import PanelSums, Tile
+from ooc.model.stages import Inputs, PanelSums, Tile
 from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, pulled_by, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
@@ -178,9 +178,7 @@ class RowPassRun(TilePassRun):
 
     def compute(self, task: Tile) -> Tile:
         """One tile: pull, compute, put the rows where they belong."""
-        inputs = task.inputs
-        for name, matrix in self.inputs.items():
-            inputs[name] = matrix.tile(task.start, task.stop)
+        task.inputs = inputs = Inputs(lambda name: self.inputs[name].tile(task.start, task.stop))
         if self.features is not None:
             inputs["x"] = self.features.tile(task.start, task.stop)
         pull = self.item.stage.pull
@@ -234,7 +232,7 @@ class RowPassRun(TilePassRun):
 
     def _pulled(self, tile: Tile) -> Tensor:
         """All columns that the stage pulls: those that the pass before has, and what there is to pull now."""
-        found = [] if self.pulled_before is None else [tile.inputs.pop(self.pulled_before)]
+        found = [] if self.pulled_before is None else [tile.inputs[self.pulled_before]]
         if self.pull is not None and self.item.pull is not None:
             found.append(self.runtime.rounded(self.pull.rows(tile), self.item.pull.source))
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)

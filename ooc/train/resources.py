@@ -53,9 +53,10 @@ _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
 _PAGE_VALUES = 1 << 10
 """Blocks of whole tiles begin where the disk's pages do if these are whole pages of float32."""
-WORKING_BYTES = 3 << 25
-"""Of what a device computes a tile in, and of the blocks of two such steps, whatever the widths, the layers and their
-number."""
+WORKING_BYTES = 1 << 25
+"""Of what a device computes a tile in, whatever the widths, the layers and their number."""
+BLOCKS_BYTES = 3 << 24
+"""Of the blocks of two such steps, and of what is known of a usual tile's edges."""
 _FEWEST_ROWS = 16
 _MOST_EDGE_BYTES = 2 << 20
 """Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
@@ -137,10 +138,12 @@ class Resources:
             tile_rows = min(tile_rows, _height_of(_MOST_EDGE_BYTES, ceil(edges_per_row * edge_bytes)))
         return replace(self, tile_rows=tile_rows, threads=1 if self.on_device else self.threads)
 
-    def for_rows_of(self, row_bytes: int) -> Self:
-        """With so few rows in a tile that ``WORKING_BYTES`` do for them, ``row_bytes`` each being at hand at a time: no
-        power of two, or a little more would take half as much. OptionError if blocks are to be no whole tiles."""
-        tile_rows = min(self.tile_rows, _height_of(WORKING_BYTES, row_bytes, digits=5))
+    def for_rows_of(self, computed_bytes: int, moved_bytes: int) -> Self:
+        """With so few rows in a tile that ``WORKING_BYTES`` do for what is computed of them at a time,
+        ``computed_bytes`` of each, and ``BLOCKS_BYTES`` for ``moved_bytes``: no power of two, or a little more would
+        take half as much. OptionError if blocks are to be no whole tiles."""
+        heights = (_height_of(WORKING_BYTES, computed_bytes, digits=5), _height_of(BLOCKS_BYTES, moved_bytes, digits=5))
+        tile_rows = min(self.tile_rows, *heights)
         block_rows = self.limits.block_rows
         if block_rows is not None and (block_rows < 1 or block_rows % tile_rows):
             raise OptionError(f"block rows must be a multiple of {tile_rows}, not {block_rows}")

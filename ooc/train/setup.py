@@ -722,12 +722,12 @@ def lower_model(
     if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
         resources, network = known, lowered()
     by_rows = given.on_device and not given.tile_rows
-    resources = resources.for_rows_of(_row_bytes(network, store, active_rows(network.hops)) if by_rows else 1)
+    resources = resources.for_rows_of(*_row_bytes(network, store, active_rows(network.hops)) if by_rows else (1, 1))
     return resources, network, active_rows(network.hops)
 
 
-def _row_bytes(network: Network, store: Store, active: ActiveRows) -> int:
-    """What a device has of a row at a time, at most: what it computes it in and blocks of two steps, or its edges."""
+def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int, int]:
+    """What a device has of a row at a time, at most: what it computes it in; and blocks of two steps, or its edges."""
     builder = StageBuilder(
         network=network,
         rows=GraphRows(),
@@ -746,7 +746,7 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> int:
     moved = max(sum(builder.columns[name] for name in (*stage.loads, *stage.stores)) for stage in stages)
     computed = max(stage.scratch_bytes_per_row for stage in stages)
     edges = ceil(store.num_edges / store.num_nodes)
-    return max(computed + 2 * moved * network.dtype.itemsize, _BYTES_OF_AN_EDGE * edges)
+    return computed, max(2 * moved * network.dtype.itemsize, _BYTES_OF_AN_EDGE * edges)
 
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels import tensors
-from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
 from ooc.model.lowering.values import Features, Rows
 from tests.examples import examples
 
@@ -60,6 +60,31 @@ def test_bits_or_numbers_give_the_gradient_of_autograd(
         (d_source,) = value.backward(gradient, operands, cut).inputs
         assert d_source is not None
         assert _bytes(d_source) == _bytes(d_expected[: len(gradient)])
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    alpha=st.sampled_from([1.0, 0.3]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+    shorter=st.integers(0, 1),
+)
+def test_the_gradient_of_elu_is_that_of_autograd(
+    rows: int, alpha: float, dtype: torch.dtype, seed: int, shorter: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randn(rows, 7, generator=generator, dtype=dtype)
+    gradient = torch.randn(rows - shorter, 7, generator=generator, dtype=dtype)
+    value, cut = ExponentialLinear(2, Features(1, 7), alpha), Rows(0, rows, 0, 0)
+    leaf = source.clone().requires_grad_()
+    expected = F.elu(leaf, alpha)
+    (d_expected,) = torch.autograd.grad(expected[: len(gradient)], leaf, gradient)
+    assert _bytes(value.compute([source], cut, record=True)) == _bytes(expected)
+    assert value.needs() == value.inputs
+    (d_source,) = value.backward(gradient, [source], cut).inputs
+    assert d_source is not None
+    assert _bytes(d_source) == _bytes(d_expected)
 
 
 def _rectifier(columns: int, slope: float | None) -> Rectified:

@@ -18,7 +18,7 @@ from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
-from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dense,
@@ -306,6 +306,10 @@ class Assembly:
         """ReLU of ``source``, or with ``slope`` LeakyReLU."""
         signs = Signs(self.next_index(), source, not_a_number=slope is None)
         return Rectified(self.next_index(), source, signs, slope)
+
+    def exponential_linear(self, source: Value, alpha: float) -> Value:
+        """ELU of ``source``."""
+        return ExponentialLinear(self.next_index(), source, alpha)
 
     def rowwise(
         self,

@@ -202,6 +202,8 @@ class Interpreter:
         self._check_in_place(node, where, in_place)
         if kind in (nn.ReLU, nn.LeakyReLU):
             return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
+        if kind is nn.ELU:
+            return assembly.exponential_linear(source, float(module.alpha))
         parameters = tuple(module.parameters())
         return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
 
@@ -388,16 +390,22 @@ class Interpreter:
         return self._assembly.dropout(input, float(p)) if drops else input
 
     def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """ReLU or LeakyReLU of a value; None for anything else."""
+        """ReLU, LeakyReLU or ELU of a value; None for anything else."""
         if target in (F.relu, torch.relu, "relu"):
             given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
         elif target is F.leaky_relu:
             given = inspect.signature(lambda input, negative_slope=0.01, inplace=False: None).bind(*args, **kwargs)
+        elif target is F.elu:
+            given = inspect.signature(lambda input, alpha=1.0, inplace=False: None).bind(*args, **kwargs)
         else:
             return None
         given.apply_defaults()
         source, slope = given.arguments["input"], given.arguments.get("negative_slope")
-        return self._assembly.rectified(source, slope) if isinstance(source, Value) else None
+        if not isinstance(source, Value):
+            return None
+        if target is F.elu:
+            return self._assembly.exponential_linear(source, given.arguments["alpha"])
+        return self._assembly.rectified(source, slope)
 
     def _shape(self, target: Any, args: list[Any]) -> Any:
         """What the shape, type and parts of a value are; None for any other question."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number.
+"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number; and ELU,
+whose gradient needs the input and nothing that autograd would record besides.
 
 Keeping a bit a value of what a rectifier was given is Gist's idea (A. Jain et al., ISCA 2018). Here the bits are a
 value like others, kept only where the backward pass does not have the input at hand for some other reason. Either
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ooc.kernels.tensors import first_rows, pack, shaped, unpack
+from ooc.kernels.tensors import first_rows, pack, shaped, unpack, with_zeros
 from ooc.model.lowering.values import Gradients, Rows, Value
 
 
@@ -75,3 +76,23 @@ class Rectified(Value):
         if self.slope is None:
             return Gradients([torch.ops.aten.threshold_backward.default(gradient, source, 0)])
         return Gradients([torch.ops.aten.leaky_relu_backward.default(gradient, source, self.slope, False)])
+
+
+class ExponentialLinear(Value):
+    """ELU of the input, with ``alpha``."""
+
+    def __init__(self, index: int, source: Value, alpha: float) -> None:
+        super().__init__(index, (source,), source.tail)
+        self.alpha = alpha
+
+    def needs(self) -> tuple[Value, ...]:
+        return self.inputs
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return F.elu(inputs[0], self.alpha)
+
+    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+        (source,) = operands
+        assert source is not None
+        gradient = with_zeros(gradient, source.shape[0])  # torch rounds a tensor's last entries in another way
+        return Gradients([torch.ops.aten.elu_backward.default(gradient, self.alpha, 1, 1, False, source)])

@@ -21,12 +21,11 @@ from math import ceil, prod
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.rows import keep_scale, noise
-from ooc.kernels.tensors import first_rows, gradients_of, shaped
+from ooc.kernels.dropout.rows import dropped, keep_scale, noise
+from ooc.kernels.tensors import first_rows, gradients_of, shaped, with_zeros
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
@@ -131,8 +130,9 @@ class Value:
         """[R, …] from the rows of the inputs; with ``record``, ``backward`` is going to be called for them."""
         raise NotImplementedError
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``."""
+    def backward(self, gradient: Tensor, operands: list[Tensor | None], rows: Rows) -> Gradients:
+        """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``, and
+        may be emptied as soon as these are done with."""
         raise NotImplementedError
 
 
@@ -424,15 +424,17 @@ class Multiplied(Value):
         weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
         return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        source, multiply, kept_as = operands[0], self.product, gradient.dtype
+    def backward(self, gradient: Tensor, operands: list[Tensor | None], rows: Rows) -> Gradients:
+        source, multiply, kept_as = operands.pop(), self.product, gradient.dtype
         factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
-        if self.source.trains:
-            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
         if source is not None and self.own_trains:
             taken = first_rows(multiply.rounded(source, rows.shared_source), gradient.shape[0])
             found.parameters = self._of_parameters(multiply(factor.T, taken, kept_as), gradient)
+            del taken
+        del source  # whose gradient is as large
+        if self.source.trains:
+            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
         return found
 
 
@@ -495,13 +497,13 @@ class Dropout(Value):
         scale = self._scale(inputs[0], rows)
         if record:
             rows.tape[self] = scale
-        return inputs[0] * scale
+        return dropped(inputs[0], scale, self.p)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
         scale = rows.tape.pop(self, None)
         if scale is None:
             scale = self._scale(gradient, rows)
-        return Gradients([gradient * first_rows(scale, gradient.shape[0])])
+        return Gradients([dropped(gradient, first_rows(scale, gradient.shape[0]), self.p)])
 
     def _scale(self, like: Tensor, rows: Rows) -> Tensor:
         flat = shaped(like, (self.columns,))
@@ -558,9 +560,7 @@ class Differentiated(Value):
     def _gradients(self, gradient: Tensor, rows: Rows) -> tuple[list[Tensor | None], list[tuple[Summed, Tensor]]]:
         """Of the tensors, and of parameters, for a gradient of the first rows; None for what has no part in it."""
         leaves, output = rows.tape.pop(self)
-        if len(gradient) < len(output):
-            gradient = F.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, len(output) - len(gradient)])
-        found = gradients_of([output], [*leaves, *self.parameters], [gradient])
+        found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, len(output))])
         of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)
         return found[: len(leaves)], [(p, part) for p, part in of_parameters if part is not None]
 

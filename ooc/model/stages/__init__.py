@@ -8,13 +8,14 @@ up), names (what matrices are called), context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder
-from ooc.model.stages.context import Contribution, Kernel, RowStep, Sink, Step, Tensors, Tile
+from ooc.model.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile
 from ooc.model.stages.names import embedding_name
 from ooc.model.stages.panels import TELLING_BYTES, PanelSums, panel_rows
 
 __all__ = [
     "TELLING_BYTES",
     "Contribution",
+    "Inputs",
     "Kernel",
     "PanelSums",
     "RowStep",

@@ -22,7 +22,7 @@ from ooc.model.layers.per_edge import EdgeAggregate, Pulling
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.embedding import embedding_steps, step_of_rows
-from ooc.model.stages.forward import RowsOf, materialise, recompute_steps
+from ooc.model.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe, last_uses
@@ -100,10 +100,10 @@ def _backward(program: Program, stage: int) -> Step:
 
     def compute(tile: Tile) -> Tensors:
         rows = program.rows(tile)
-        known = values_of(tile, rows)
         gradients: RowsOf = {}
         if pull is not None and above is not None:
-            add(gradients, above.source, program.message(above, tile.inputs[pull.output], tile))
+            add(gradients, above.source, program.message(above, tile.inputs.pop(pull.output), tile))
+        known = values_of(tile, rows)
         return backward(gradients, known, tile, rows)
 
     loads, stores = program.traffic(stage)
@@ -149,7 +149,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     )
 
     def compute(tile: Tile) -> Tensors:
-        gradient, parameters = aggregate.target_gradient(tile.inputs[pulled])
+        gradient, parameters = aggregate.target_gradient(tile.inputs.pop(pulled))
         tile.gradients += parameters
         return {name: gradient} if trained else {}
 
@@ -169,7 +169,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
 # ---- a tile's gradients -------------------------------------------------------------------------------------
 
 
-def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Tile, Rows], Tensors]:
+def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, KnownRows, Tile, Rows], Tensors]:
     """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters.
 
     Called with the gradients that are at hand already, which are used up, the rows of the values that are needed, and
@@ -180,27 +180,34 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, RowsOf, Til
     active = program.active(stage)
     values = schedule.backward_of(stage)
     done_with = last_uses(values, schedule.used_backward, schedule.upstream_needs(stage))
-    followed = [(v, active.training_rows(schedule.reach(v)), done) for v, done in zip(values, done_with, strict=True)]
+    operands_of = {v: [(one, one in schedule.used_backward(v)) for one in v.operands] for v in values}
+    followed = [
+        (v, operands_of[v], active.training_rows(schedule.reach(v)), done)
+        for v, done in zip(values, done_with, strict=True)
+    ]
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
     learnt = schedule.learnt.get(stage)
     stepped = step_of_rows(program, stage) if program.steps_in_backward(stage) else None
 
-    def backward(gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> Tensors:
+    def backward(gradients: RowsOf, known: KnownRows, tile: Tile, rows: Rows) -> Tensors:
         for value, name, scaling in incoming:
             gradient = typed(tile.inputs[name], context.network.dtype)
             if scaling is not None:
                 gradient = context.unscaled_after(gradient, tile, scaling)
             add(gradients, value, shaped(gradient, value.tail))
-        for value, stop, done in followed:
+        for value, used, stop, done in followed:
+            operands = list[Tensor | None]()
             if isinstance(value, Moments):
                 add(gradients, value.source, value.statistics.gradient(known[value.source]))
             elif value in gradients and tile.start < stop:
-                _follow(value, gradients, known, tile, rows)
+                operands += (known[operand] if needed else known.get(operand) for operand, needed in used)
             else:  # rows from ``stop`` on reach no loss: zero, if there is one
                 gradients.pop(value, None)
                 rows.tape.pop(value, None)
             for need in done:
                 known.pop(need, None)
+            if value in gradients:
+                _follow(value, gradients, operands, tile, rows)
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:
@@ -244,9 +251,9 @@ def _scaled_by(program: Program, value: Value, name: str) -> AnyScaling | None:
     return shared.scaling if shared is not None and name == program.names.of("dp", shared) else None
 
 
-def _follow(value: Value, gradients: RowsOf, known: RowsOf, tile: Tile, rows: Rows) -> None:
-    """The gradient of ``value`` taken to its inputs and parameters."""
-    found = value.backward(gradients.pop(value), [known.get(operand) for operand in value.operands], rows)
+def _follow(value: Value, gradients: RowsOf, operands: list[Tensor | None], tile: Tile, rows: Rows) -> None:
+    """The gradient of ``value`` taken to its inputs and parameters; ``operands`` may be let go of on the way."""
+    found = value.backward(gradients.pop(value), operands, rows)
     tile.gradients += found.parameters
     for source, part in zip(value.inputs, found.inputs, strict=True):
         if part is not None and source.trains:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ooc.kernels.tensors import typed
 from ooc.model.graph import ActiveRows, AnyScaling, ends_of
 from ooc.model.lowering.values import Aggregate, Summed, Value
 from ooc.model.stages.backward import backward_steps, loss_step
@@ -123,14 +124,16 @@ class StageBuilder(StageContext):
         x, sources, targets = features_name(source), self.active.of(source).nodes, self.active.of(target).nodes
         other = "" if scaling == network.scalings[0] else f".{scaling.label}"
         so = f" by {scaling.value}" if other else ""
-        last = max(wanted)
+        last, at_once = max(wanted), 2 * self.columns[x]  # before and after they are scaled
 
         def message(hop: int) -> str:
             return f"mx{hop}{other}"
 
         def scaled(tile: Tile) -> Tensors:
-            rows = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
-            return {message(1): self.scaled_before(rows.to(network.dtype), tile, scaling)}
+            of_tile = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
+            rows = typed(of_tile, network.dtype)
+            del of_tile
+            return {message(1): self.scaled_before(rows, tile, scaling)}
 
         steps: list[Step] = []
         for hop in range(1, last + 1):
@@ -139,18 +142,19 @@ class StageBuilder(StageContext):
             stores = (*kept, *((message(hop + 1),) if hop < last else ()))
             self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns[x])
             if hop == 1:
-                spec = program.spec(f"scale x{so}", sources, loads=(x,), stores=(message(1),), space=source)
+                spec = program.spec(f"scale x{so}", sources, at_once, loads=(x,), stores=(message(1),), space=source)
                 steps.append(Step(spec, scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
-                rows = self.scaled_after(tile.inputs[sums], tile, scaling)
+                rows = self.scaled_after(tile.inputs.pop(sums), tile, scaling)
                 return {
                     name: self.scaled_before(rows, tile, scaling) if name.startswith("m") else rows for name in stores
                 }
 
             pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            steps.append(Step(program.spec(title, targets, pull=pull, stores=stores, space=target), compute, scaling))
+            spec = program.spec(title, targets, at_once, pull=pull, stores=stores, space=target)
+            steps.append(Step(spec, compute, scaling))
         return steps
 
     def train(self) -> list[Step]:

@@ -76,6 +76,20 @@ class Contribution:
     scores: dict[str, Any] = field(default_factory=dict)
 
 
+class Inputs(dict[str, Any]):
+    """A tile's rows by matrix: those at hand, and those that ``load`` takes from where they lie, or copies together,
+    each time that they are asked for."""
+
+    __slots__ = ("load",)
+
+    def __init__(self, load: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self.load = load
+
+    def __missing__(self, name: str) -> Tensor:
+        return self.load(name)
+
+
 @dataclass(slots=True)
 class Tile:
     """Rows ``start:stop`` with their inputs by name, the factors that scale them, and what they add to sums over all

@@ -10,6 +10,7 @@ functions that are called with tiles.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -21,10 +22,26 @@ from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Sink, Step, Tensors, Tile
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import Forward
-from ooc.model.stages.schedule import Recipe, last_uses, rows_in
+from ooc.model.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
 
 RowsOf = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""
+
+
+class KnownRows(RowsOf):
+    """Rows of a tile's values; those that ``load`` gives are loaded when they are asked for, again where they have been
+    let go of."""
+
+    __slots__ = ("load",)
+
+    def __init__(self, load: Callable[[Value], Any]) -> None:
+        super().__init__()
+        self.load = load
+
+    def __missing__(self, value: Value) -> Tensor:
+        rows: Tensor = self.load(value)
+        self[value] = rows
+        return rows
 
 
 def forward_steps(program: Program, rows: Callable[[ActiveRows, int], int]) -> list[Step]:
@@ -130,12 +147,13 @@ def _last(
 
 def materialise(
     program: Program, recipe: Recipe, stage: int, recorded: Collection[Value] = ()
-) -> Callable[[Tile, Rows], RowsOf]:
+) -> Callable[[Tile, Rows], KnownRows]:
     """How ``stage`` has the values of ``recipe``: loaded, pulled, or computed; ``recorded``: those whose backward
     follows.
 
     Called with a tile: the rows of all these values, as far as they are needed. A tile lies whole within the rows that
-    reach the loss, or whole beyond them.
+    reach the loss, or whole beyond them. What was loaded is let go of after its last use, as all else is, and loaded
+    once more if the backward asks for it: rows that lie in several blocks are a copy.
     """
     context, names, active = program.context, program.names, program.active(stage)
     dtype = context.network.dtype
@@ -148,24 +166,24 @@ def materialise(
         reach = recipe.reach.get(value)
         return active.nodes if reach is None else active.training_rows(reach)
 
-    loaded = [(v, names.value(v, recipe.recomputed.get(v)), stop_of(v)) for v in recipe.leaves]
+    loaded = {v: names.value(v, recipe.recomputed.get(v)) for v in recipe.leaves}
     computed = [(v, rows_in(v), stop_of(v), v in recorded) for v in recipe.order]
-    done_with = last_uses(recipe.order, rows_in, recipe.targets)
+    done_with = last_uses(recipe.order, rows_in, kept_beyond(recipe))
 
-    def values_of(tile: Tile, rows: Rows) -> RowsOf:
-        known: RowsOf = {}
+    def values_of(tile: Tile, rows: Rows) -> KnownRows:
         start, inputs = tile.start, tile.inputs
-        for value, name, stop in loaded:
-            if start < stop:
-                matrix = inputs[name]
-                if isinstance(matrix, SparseRows):
-                    matrix = matrix.typed(dtype)
-                elif not value.packed:
-                    matrix = shaped(typed(matrix, dtype), value.tail)
-                known[value] = matrix
-        if pulled is not None:
-            result = inputs[sums]
-            known[pulled] = context.scaled_after(result, tile, pulled.scaling) if is_scaled else result
+
+        def load(value: Value) -> Any:
+            matrix = inputs[loaded[value]]
+            if isinstance(matrix, SparseRows):
+                return matrix.typed(dtype)
+            return matrix if value.packed else shaped(typed(matrix, dtype), value.tail)
+
+        known = KnownRows(load)
+        if pulled is not None and is_scaled:
+            known[pulled] = context.scaled_after(inputs.pop(sums), tile, pulled.scaling)
+        elif pulled is not None:
+            known[pulled] = inputs.pop(sums)
         for (value, sources, stop, record), done in zip(computed, done_with, strict=True):
             if start < stop:
                 known[value] = value.compute([known[source] for source in sources], rows, record=record)

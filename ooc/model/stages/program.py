@@ -9,7 +9,7 @@ Rows that cannot reach the loss are left out: what lies K aggregations before th
 of the rows that are scored, and rows lie in the order of that distance, so every stage runs over the first so many.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -21,7 +21,7 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling, Result
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.projection import Projection, SparseProduct
-from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
 from ooc.model.lowering.values import (
     MOMENTS_BYTES,
     Aggregate,
@@ -40,7 +40,7 @@ from ooc.model.lowering.values import (
 from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
 from ooc.model.stages.names import Names, embedding_gradient, embedding_name
 from ooc.model.stages.recomputation import Recomputation
-from ooc.model.stages.schedule import Recipe, Schedule, is_constant, last_uses, rows_in
+from ooc.model.stages.schedule import Recipe, Schedule, is_constant, kept_beyond, last_uses, rows_in
 from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
 
 _SCORING_COPIES = 8
@@ -61,6 +61,8 @@ _SPARSE_FORWARD, _SPARSE_BACKWARD = 4, 32
 with 33 entries in rows of 8,415, and a weight of 64 columns."""
 _STEP_COPIES, _STEP_VALUES, _STEP_OPERATORS = 4, 24, 16
 """Of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
+_DIFFERENTIATED_AT_ONCE = (Sum, Multiplied, Dropout, Rectified, ExponentialLinear, Result)
+"""Whose gradient is taken further without any other on the way."""
 _RECORDED_OPERATORS = 16
 """Of a function that autograd differentiates: recording it, and an engine's run of its own."""
 
@@ -189,7 +191,8 @@ class Program:
             wanted = min(rows, active.training_rows(reach[name])) if name in reach else rows
             self.context.read_rows[name] = max(wanted, self.context.read_rows.get(name, 0))
         differentiated = self.schedule.backward_of(backward) if backward is not None else []
-        temporaries = [self._most_at_once(recipe, differentiated, backward, sum(stores.values()))]
+        beside = sum(columns[name] for name in loads if name not in leaves.values())
+        temporaries = [self._most_at_once(recipe, stage, pull, differentiated, backward, stores), beside]
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
@@ -197,10 +200,6 @@ class Program:
         learnt = self.schedule.learnt.get(stage)
         stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
         temporaries.append(_STEP_COPIES * stepped)
-        widths = [columns[name] for name in names if name != self.context.sparse]
-        if pull is not None:  # a plain sum's rows, and these scaled
-            widths += [columns[name] for name in (pull.output, *pull.own)]
-            widths.append(columns[pull.output] if pull.per_edge is None else 0)
 
         drawn, scored = _ON_DEVICE if self.context.on_device else _ON_CPU
         # What is loaded is read once, what is stored read and written; what is pulled or stored to be pulled is scaled
@@ -221,28 +220,51 @@ class Program:
         spec = self.spec(
             title,
             rows,
+            sum(temporaries),
             loads=names,
             pull=pull,
             stores=tuple(stores),
             reverse=reverse,
-            temporary_columns=sum(temporaries) + sum(widths),
             work=sum(work, NO_WORK),
             space=self.schedule.spaces[stage],
         )
         return Step(spec, compute, kernel)
 
-    def _most_at_once(self, recipe: Recipe, differentiated: Sequence[Value], backward: int | None, stored: int) -> int:
-        """Columns that a tile has at a time, at most, of values, of what is recorded of them, and of gradients; the
-        ``stored`` ones may be copies, at the end."""
-        schedule, most = self.schedule, 0
+    def _most_at_once(
+        self,
+        recipe: Recipe,
+        stage: int,
+        pull: Pull | None,
+        differentiated: Sequence[Value],
+        backward: int | None,
+        stores: Mapping[str, int],
+    ) -> int:
+        """Columns that a tile of ``stage`` has at a time, at most, of rows loaded and pulled, values, what is recorded
+        of them, and gradients; what it ``stores`` may be copies, at the end."""
+        schedule, most, stored = self.schedule, 0, sum(stores.values())
         known, tape, gradients = dict[Value, int](), dict[Value, int](), dict[Value, int]()
 
         def make(columns: int) -> None:
             nonlocal most
             most = max(most, columns + sum(map(sum, (known.values(), tape.values(), gradients.values()))))
 
-        for value, done in zip(recipe.order, last_uses(recipe.order, rows_in, recipe.targets), strict=True):
-            make(made := _made_columns(value, value in differentiated))
+        def have(values: Iterable[Value]) -> None:
+            """Rows that lie in several blocks are a copy."""
+            known.update((v, v.columns if v.entries_per_row is None else 0) for v in values if v in recipe.leaves)
+
+        if pull is not None:  # a plain sum's rows are scaled
+            own = sum(self.context.columns[name] for name in pull.own)
+            columns = self.context.columns[pull.output]
+            make(columns + (own if pull.per_edge is not None else columns))
+            pulled = schedule.pulled(stage if recipe.pulled else stage + 1)
+            assert pulled is not None
+            if recipe.pulled:
+                known[pulled] = columns
+            else:
+                gradients[pulled.source] = columns
+        for value, done in zip(recipe.order, last_uses(recipe.order, rows_in, kept_beyond(recipe)), strict=True):
+            have(rows_in(value))
+            make(made := _made_columns(value, value in differentiated, on_device=self.context.on_device))
             known[value] = value.columns if value.entries_per_row is None else 0
             if value in differentiated and isinstance(value, (Dropout, Differentiated)):
                 tape[value] = made - known[value]
@@ -253,17 +275,25 @@ class Program:
             return most
         inner = {*differentiated}
         gradients = {v: v.columns for v in inner if not schedule.users[v] or not inner.issuperset(schedule.users[v])}
+        make(2 * max((value.columns for value, _ in self.incoming(backward)), default=0))  # loaded, and scaled or added
         done_with = last_uses(differentiated, schedule.used_backward, schedule.upstream_needs(backward))
         for value, done in zip(differentiated, done_with, strict=True):
+            have(used := schedule.used_backward(value))
             gradients.pop(value, None)
+            if isinstance(value, Multiplied) and value.product.dtype is None:  # its own gradient comes first
+                make(value.columns)
+                for one in done:
+                    known.pop(one, None)
             added = sum(gradients.get(source, 0) for source in value.inputs)  # to those that are there, making others
             drawn = isinstance(value, Dropout) and value not in tape
-            unpacked = any(isinstance(need, Signs) for need in schedule.used_backward(value))
+            unpacked = any(isinstance(need, Signs) for need in used)
             make(_columns_at(value) + added + 2 * value.columns * (drawn or unpacked))
             gradients |= {source: source.columns for source in value.inputs if source.trains}
             for one in (value, *done):
                 tape.pop(one, None)
                 known.pop(one, None)
+        have(schedule.upstream_needs(backward))
+        make(2 * max((value.columns for value, (prior, _) in self.passed_on(backward).items() if prior), default=0))
         pulled = schedule.pulled(backward)
         if isinstance(pulled, EdgeAggregate) and pulled.finds_upstream:
             gradients.pop(pulled, None)
@@ -275,20 +305,16 @@ class Program:
         self,
         title: str,
         rows: int,
+        temporary_columns: int,
         *,
         loads: tuple[str, ...] = (),
         pull: Pull | None = None,
         stores: tuple[str, ...] = (),
         reverse: bool = False,
-        temporary_columns: int | None = None,
         work: Work = NO_WORK,
         space: str = "",
     ) -> Stage:
-        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row (default: what goes in, and
-        twice what comes out)."""
-        if temporary_columns is None:
-            names = [*loads, *stores, *stores, *((pull.source,) if pull else ())]
-            temporary_columns = sum(self.context.columns[name] for name in names)
+        """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row."""
         itemsize = max(4, self.context.network.dtype.itemsize)
         drawn = DRAWN_BYTES * max(DRAWN_NUMBERS, self.context.columns.get("x", 0))
         return Stage(
@@ -371,7 +397,7 @@ class Program:
         return sorted(stages, reverse=True)
 
 
-def _made_columns(value: Value, differentiated: bool) -> int:
+def _made_columns(value: Value, differentiated: bool, *, on_device: bool) -> int:
     """Columns of what computing ``value`` makes, and keeps for its backward."""
     if value.entries_per_row is not None:
         return 0
@@ -384,7 +410,9 @@ def _made_columns(value: Value, differentiated: bool) -> int:
         return (3 if differentiated else 2) * value.columns + inner
     if isinstance(value, Noise):  # two numbers of 64 bits for each, and what is made of them
         return 10 * value.columns
-    return (2 if isinstance(value, Dropout) else 1) * value.columns
+    if isinstance(value, Dropout):  # what is kept, by a byte each on a device
+        return value.columns - (-value.columns // 4 if on_device else -value.columns)
+    return value.columns
 
 
 def _columns_at(value: Value) -> int:
@@ -394,9 +422,7 @@ def _columns_at(value: Value) -> int:
         v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and v.entries_per_row is None)
     ]
     made = value.columns + sum(needed)
-    return (1 if isinstance(value, (Sum, Multiplied, Dropout, Rectified, Result)) else 2) * made + 2 * _product_columns(
-        value
-    )
+    return (1 if isinstance(value, _DIFFERENTIATED_AT_ONCE) else 2) * made + 2 * _product_columns(value)
 
 
 def _product_columns(value: Value) -> int:
@@ -449,7 +475,7 @@ def _backward_work(value: Value) -> Work:
         case Sum():
             scaled = sum(factor != 1 for factor in value.factors)
             return Work(0, (2 * scaled + len(value.parameters)) * value.columns, 1 + scaled + 2 * len(value.parameters))
-        case Dropout() | Rectified():
+        case Dropout() | Rectified() | ExponentialLinear():
             return Work(0, 3 * value.columns)
         case Result():
             return NO_WORK

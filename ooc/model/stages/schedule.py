@@ -29,7 +29,7 @@ from typing import TypeVar
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE, hops, values_of
-from ooc.model.lowering.rectified import Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dropout,
@@ -366,7 +366,7 @@ class Schedule:
 
     def _anchor(self, value: Value, stage: int) -> Value:
         """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
-        light = (Dropout, Rectified, Rowwise, Normalized)
+        light = (Dropout, Rectified, ExponentialLinear, Rowwise, Normalized)
         while isinstance(value, light) and not value.heavy:
             sources = rows_in(value)
             if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):
@@ -423,6 +423,11 @@ def last_uses(
         found.append(tuple(source for source in dict.fromkeys(used(value)) if source not in later))
         later.update(found[-1])
     return found[::-1]
+
+
+def kept_beyond(recipe: Recipe) -> list[Value]:
+    """What stays at hand after all of ``recipe`` is computed: leaves are loaded again."""
+    return [value for value in recipe.targets if value not in recipe.leaves]
 
 
 def in_order(values: Iterable[V]) -> tuple[V, ...]:
