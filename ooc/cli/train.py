@@ -229,7 +229,8 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
     except BaseException as error:
         if ranks is not None:
             ranks.failed()
-            if isinstance(error, (OocError, OSError) if ranks.rank else (OSError, SpillError, StoreError)):
+            of_files = isinstance(error, OSError | SpillError | StoreError) or isinstance(error.__cause__, OSError)
+            if of_files or (ranks.rank and isinstance(error, OocError)):
                 why = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 raise OocError(f"{ranks.name(ranks.rank)}: {why}") from error
         raise

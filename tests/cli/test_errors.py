@@ -16,9 +16,12 @@ import pytest
 
 from ooc import cli, interruption
 from ooc.cli import _is_unanswered
-from ooc.errors import OocError, SpillError, StoreError
+from ooc.cli.train import command as train_command
+from ooc.cli.train import silent_where_told
+from ooc.errors import OocError, OptionError, RunError, SpillError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.progress.reporter import Reporter, Verbosity
+from ooc.ranks import Ranks
 from ooc.storage.store import open_store
 from ooc.storage.verification import verify
 from tests.cli.conftest import RunCommand
@@ -301,6 +304,27 @@ def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str) -> Non
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"synthetic:nodes=..." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a.bin"), "rank 0: a.bin: the disk is full"),
+        (SpillError("m1: a.bin: writing failed"), "rank 0: m1: a.bin: writing failed"),
+        (OptionError("epochs must be positive"), "epochs must be positive"),
+    ],
+)
+def test_where_there_are_several_the_first_says_of_files_who_it_is(error: Exception, told: str) -> None:
+    with pytest.raises(OocError) as raised, silent_where_told(click.Context(train_command), Ranks(rank=0, count=2)):
+        raise error
+    assert str(raised.value) == told
+
+
+def test_where_the_run_cannot_be_written_the_first_says_who_it_is() -> None:
+    error = RunError("checkpoint.pt: No space left on device")
+    several = silent_where_told(click.Context(train_command), Ranks(rank=0, count=2))
+    with pytest.raises(OocError, match=r"^rank 0: checkpoint\.pt: "), several:
+        raise error from OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_disk_that_does_not_answer_is_known_in_other_words() -> None:
