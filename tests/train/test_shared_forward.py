@@ -74,6 +74,23 @@ def test_losses_scores_and_weights(
     assert_same(case, store, folder, fit, dtype=torch.float32, slab_columns=slabs)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gat", {"heads": 2}),
+        ("gat", {"heads": 2, "v2": True}),
+        ("sage", {"aggr": "max"}),
+        ("sage", {"aggr": "softmax"}),
+    ],
+)
+def test_what_aggregations_keep_for_a_backward_pass_is_no_difference(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    data = random_data(GraphCase(nodes=120, edges=500, train=0.3), dtype=torch.float32)
+    case = ModelCase(kind=kind, layers=2, hidden=8, options=options)
+    assert_same(case, store_of(data, tmp_path), tmp_path, {"epochs": 4, "eval_every": 1}, dtype=torch.float32)
+
+
 def test_early_stopping_drops_the_next_epoch(tmp_path: Path) -> None:
     """The scores that end the training arrive with the next epoch's gradients, which are never stepped."""
     data = random_data(GraphCase(nodes=200, edges=300, train=0.1))
@@ -124,7 +141,8 @@ def test_less_is_read_and_computed(tmp_path: Path) -> None:
 def test_dropout_leaves_nothing_to_share(tmp_path: Path) -> None:
     """Neither does an average of the weights, which is scored in the model's place."""
     store = store_of(random_data(GraphCase()), tmp_path)
-    for case in (ModelCase(kind="gcn", dropout=0.1), ModelCase(kind="gcn", input_dropout=0.1)):
+    attention = ModelCase(kind="gat", options={"heads": 2}, dropout=0.1)
+    for case in (ModelCase(kind="gcn", dropout=0.1), ModelCase(kind="gcn", input_dropout=0.1), attention):
         with make_trainer(case, store, tmp_path) as trainer:
             assert "train_and_score" not in trainer.plan.programs
 

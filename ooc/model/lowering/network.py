@@ -16,7 +16,7 @@ from ooc.errors import ModelError
 from ooc.model.graph import ActiveRows, AnyScaling, RelationScaling, ends_of
 from ooc.model.layers.layer import ARGUMENTS
 from ooc.model.layers.opaque import Opaque
-from ooc.model.layers.per_edge import Attention, EdgeAggregate
+from ooc.model.layers.per_edge import Attention, EdgeAggregate, Result
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
@@ -383,8 +383,18 @@ def has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def _shapes(output: Value) -> list[tuple[type[Value], tuple[int, ...], list[int]]]:
-    """Of all values that ``output`` depends on: kind, shape of a row, and which ones its inputs are."""
-    values = values_of(output)
+def _shapes(output: Value) -> list[tuple[object, ...]]:
+    """Of all values that ``output`` depends on: kind, shape of a row, and which ones its inputs are. Of aggregations
+    over edges what they keep for a backward pass does not count; whether they drop something does."""
+    values = [value for value in values_of(output) if not isinstance(value, Result)]
     places = {value: place for place, value in enumerate(values)}
-    return [(type(value), value.tail, [places[one] for one in value.inputs]) for value in values]
+
+    def shape(value: Value) -> tuple[object, ...]:
+        if isinstance(value, EdgeAggregate):
+            return value.groups, value.result, value.p
+        return value.tail
+
+    def place(value: Value) -> int:
+        return places[value.inputs[0] if isinstance(value, Result) else value]
+
+    return [(type(value), *shape(value), *map(place, value.inputs)) for value in values]
