@@ -178,7 +178,8 @@ class RowPassRun(TilePassRun):
 
     def compute(self, task: Tile) -> Tile:
         """One tile: pull, compute, put the rows where they belong."""
-        task.inputs = inputs = Inputs(lambda name: self.inputs[name].tile(task.start, task.stop))
+        start, stop = task.start, task.stop  # the tile must not hold itself
+        task.inputs = inputs = Inputs(lambda name: self.inputs[name].tile(start, stop))
         if self.features is not None:
             inputs["x"] = self.features.tile(task.start, task.stop)
         pull = self.item.stage.pull

@@ -98,7 +98,7 @@ def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> N
     graph = KNOWN["ogbn-products"]
     asked = replace(Resources.parse(gpu, "64G", threads=16), hardware=UNMEASURED_DEVICE)
     workload = prepare(GCN(graph.features, 256, 3, graph.classes), graph, asked, metric=Metric.ACCURACY).workload
-    assert (workload.tile_rows, workload.threads) == (8704, 1)
+    assert (workload.tile_rows, workload.threads) == (8192, 1)
 
 
 def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
