@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -153,6 +154,8 @@ def test_a_machine_that_nothing_reaches_any_more_is_named_on_both(
         with pytest.raises(ooc.RankError) as raised:
             ranks.gathered(torch.zeros(3))
         ranks.failed()
+        if not rank:  # the store goes with it
+            sleep(1)
         return str(raised.value), raised.value.is_told
 
     first, second, third = _on([pair[0], pair[0], pair[1]], tmp_path, work)
@@ -160,6 +163,26 @@ def test_a_machine_that_nothing_reaches_any_more_is_named_on_both(
     assert sorted([first[1], second[1]]) == [False, True]
     said = "the process that keeps the store of all others, torchrun's or rank 0 (alpha), does not answer"
     assert third == (said, False)
+
+
+def test_who_has_gone_is_named_where_the_store_has_gone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keeper ends like all others; this process says what it knows, and raises nothing while it fails."""
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            def answer(*arguments: Any) -> Any:
+                raise RuntimeError("Connection reset by peer")
+
+            return answer
+
+    machines = Machines([Place("alpha", "1"), Place("alpha", "1"), Place("beta", "2", "10.77.0.2")])
+    found = group.Heartbeat(Gone(), 1, 3, machines)
+    found.fail()
+    found.end()
+    monkeypatch.setattr(found, "_verdict", None)
+    found._judge(Gone(), 2, "has gone or does not answer")
+    with pytest.raises(ooc.RankError, match=r"^rank 2 \(beta\) has gone or does not answer$"):
+        found.check()
 
 
 def test_of_every_machine_one_process_tells_what_went_wrong() -> None:

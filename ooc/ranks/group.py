@@ -229,10 +229,18 @@ class Heartbeat:
             self._is_lost = True
 
     def _judge(self, store: Store, of: int, what: str) -> None:
-        """Have this known to all, unless something else is."""
-        if self._verdict is None:
-            by, known, why = store.compare_set(_VERDICT, "", f"{self._rank} {of} {what}").decode().split(" ", 2)
-            self._verdict = int(by), int(known), why
+        """Have this known to all, unless something else is; where the store has gone, to this process alone."""
+        if self._verdict is not None:
+            return
+        verdict = f"{self._rank} {of} {what}"
+        try:
+            verdict = store.compare_set(_VERDICT, "", verdict).decode()
+        except RuntimeError:
+            self._is_lost = True
+            if not what:
+                raise
+        by, known, why = verdict.split(" ", 2)
+        self._verdict = int(by), int(known), why
 
 
 def _beat(rank: int) -> str:

@@ -378,9 +378,10 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 
 def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:
-    """The rows of the nodes, or the graphs, that are asked for, in the order in which they are. OptionError, which says
-    ``name``, for what are none."""
+    """The rows of the nodes, or the graphs, that are asked for, in the order in which they are; those of a split or of
+    all as they were numbered before conversion. OptionError, which says ``name``, for what are none."""
     count = store.num_graphs or store.num_nodes
+    is_ordered = store.attributes.get("order", "none") != "none"
     called = "graphs" if store.num_graphs else "nodes"
     if isinstance(asked, str):
         split = "valid" if asked == "val" else asked
@@ -390,10 +391,8 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         found = np.concatenate([start + np.flatnonzero(member) for start, member in parts])
         if not len(found):
             raise StoreError(f"{store.path} has no {split} {called}")
-        return found
-    if asked is None:
-        return np.arange(count)
-    given = np.asarray(asked)
+        return found[np.argsort(_numbers_of_rows(store, found))] if is_ordered else found
+    given = np.arange(count) if asked is None else np.asarray(asked)
     if given.dtype.kind == "b":
         if given.shape != (count,):
             raise OptionError(f"{name} is a mask of shape {given.shape}; the store has {count} {called}")
@@ -405,7 +404,17 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         raise OptionError(f"{name} has a {called[:-1]} that is not among 0 … {count - 1}")
     if len(np.unique(numbers)) < len(numbers):
         raise OptionError(f"{name} has a {called[:-1]} twice")
-    return numbers if store.attributes.get("order", "none") == "none" else _rows_by_number(store, numbers)
+    return _rows_by_number(store, numbers) if is_ordered else numbers
+
+
+def _numbers_of_rows(store: Store, rows: Ints) -> Ints:
+    """What the nodes of some ascending ``rows`` were numbered before conversion."""
+    found, done = np.empty_like(rows), 0
+    for start, block in store.array("perm").blocks(_CHUNK_ROWS):
+        stop = int(np.searchsorted(rows, start + len(block)))
+        found[done:stop] = block[rows[done:stop] - start]
+        done = stop
+    return found
 
 
 def _rows_by_number(store: Store, numbers: Ints) -> Ints:

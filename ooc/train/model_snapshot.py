@@ -32,16 +32,16 @@ _CHANGES = "changes whenever the model runs, which is once for all epochs or onc
 
 
 class ModelSnapshot:
-    """Of ``model``, as it is now."""
+    """Of ``model``, as it is now; ``around``: with what is around its functions."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._constants = dict(_constants(model))
+    def __init__(self, model: nn.Module, *, around: bool = True) -> None:
+        self._model, self._with_around = model, around
+        self._constants = dict(_constants(model, around=around))
         self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
     def check(self, *, tried: bool = False) -> None:
         """Raise ModelError naming what is no longer as it was; ``tried``: since the model was tried and taken apart."""
-        constants = dict(_constants(self._model))
+        constants = dict(_constants(self._model, around=self._with_around))
         for name in [*self._constants, *constants]:
             before, now = self._constants.get(name), constants.get(name)
             is_equal = isinstance(before, (*_PLAIN, list)) and isinstance(now, (*_PLAIN, list)) and before == now
@@ -52,7 +52,7 @@ class ModelSnapshot:
                 raise ModelError(f"the value of {name} of the model {_CHANGED}")
 
 
-def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
+def _constants(model: nn.Module, *, around: bool) -> Iterator[tuple[str, object]]:
     functions: dict[FunctionType, None] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -76,7 +76,7 @@ def _constants(model: nn.Module) -> Iterator[tuple[str, object]]:
         for name, buffer in module._buffers.items():
             yield prefix + name, buffer
     seen: set[FunctionType] = set()
-    while functions:
+    while around and functions:
         function, _ = functions.popitem()
         seen.add(function)
         for name, value in _around(function):

@@ -73,6 +73,8 @@ class Trainer:
     _state: TrainingState
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
+    _takes_apart = True
+    """Whether the model is traced; else it runs as it is, and what is around its functions is its own affair."""
 
     @interruptible_by_ctrl_c()
     def fit(
@@ -493,7 +495,10 @@ class Trainer:
         }
         self._snapshot = ModelSnapshot(model)
         self._ready(resources, [model] if average is None else [model, average])
-        self._snapshot.check(tried=True)
+        if self._takes_apart:
+            self._snapshot.check(tried=True)
+        else:
+            self._snapshot = ModelSnapshot(model, around=False)
         self._run = out
         if out is not None:  # what lists of runs show (ooc runs)
             out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}

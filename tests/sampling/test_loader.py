@@ -113,6 +113,16 @@ def test_seeds_are_asked_for_in_every_way(store: Store, kind: str) -> None:
     assert batch.input_id.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("asked", [None, "train"])
+def test_seeds_are_counted_as_nodes_were_before_conversion(store: Store, asked: str | None) -> None:
+    """As by PyG, whatever the order of the store's rows."""
+    with _loader(store, input_nodes=asked, shuffle=False) as loader:
+        batches = list(loader)
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
+    assert torch.equal(seeds, torch.arange(3000) if asked is None else torch.nonzero(_DATA.train_mask)[:, 0])
+    assert torch.equal(torch.cat([batch.input_id for batch in batches]), torch.arange(len(seeds)))
+
+
 def test_nothing_is_left_when_a_loop_ends_early(store: Store) -> None:
     gc.collect()
     threads, descriptors = threading.active_count(), open_descriptors()

@@ -224,6 +224,8 @@ class GraphTrainer(BatchTrainer):
     epoch is interrupted, its steps stay made, but for a run that is gone on with.
     """
 
+    _takes_apart = False
+
     def __init__(
         self,
         model: nn.Module,
