@@ -79,15 +79,6 @@ class PlannedLayout:
         return together([alone], [epoch.received(EPOCH)], problem.received_bytes_per_s)[0].epoch_s
 
     @property
-    def is_simulated(self) -> bool:
-        """Whether epochs like this are compared by the simulator: on a device with memory of its own, if they have few
-        steps. On the CPU, where forecasts were compared with epochs, the order of the forecasts stands, and so it does
-        with a limit on what is written, which the faster one may pass."""
-        problem = self.problem
-        free = problem.hardware.has_device_memory and problem.limits.ssd_write_bytes is None
-        return free and 2 * self.steps <= _SIMULATED_STEPS
-
-    @property
     def steps(self) -> int:
         """Of an epoch, but for those that processes share: so long does it take to simulate."""
         passes, matrices, height = self.layout.programs[EPOCH], self.layout.matrices, self.layout.step_rows
@@ -134,7 +125,11 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
 def simulated_best(*found: PlannedLayout) -> PlannedLayout:
     """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents, the
     one whose simulated epoch is shortest; from there on, what single steps of one source lead to, as long as epochs
-    become shorter."""
+    become shorter.
+
+    On a device with memory of its own alone, and of few steps: on the CPU, where forecasts were compared with epochs,
+    the order of the forecasts stands, and so it does with a limit on what is written, which the faster one may pass.
+    """
     best = found[0]
     if not best.problem.hardware.has_device_memory or best.problem.limits.ssd_write_bytes is not None:
         return best
@@ -142,7 +137,7 @@ def simulated_best(*found: PlannedLayout) -> PlannedLayout:
     for one in ends:
         if one.seconds < (1 - TIE) * best.seconds:  # else the first descent's end stands
             best = one
-    if not best.is_simulated:
+    if 2 * best.steps > _SIMULATED_STEPS:
         return best
     ends = [best, *(one for one in ends if one is not best)]
     ends += [replace(best, choice=one.choice, layout=one.layout) for one in best.others]
