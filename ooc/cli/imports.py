@@ -2,7 +2,8 @@
 """What others import and no command needs is read where something of it is asked for, which is most of a start's time.
 
 PyG imports all of its datasets, and with them pandas, requests and what language models take. An optimizer of torch
-imports torch's compiler when it is made, to say that it is not to be compiled, which nobody asks here.
+imports torch's compiler when it is made, to say that it is not to be compiled, which nobody asks here. A backward pass
+that is given gradients imports sympy, to compare shapes that may be symbols, which here are numbers.
 """
 
 import sys
@@ -20,6 +21,8 @@ class _Unread(ModuleType):
     """A module that is read when it is asked for what it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # asked by whoever imports from what is no package
+            raise AttributeError(name)
         with _READING:
             spec = self.__spec__
             assert spec is not None and spec.loader is not None
@@ -46,7 +49,23 @@ class _UnreadCompiler(_Unread):
         """There is no graph."""
 
 
-_LATE: dict[str, type[_Unread]] = {"torch_geometric.datasets": _Unread, "torch._dynamo": _UnreadCompiler}
+class _UnreadShapes(_Unread):
+    """``torch.fx.experimental.symbolic_shapes`` as long as shapes are numbers, which compare as they are."""
+
+    def sym_eq(self, one: Any, other: Any) -> Any:
+        if all(type(size) is int for size in (*one, *other)):
+            return tuple(one) == tuple(other)
+        return self.__getattr__("sym_eq")(one, other)
+
+    def expect_true(self, found: Any, skip: int = 0) -> Any:
+        return found if type(found) is bool else self.__getattr__("expect_true")(found, skip)
+
+
+_LATE: dict[str, type[_Unread]] = {
+    "torch_geometric.datasets": _Unread,
+    "torch._dynamo": _UnreadCompiler,
+    "torch.fx.experimental.symbolic_shapes": _UnreadShapes,
+}
 
 
 class _LateLoader(Loader):

@@ -15,7 +15,6 @@ import torch
 import torch.fx.experimental._config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from ooc.errors import BudgetError
 from ooc.model.layers.conformance import Watch
@@ -110,7 +109,7 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
         if not func.is_view and tensors:
             rates = self._hardware.multiplies_per_s
             seconds = sum(tensor.nbytes for tensor in tensors) / self._hardware.stream_bytes_per_s
-            if (flops := flop_registry.get(func.overloadpacket)) is not None:
+            if (flops := self.flops.get(func.overloadpacket)) is not None:
                 name = str(tensors[0].dtype).removeprefix("torch.")
                 seconds += flops(*args, **(kwargs or {}), out_val=made) / 2 / rates.get(name, rates["float32"])
             self.seconds[self.at] += seconds + self._hardware.seconds_per_operator

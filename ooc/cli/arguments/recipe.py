@@ -668,8 +668,7 @@ def _stepped(optimizer: torch.optim.Optimizer, option: str, schedulers: Sequence
 
 def _small_model() -> nn.Module:
     """A few numbers with gradients, to try an optimizer on; draws none at random."""
-    model = nn.Linear(2, 2, device="meta").to_empty(device="cpu")
-    for parameter in model.parameters():
-        nn.init.ones_(parameter)
+    model = nn.ParameterList([torch.ones(2, 2), torch.ones(2)])
+    for parameter in model:
         parameter.grad = torch.ones_like(parameter)
     return model

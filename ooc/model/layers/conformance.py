@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from ooc.errors import ModelError
 from ooc.kernels.caught_sums import CaughtSum, Finding
@@ -66,6 +65,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry  # here, since it imports triton
+
+        self.flops = flop_registry
         self.peak_bytes: int = 0
         self.operators = self.multiplies = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
@@ -85,7 +87,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
-        if (flops := flop_registry.get(func._overloadpacket)) is not None:
+        if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
