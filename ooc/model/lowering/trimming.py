@@ -39,6 +39,8 @@ class Trimmed(nn.Module):
         self.calls = nn.ModuleList(model.get_submodule(name.removeprefix("model.")) for name in plan.modules)
         for name, constant in plan.constants.items():
             self.register_buffer(name, constant, persistent=False)
+        # Asked before anybody wraps their forward, as saving what they save elsewhere does.
+        self.given_targets = frozenset(name for name in plan.modules if _takes_targets(self.get_submodule(name)))
 
     @classmethod
     def of(cls, model: nn.Module, network: Network) -> Self | None:
@@ -113,7 +115,7 @@ class _Run(fx.Interpreter):
     def __init__(self, module: Trimmed, nodes_by_hop: Sequence[int], edges_by_hop: Sequence[int]) -> None:
         super().__init__(module, graph=module.plan.graph)
         self.extra_traceback = False
-        self._plan = module.plan
+        self._plan, self._given_targets = module.plan, module.given_targets
         self._rows = list(accumulate(nodes_by_hop))
         self._edges = list(accumulate([0, *edges_by_hop]))
 
@@ -148,7 +150,7 @@ class _Run(fx.Interpreter):
             return _counted(what, found, rows)
 
         args, kwargs = map_arg((n.args, n.kwargs), given)
-        if along and self._takes_targets(n) and isinstance(args[0], Tensor):
+        if along and n.target in self._given_targets and isinstance(args[0], Tensor):
             args = ((args[0], args[0][: self._rows_at(plan.after[n])]), *args[1:])
         return args, kwargs
 
@@ -156,9 +158,9 @@ class _Run(fx.Interpreter):
         """That were found within so many hops."""
         return int(self._rows[min(distance, len(self._rows) - 1)])
 
-    def _takes_targets(self, n: fx.Node) -> bool:
-        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        return module is not None and type(module) in _TAKES_TARGETS and not replaced_functions(module)
+
+def _takes_targets(module: nn.Module) -> bool:
+    return type(module) in _TAKES_TARGETS and not replaced_functions(module)
 
 
 def _rows_of(what: Any) -> Any:

@@ -4,6 +4,7 @@
 import copy
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
 from ooc.model.lowering.trimming import Trimmed
+from ooc.offloading.saved import Saving
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.batched.batches import SampledTrainer, Sampling
@@ -157,6 +159,18 @@ def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
     assert [record.loss for record in found] == losses
     assert all(map(torch.equal, frugal.state_dict().values(), trained.state_dict().values()))
     assert any("does not fit" in note for note in notes) and list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_is_taken_apart_leaves_out_the_same_rows(store: Store) -> None:
+    """Others would give other sums, whatever the memory."""
+    model, rows = _model(GraphSAGE), list[int]()
+    with SampledTrainer(model, store, _FEW, memory="100M", ignore_edge_data="weight") as trainer:
+        model.convs[0].lin_r.register_forward_hook(lambda module, given, found: rows.append(len(found)))
+        (batch, *_) = trainer.loader
+        for around in (nullcontext(), Saving(trainer.batch_model).applied()):
+            with around:
+                trainer._outputs(trainer.batch_model, batch)
+    assert rows[0] == rows[1] < len(batch.x)
 
 
 def test_what_layers_make_of_the_rows_that_are_read_counts_in_the_memory(store: Store) -> None:
