@@ -138,7 +138,7 @@ class Computing(NamedTuple):
             return max(self.shared_s, self.alone_s)
         threads = workload.threads
         together_s = self.shared_s * max(1.0, hardware.threads / threads) + self.alone_s / threads
-        if tasks_are_few(self.tasks, threads):
+        if self.tasks and tasks_are_few(self.tasks, threads):  # none: of a type that another process computes
             together_s *= threads / (_BUSY_BY_TASK * self.tasks)
         return max(self.alone_s, together_s)
 

@@ -46,6 +46,14 @@ def test_what_is_said_of_the_store(run: RunCommand, typed: Path) -> None:
     assert code == 0 and "4 types" in out
 
 
+def test_a_process_that_has_no_rows_of_a_type_is_forecast(run: RunCommand, here: Path) -> None:
+    """Of one that has fewer panels than there are processes the first of these computes all."""
+    assert run("convert", "synthetic:nodes=8000,edges=40000,features=16,classes=4,types=3", "t.ooc")[0] == 0
+    code, out, err = run("plan", "t.ooc", "--model", "rgcn", *SMALL[:6], "--threads", "1", "--ranks", "2", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["ranks"]["ranks"]) == 2
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -124,7 +124,7 @@ class Replay:
         start = max(self.now, self.done[t - 1]) if t > first else self.now
         self.done[t] = start + seconds
         self.events.append(Event(Resource.COMPUTE, start, start + seconds, item.index, 0))
-        tiles = -(-(step.stop - step.start) // self.plan.tile_rows)
+        tiles = max(1, -(-(step.stop - step.start) // self.plan.tile_rows))
         behind = min(1.0, _TILES_AHEAD * self.workload.threads / tiles) * seconds
         self.now = max(self.now, self.done[t] - behind)
         return seconds
