@@ -21,7 +21,6 @@ from ooc.cli.arguments.recipe import (
     build_optimizer,
     links_of,
     optimizer_options,
-    planned_model,
     with_decoder,
 )
 from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
@@ -216,7 +215,7 @@ class Planning:
         if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
             admit_parameters(settings, store)
-            model = planned_model(settings, store)
+            model = build_model(settings, store)
             resources = Resources(
                 limits=limits,
                 tile_rows=0,

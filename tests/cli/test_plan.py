@@ -4,6 +4,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -408,3 +410,14 @@ def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> Non
     assert "has finished no epoch" in run("plan", "--compare", "r")[2]
     Path("r/metrics.jsonl").write_text(record(1).to_line())
     assert "plan.json is damaged" in run("plan", "--compare", "r")[2]
+
+
+def test_what_nothing_is_asked_of_is_not_imported() -> None:
+    """Neither Triton nor sympy, half a second each."""
+    code = (
+        "import sys; from ooc.cli import main\n"
+        "main(['plan', '--graph', 'nodes=9000,edges=90000,features=24,classes=5', '--hardware', 'a5000'])\n"
+        "print({'sympy', 'triton'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stdout

@@ -26,7 +26,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ooc.cli.arguments.settings import TrainSettings, edge_type, model_name, own_model, refuse
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
-from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.storage.types import Types
@@ -34,7 +33,6 @@ from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.embedding import Embedding
 from ooc.train.loss import training_classes
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
-from ooc.train.setup import edge_data_used
 
 if TYPE_CHECKING:
     from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from ooc.train.runs.run import RunFolder
     from ooc.train.trainer import Trainer
 
-_SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer", "hgt", "han"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 MODELS_FOR_TYPES = ("rgcn", "sage", "hgt", "han")
@@ -105,23 +102,6 @@ def with_decoder(settings: TrainSettings, model: nn.Module, types: Types | None)
     return LinkPredictor(model, settings.decoder, channels=settings.hidden, relations=relations)
 
 
-def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
-    """What ``build_model`` would make, as far as a plan asks: its shape, where one is known."""
-    plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
-    plain = plain and settings.heads == 1 and settings.aggr == "auto" and settings.links is None
-    plain = plain and store.types is None and not store.num_graphs
-    if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
-        return build_model(settings, store)
-    return ModelShape(
-        _SHAPES[settings.model],
-        input_columns(settings, store.num_features, None)[""],
-        settings.hidden,
-        store.num_classes,
-        layers=settings.layers,
-        dropout=settings.dropout,
-    )
-
-
 def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool) -> str:
     """The model in a line."""
     heads = f", {settings.heads} heads" if settings.heads > 1 else ""
@@ -174,7 +154,7 @@ def admit_parameters(settings: TrainSettings, store: "Store") -> None:
     """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
     _loaded(settings.model)  # not as if what its file makes were parameters
     with torch.device("meta"):
-        model = planned_model(settings, store)
+        model = build_model(settings, store)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
     free = available_memory_bytes()
     if nbytes > free:
