@@ -11,7 +11,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -47,17 +47,15 @@ class Rates:
 
 def sizes_of_dataset(dataset: Dataset) -> Sizes:
     """What is known of a published dataset without its files."""
-    packed_bytes = _PUBLISHED_BYTES.get(dataset.name, 0)
-    sizes = Sizes(
+    return Sizes(
         name=dataset.name,
         num_nodes=dataset.nodes,
         num_edges=dataset.edges,
         num_features=dataset.features,
         feature_bytes=2 if dataset.name in _HALF_FLOATS else 4,
-        packed_bytes=packed_bytes,
+        packed_bytes=_PUBLISHED_BYTES.get(dataset.name, 0),
         resident_bytes=dataset.nodes,  # Its splits.
     )
-    return replace(sizes, prepare_bytes=2 * sizes.num_edges * sizes.index_bytes) if packed_bytes else sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +113,13 @@ def _stages(sizes: Sizes, rates: Rates, options: Options, ordered: bool) -> Iter
     yield stage("labels", int(4 * nodes * share), labels, inflating(4 * nodes), labels / rates.copy_bytes_per_s)
     keys = 2 * edges
     if sizes.prepare_bytes:
-        # Sources first, then targets: both are put on the disk as they stream, to be read side by side.
-        yield stage("unpacking edges", int(raw_edges * share), sizes.prepare_bytes, inflating(raw_edges))
-        read, unpacked = sizes.prepare_bytes, 0.0
+        yield stage("finding the edges' nodes", int(raw_edges * share), sizes.prepare_bytes, inflating(raw_edges))
+        read, inflated = sizes.prepare_bytes, 0.0
     else:
-        read, unpacked = int(raw_edges * share), float(raw_edges)
+        # As [2, E] is packed: what gives the targets has to go through the sources, too.
+        read, inflated = int(raw_edges * share), 1.5 * raw_edges
     spreading = keys / rates.spread_keys_per_s + 4 * raw_edges / rates.copy_bytes_per_s
-    yield stage("reading edges", read, keys * key_bytes, inflating(unpacked), spreading)
+    yield stage("reading edges", read, keys * key_bytes, inflating(inflated), spreading)
     directions = ("in",) if options.symmetrize else ("in", "out")
     each = keys // len(directions) + nodes * options.self_loops
     written = each * (sizes.index_bytes + carried) + nodes * (8 + 4 * options.self_loops)

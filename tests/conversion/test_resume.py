@@ -75,12 +75,12 @@ def test_killed_anywhere_it_goes_on_with_types(tmp_path: Path) -> None:
     assert verify(ooc.open(tmp_path / "g.ooc")) == []
 
 
-def test_killed_anywhere_with_a_source_that_is_unpacked_first(tmp_path: Path) -> None:
-    """Half of a deflated edge_index is put on the disk before all else; killed then too."""
+def test_killed_anywhere_with_a_source_whose_nodes_are_numbered_first(tmp_path: Path) -> None:
+    """Which nodes edges are between is put on the disk before all else; killed then too."""
     (tmp_path / "source").mkdir()
     rng = np.random.default_rng(0)
     graph = random_graph(rng, nodes=300, edges=4000, features=3)
-    made = FIXTURES["ogb-papers100m-zip"](graph, tmp_path / "source", rng)
+    made = FIXTURES["csv-texts"](graph, tmp_path / "source", rng)
     (tmp_path / "whole").mkdir()
     steps = run(str(made.source), tmp_path / "whole" / "g.ooc", 0, made.options)
     assert steps is not None

@@ -5,15 +5,13 @@ from archives as they are inflated, each once.
 Nothing is mapped: every block is read into memory of its own, so that what a process holds is what it was given. (Pages
 of a mapped file count as its memory while they are in use.)
 
-An edge list [2, E] in an archive is the one that cannot be used as it comes: all sources lie before the first target,
-and deflate cannot seek. So it is put on the disk first (``Source.prepare``), in two files of 32-bit ids, half its
-size; whatever else is in the archive streams straight into the store.
+Of an edge list [2, E] all sources lie before the first target. Both are read side by side, each by a stream of its own;
+in an archive, where deflate cannot seek, the targets' inflates the sources once more.
 """
 
 import io
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -21,19 +19,15 @@ from typing import IO
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.events import Listener, reported
-from ooc.sources.files.prefetching import prefetched
-from ooc.sources.files.streams import Blob, damaged, read_exactly, read_values
+from ooc.sources.files.streams import Blob, damaged, read_exactly, read_values, skip
 from ooc.sources.files.zip_members import Archive
-from ooc.sources.source import EdgeBlock, Source, ranges, with_data
-from ooc.storage.array import AnyArray, flush
+from ooc.sources.source import EdgeBlock, ranges
+from ooc.storage.array import AnyArray
 
 MAGIC = b"\x93NUMPY"
 _MAGIC_BYTES = 8
 _MOST_HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 4 << 20
-_ROW_FILES = ("sources.ids", "targets.ids")
-_ID = np.dtype(np.uint32)  # A store has at most 2^32 nodes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +131,15 @@ class NpyArray:
                 f"{self.name} has the shape {list(self.shape)}, an entry for each of {nodes} nodes wanted"
             )
 
-    def values(self, size: int) -> Iterator[AnyArray]:
-        """All values in file order, at most ``size`` at a time; the end is checked after the last."""
+    def values(self, size: int, first: int = 0, count: int | None = None) -> Iterator[AnyArray]:
+        """All values in file order, at most ``size`` at a time, or ``count`` of them from the ``first`` on; after the
+        last one the end is checked."""
+        stop = self.header.count if count is None else first + count
         with self._blob.open() as stream:
-            self._seek(stream, 0)
-            for start, stop in ranges(self.header.count, size):
-                yield read_values(stream, stop - start, self.dtype, self.name)
-            if stream.read(1):
+            self._seek(stream, first)
+            for start, end in ranges(stop - first, size):
+                yield read_values(stream, end - start, self.dtype, self.name)
+            if stop == self.header.count and stream.read(1):
                 raise damaged(self.name, "it is longer than it says")
 
     def whole(self) -> AnyArray:
@@ -174,15 +170,13 @@ class NpyArray:
 
     def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
         """The edges in order, at most ``size`` at a time."""
-        total = self.num_edges(preferred)
-        for start, stop in ranges(total, min(size, _BLOCK_BYTES // self.dtype.itemsize)):
-            if self.ends_one_by_one(preferred):
-                pairs = self._values(2 * start, 2 * (stop - start)).reshape(-1, 2).astype(np.int64)
-                yield EdgeBlock(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
-            else:
-                ends = (self._values(offset + start, stop - start) for offset in (0, total))
-                first, second = (ids.astype(np.int64) for ids in ends)
-                yield EdgeBlock(first, second)
+        total, size = self.num_edges(preferred), min(size, _BLOCK_BYTES // self.dtype.itemsize)
+        if not self.ends_one_by_one(preferred):
+            yield from edges_between(*(self.values(size, first, total) for first in (0, total)))
+            return
+        for ends in self.values(2 * size):
+            pairs = ends.reshape(-1, 2).astype(np.int64)
+            yield EdgeBlock(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
     def _axis_of_ends(self, preferred: int) -> int:
         axis = preferred if len(self.shape) == 2 and self.shape[preferred] == 2 else 1 - preferred
@@ -197,11 +191,11 @@ class NpyArray:
 
     def _seek(self, stream: IO[bytes], first: int) -> None:
         """Go to the value ``first``."""
+        place = self.header.bytes + first * self.dtype.itemsize
         if self.seekable:
-            stream.seek(self.header.bytes + first * self.dtype.itemsize)
+            stream.seek(place)
         else:  # zipfile gives up comparing checksums where a member is sought in
-            assert not first, "members are read from the first value on"
-            read_exactly(stream, self.header.bytes, self.name)
+            skip(stream, place, self.name)
 
     def _values(self, first: int, count: int) -> AnyArray:
         with self._blob.open() as stream:
@@ -209,64 +203,7 @@ class NpyArray:
             return read_values(stream, count, self.dtype, self.name)
 
 
-def edges_between(sources: NpyArray, targets: NpyArray, size: int) -> Iterator[EdgeBlock]:
-    """Edges from the ids in one array to those in the other, at most ``size`` at a time."""
-    for first, second in zip(sources.values(size), targets.values(size), strict=True):
+def edges_between(sources: Iterator[AnyArray], targets: Iterator[AnyArray]) -> Iterator[EdgeBlock]:
+    """Edges from the ids in the one to those in the other, which come in blocks of the same sizes."""
+    for first, second in zip(sources, targets, strict=True):
         yield EdgeBlock(first.astype(np.int64), second.astype(np.int64))
-
-
-def unpacking(source: Source, edges: NpyArray, features: NpyArray | None = None) -> Source:
-    """``source`` with the ``edges``, which its ``prepare`` puts on the disk, and their ``features`` [E, F]."""
-    num_edges = edges.num_edges()
-    if features is not None and (len(features.shape) != 2 or features.shape[0] != num_edges or not features.shape[1]):
-        raise SourceError(f"{features.name} has the shape {list(features.shape)}, not [{num_edges} edges, features]")
-    source = replace(source, num_edge_features=features.shape[1] if features is not None else 0)
-
-    def prepare(folder: Path, listener: Listener) -> Source:
-        paths = tuple(folder / name for name in _ROW_FILES)
-        if any(not path.exists() or path.stat().st_size != num_edges * _ID.itemsize for path in paths):
-            _write_ids(edges, paths, source.num_nodes, listener)
-        sources, targets = (NpyArray(path, raw=((num_edges,), _ID)) for path in paths)
-
-        def unpacked(size: int) -> Iterator[EdgeBlock]:
-            edges = edges_between(sources, targets, size)
-            if features is None:
-                return edges
-            return with_data(edges, features=features.row_blocks(size), name=features.name)
-
-        return replace(source, edges=unpacked)
-
-    return replace(source, prepare=prepare, prepare_bytes=2 * num_edges * _ID.itemsize)
-
-
-def _write_ids(edges: NpyArray, paths: tuple[Path, ...], nodes: int, listener: Listener) -> None:
-    """The sources and the targets of ``edges``, each id checked, to the files ``paths``."""
-    total = edges.num_edges()
-    done = 0
-    partial = [path.with_name(path.name + ".partial") for path in paths]
-    prefetching = prefetched(edges.values(_BLOCK_BYTES // edges.dtype.itemsize))
-    with ExitStack() as stack:
-        sources, targets = (stack.enter_context(path.open("wb")) for path in partial)
-        advance = stack.enter_context(reported(listener, "unpacking edges", 2 * total, "ids"))
-        for values in stack.enter_context(prefetching):
-            _check_ids(values, nodes, edges.name)
-            ids = values.astype(_ID)
-            if edges.ends_one_by_one():
-                assert len(ids) % 2 == 0, "a block is an even number of ids, and so are all"
-                sources.write(np.ascontiguousarray(ids[0::2]).data)
-                targets.write(np.ascontiguousarray(ids[1::2]).data)
-            else:
-                first = min(max(0, total - done), len(ids))
-                sources.write(ids[:first].data)
-                targets.write(ids[first:].data)
-            done += len(ids)
-            advance(done)
-    for written, path in zip(partial, paths, strict=True):
-        flush(written)
-        written.rename(path)
-
-
-def _check_ids(ids: AnyArray, nodes: int, name: str) -> None:
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= nodes):
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise SourceError(f"{name}: an edge at node {bad} leaves the graph: its nodes are 0 to {nodes - 1}")

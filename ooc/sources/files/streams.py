@@ -128,6 +128,12 @@ def read_exactly(stream: IO[bytes], size: int, name: str) -> bytes:
     return b"".join(_pieces(stream, size, name))
 
 
+def skip(stream: IO[bytes], size: int, name: str) -> None:
+    """Go on by ``size`` bytes, which are read."""
+    for _ in _pieces(stream, size, name):
+        pass
+
+
 def read_values(stream: IO[bytes], count: int, dtype: np.dtype[np.generic], name: str) -> AnyArray:
     """``count`` values as a new array [count]."""
     values: AnyArray = np.empty(count, dtype=dtype)

@@ -68,8 +68,8 @@ class Archive:
 class _Inside(Seekable):
     """A member of the archive ``file`` as a file that can be read anywhere.
 
-    Deflate cannot seek. On the way, and where reading was begun, places are kept with the inflater's state (32 KiB of
-    history): going there again, or on from there, does not begin at the beginning.
+    Deflate cannot seek. On the way, and where reading was begun and left, places are kept with the inflater's state (32
+    KiB of history): going there again, or on from there, does not begin at the beginning.
     """
 
     def __init__(self, file: IO[bytes], info: ZipInfo) -> None:
@@ -80,7 +80,7 @@ class _Inside(Seekable):
         self._stored = info.compress_type == ZIP_STORED
         self._inflater = _Inflater(0, start, zlib.decompressobj(_RAW))
         self._on_the_way = [self._inflater.copy()]
-        self._begun_at: deque[_Inflater] = deque(maxlen=_PLACES)
+        self._begun_or_left: deque[_Inflater] = deque(maxlen=_PLACES)
         self._step = max(READ_BYTES, self.size // _PLACES)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -99,11 +99,12 @@ class _Inside(Seekable):
         return len(data)
 
     def _go(self) -> None:
-        known = (self._inflater, *self._on_the_way, *self._begun_at)
+        self._begun_or_left.append(self._inflater)
+        known = (*self._on_the_way, *self._begun_or_left)
         self._inflater = max((one for one in known if one.at <= self.at), key=lambda one: one.at).copy()
         while self._inflater.at < self.at:
             self._inflated(min(READ_BYTES, self.at - self._inflater.at))
-        self._begun_at.append(self._inflater.copy())
+        self._begun_or_left.append(self._inflater.copy())
 
     def _inflated(self, size: int) -> bytes:
         """At least one byte, at most ``size``; EOFError at the end."""

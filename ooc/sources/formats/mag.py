@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MAG240M's papers and the citations among them: the folder ``mag240m_kddcup2021`` of ``ogb.lsc``, or its zip. Or, of
-the folder, all types of nodes and edges.
+"""MAG240M's papers and the citations among them, or all types of nodes and edges: the folder ``mag240m_kddcup2021`` of
+``ogb.lsc``, or its zip.
 
 Layout as in ``ogb/lsc/mag240m.py`` of https://github.com/snap-stanford/ogb. The labels of the test papers are
 not published (NaN): papers without a label are left out of the test split. Authors and institutions have the features
@@ -14,7 +14,6 @@ from typing import Any
 
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.npy import unpacking
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.labels import LabelForm, label_blocks
 from ooc.sources.reading import Reader, Request
@@ -69,9 +68,7 @@ def _open(path: Path, request: Request) -> Source:
         description={"split": _NOTE},
         notes=(f"mag240m: {_NOTE}",),
     )
-    if asks_for_types(request):
-        return _of_types(files, source, counts)
-    return source if edges.seekable else unpacking(source, edges)
+    return _of_types(files, source, counts) if asks_for_types(request) else source
 
 
 def _of_types(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) -> Source:
@@ -83,10 +80,7 @@ def _of_types(files: DatasetFiles, papers: Source, counts: Mapping[str, Any]) ->
         name = f"processed/{kind}/node_feat.npy"
         others[kind] = nodes_in(kind, files.array(name) if files.has(name) else None, count)
     for relation in _RELATIONS:
-        array = files.array(f"processed/{'___'.join(relation)}/edge_index.npy")
-        if not array.seekable:
-            raise SourceError(f"{array.name} is packed; unpack the zip to convert all types of edges")
-        edges[relation] = relation_in(array)
+        edges[relation] = relation_in(files.array(f"processed/{'___'.join(relation)}/edge_index.npy"))
     papers = replace(papers, fingerprint=files.fingerprint("processed", _META, _SPLITS))
     return typed_source(papers, "paper", others, edges)
 

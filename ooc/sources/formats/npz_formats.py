@@ -224,7 +224,7 @@ def _open_reddit(path: Path, request: Request) -> Source:
         num_edges=sources.shape[0],
         num_features=features,
         num_classes=None,
-        edges=lambda size: edges_between(sources, targets, size),
+        edges=lambda size: edges_between(sources.values(size), targets.values(size)),
         features=x.row_blocks,
         labels=lambda size: label_blocks(form, labels(size)),
         fingerprint=files.fingerprint(_DATA, graph_name),

@@ -4,9 +4,10 @@
 The layout is that of ``ogb/nodeproppred/dataset.py``, ``ogb/io/read_graph_raw.py`` and ``master.csv`` of
 https://github.com/snap-stanford/ogb, with ``split/KIND/`` beside ``raw/``:
 
-Binary, ogbn-papers100M's: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once. Where the zip of
-the dataset is deflated too, the outer layer is inflated twice: to find the arrays in data.npz, whose directory lies at
-its end, and to read them; places that were reached are kept.
+Binary, ogbn-papers100M's: ``raw/data.npz`` and ``raw/node-label.npz``. Every array is inflated once, but
+for the edges' sources, all of which lie before their targets. Where the zip of the dataset is deflated too, the outer
+layer is inflated once more, to find the arrays in data.npz, whose directory lies at its end; places that were reached
+are kept.
 
 Text, that of ogbn-products, ogbn-arxiv and ogbn-proteins: ``raw/*.csv.gz`` without headers. Which one it is shows in
 its kind of split; that decides, as ``master.csv`` does, whether the file has each edge once for both directions. Then
@@ -36,7 +37,7 @@ from ooc.errors import SourceError
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.lines import stream_lines
-from ooc.sources.files.npy import NpyArray, unpacking
+from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.streams import gunzipped
 from ooc.sources.files.text_table import TextTable
 from ooc.sources.files.zip_members import Archive
@@ -272,28 +273,38 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
         what = f"{where} has {', '.join(others)}"
         raise SourceError(f"{what}, which cannot be used yet; give drop_edge_data=True to convert without it")
     taken = _NPZ_EDGE_FEATURES in of_edges and not request.drop_edge_data
-    edge_features = NpyArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
     edges, features = (NpyArray.find(data, name, where) for name in ("edge_index", "node_feat"))
+    edge_features = NpyArray.find(data, _NPZ_EDGE_FEATURES, where) if taken else None
+    shape = (edges.num_edges(), 1) if edge_features is None else edge_features.shape
+    if len(shape) != 2 or shape[0] != edges.num_edges() or not shape[1]:
+        raise SourceError(f"{where}: edge_feat has the shape {list(shape)}, not [{edges.num_edges()} edges, features]")
+
+    def edge_blocks(size: int) -> Iterator[EdgeBlock]:
+        blocks = edges.edge_blocks(size)
+        if edge_features is None:
+            return blocks
+        return with_data(blocks, features=edge_features.row_blocks(size), name=edge_features.name)
+
     nodes, num_features = features.matrix("[nodes, features]")
     labels.check_column(nodes)
     for name, count in (("num_nodes_list", nodes), ("num_edges_list", edges.num_edges())):
         _check_count(data, name, count, where)
     splits = splits_of(files, only_split(files), nodes)
     form = LabelForm(name=labels.name, task=Task.CLASSES, width=None)
-    source = Source(
+    return Source(
         name=files.name,
         format="ogb",
         num_nodes=nodes,
         num_edges=edges.num_edges(),
         num_features=num_features,
         num_classes=None,
-        edges=edges.edge_blocks,
+        edges=edge_blocks,
+        num_edge_features=0 if edge_features is None else edge_features.shape[1],
         features=features.row_blocks,
         labels=lambda size: label_blocks(form, splits.joined(labels.values(size))),
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint("raw", "split"),
     )
-    return unpacking(source, edges, edge_features)
 
 
 def _check_count(data: Archive, name: str, count: int, where: str) -> None:
