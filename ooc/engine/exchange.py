@@ -123,10 +123,27 @@ class HaloMemory:
         return self.lists + 2 * min(self.most * sent, max(_AT_ONCE_BYTES, sent))
 
 
-def staging_bytes(row_bytes: int, count: int) -> int:
-    """Of the memory by way of which a device sends rows of up to ``row_bytes``, each way; of the host's it takes that
-    twice, of the device's once."""
-    return align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES)))
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The memory by way of which a device's rows go to other processes: two pairs of buffers of ``nbytes``, one for
+    what is sent and one for what is received, so that some are packed while others are on the way."""
+
+    nbytes: int = 0
+
+    @classmethod
+    def of_rows(cls, row_bytes: int, count: int) -> "Staging":
+        """For rows of up to ``row_bytes`` among ``count`` processes."""
+        return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES))))
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the host's memory."""
+        return 4 * self.nbytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the device's, where rows are packed before they are copied to the host in one piece."""
+        return self.nbytes
 
 
 def _at_once(row_bytes: int, count: int) -> int:
@@ -189,14 +206,14 @@ class Shift(NamedTuple):
 
 class Exchange:
     """What the processes of one training tell each other while a program runs; ``shares``: by type of nodes the rows
-    of each; ``staging_bytes``: as of the function of that name, where a device computes."""
+    of each; ``staging``: where a device computes."""
 
     def __init__(self, ranks: Ranks, shares: Mapping[str, Sequence[range]]) -> None:
         self.ranks, self._shares = ranks, shares
-        self.staging_bytes = 0
+        self.staging = Staging()
         self._device: Device | None = None
         self._side: SideStream | None = None
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._pairs = torch.empty(0, dtype=torch.uint8)
         self.share = Share(ranks.rank, shares)
         """What this process computes."""
         self._beside = replace(ranks, group=ranks.beside)
@@ -232,7 +249,8 @@ class Exchange:
 
     def compute_on(self, device: Device, staging: Tensor) -> None:
         """Matrices are the ``device``'s from here on, and go by way of ``staging``, host memory that it knows."""
-        self._device, self._side, self._staging = device, device.side(self.staging_bytes), staging
+        self._device, self._side = device, device.side(self.staging.device_bytes)
+        self._pairs = staging.view(2, 2, self.staging.nbytes)
 
     @property
     def parts(self) -> list[float]:
@@ -347,21 +365,28 @@ class Exchange:
         self, given: Sequence[Rows], wanted: Sequence[Rows], most: int, row_bytes: int, written: Event
     ) -> Event:
         """Send each process those of a device's rows that are ``given`` to it, and have those ``wanted`` of it, so many
-        at a time, of no process more than ``most`` of ``row_bytes`` → when they are there."""
+        at a time, of no process more than ``most`` of ``row_bytes`` → when they are there. While some are on the way
+        the next are packed, and those before unpacked."""
         side, at_once, there = self._side, _at_once(row_bytes, self.ranks.count), written
+        under_way: list[tuple[Any, Sequence[Rows], Tensor]] = []
         assert side is not None
-        for first in range(0, most, at_once):
+
+        def put_first() -> Event:
+            work, rows, received = under_way.pop(0)
+            self._beside.wait(work)
+            self.received_bytes += received.nbytes
+            return side.put(rows, received)
+
+        for number, first in enumerate(range(0, most, at_once)):
             some_given, some_wanted = ([rows.some(first, at_once) for rows in each] for each in (given, wanted))
             sizes = [[rows.nbytes for rows in each] for each in (some_wanted, some_given)]
-            received, sent = (
-                self._staging[start : start + sum(nbytes)]
-                for start, nbytes in zip((0, self.staging_bytes), sizes, strict=True)
-            )
-            side.take(sent, some_given, there).wait()
-            self._beside.all_to_all(received, sent, *sizes)
-            there = side.put(some_wanted, received)
-            self.received_bytes += received.nbytes
-        return there
+            pair = self._pairs[number % 2]
+            received, sent = (buffer[: sum(nbytes)] for buffer, nbytes in zip(pair, sizes, strict=True))
+            side.take(sent, some_given, written).wait()  # and what was put of this pair has left it
+            under_way.append((self._beside.begin_all_to_all(received, sent, *sizes), some_wanted, received))
+            if number:
+                there = put_first()
+        return put_first() if under_way else there
 
     def check(self) -> None:
         """RankError where another process is known to have failed, gone or stopped."""

@@ -144,7 +144,7 @@ class Runtime:
             part = None if plan.share is None else self._part
             return HostWorkspace(arena, plan.frame_bytes, self.engine, *places, part)
         host = arena.view(0, arena.nbytes)
-        staged = 0 if self.exchange is None else 2 * self.exchange.staging_bytes
+        staged = 0 if self.exchange is None else self.exchange.staging.host_bytes
         staging = Arena(staged)
         opening.callback(staging.close)
         opening.callback(device.close)

@@ -396,7 +396,7 @@ class Ranks:
         if self.count == 1:
             return (own,)
         found = [torch.empty_like(own) for _ in range(self.count)]
-        self._wait(dist.all_gather(found, own, self.group, async_op=True))
+        self.wait(dist.all_gather(found, own, self.group, async_op=True))
         return found
 
     def share(self, model: nn.Module) -> None:
@@ -409,7 +409,7 @@ class Ranks:
         """Give every process those of one of them, in the memory of ``values``; by way of the host, if that is a
         device's."""
         there = values.cpu()
-        self._wait(dist.broadcast(there, rank, self.group, async_op=True))
+        self.wait(dist.broadcast(there, rank, self.group, async_op=True))
         if there is not values and rank != self.rank:
             values.copy_(there)
 
@@ -421,14 +421,21 @@ class Ranks:
         ]
         _started.update(begun)
         for work in begun:
-            self._wait(work)
+            self.wait(work)
 
     def all_to_all(
         self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
     ) -> None:
         """Send rows of ``values``, so many to each process, one behind the other; have theirs in ``received``."""
-        counts = [*received_rows], [*sent_rows]
-        self._wait(dist.all_to_all_single(received, values, *counts, self.group, async_op=True))
+        self.wait(self.begin_all_to_all(received, values, received_rows, sent_rows))
+
+    def begin_all_to_all(
+        self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
+    ) -> Any:
+        """The same, to be waited for."""
+        begun = dist.all_to_all_single(received, values, [*received_rows], [*sent_rows], self.group, async_op=True)
+        _started.add(begun)
+        return begun
 
     def pass_on(self, received: Tensor, sent: Tensor, source: int, target: int) -> None:
         """Send rows to process ``target``, and have in ``received`` those that ``source`` sends; all have to take
@@ -476,7 +483,7 @@ class Ranks:
         if self.heartbeat is not None:
             self.heartbeat.fail()
 
-    def _wait(self, work: Any) -> None:
+    def wait(self, work: Any) -> None:
         """Return when it is done. RankError in the place of gloo's, with who has gone."""
         assert self.heartbeat is not None
         _started.add(work)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ooc.engine.exchange import Exchange, HaloMemory, divide_rows, halo_memory, staging_bytes, wanted_rows
+from ooc.engine.exchange import Exchange, HaloMemory, Staging, divide_rows, halo_memory, wanted_rows
 from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
@@ -277,7 +277,7 @@ class Job:
         """By program: what the first process was to compute."""
         self._slowness = 1.0
         """How many times as long as was forecast computing takes."""
-        self._exchange_bytes = self._staging_bytes = 0
+        self._exchange_bytes, self._staging = 0, Staging()
         self._halo_rows: dict[EdgesKey, int] = {}
         self._sharded: frozenset[str] = frozenset()
         """What the plan that was made last shards, of which all pull as much, whatever their rows."""
@@ -433,7 +433,7 @@ class Job:
             memory += (found := exchange.find_halo(direction, sources, source))
             self._halo_rows[direction] = found.wanted
         self._admit_halos(memory)
-        exchange.staging_bytes = self._staging_bytes
+        exchange.staging = self._staging
         return exchange
 
     def _planned_halos(self) -> list[dict[EdgesKey, Any]]:
@@ -459,8 +459,8 @@ class Job:
         self._exchange_bytes = memory.nbytes(row_bytes, count) + TELLING_BYTES
         if self.resources.on_device:  # where gradients that are told come by way of the host as well
             gradients = sum(parameter.numel() for parameter in self.network.parameters) * self.network.dtype.itemsize
-            self._staging_bytes = staging_bytes(row_bytes, count)
-            self._exchange_bytes = memory.lists + 2 * self._staging_bytes + TELLING_BYTES + 4 * gradients
+            self._staging = Staging.of_rows(row_bytes, count)
+            self._exchange_bytes = memory.lists + self._staging.host_bytes + TELLING_BYTES + 4 * gradients
         self._candidates.clear()
 
     def _halo_directions(self) -> list[EdgesKey]:
@@ -607,7 +607,7 @@ class Job:
             # What is computed again comes of rounded values: then the plan would change results.
             kept = tuple(replace(one, recomputable=False) for one in kept)
         fixed = workload.fixed_device_bytes + self.extra_device_bytes + resources.overhead_bytes
-        workload = replace(workload, fixed_device_bytes=fixed + self._staging_bytes, kept=kept)
+        workload = replace(workload, fixed_device_bytes=fixed + self._staging.device_bytes, kept=kept)
         if self._shares:  # what is shuffled by way of files is another process's as well
             halos = self._halo_rows
             known = workload.topologies.items()

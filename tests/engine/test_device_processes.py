@@ -12,11 +12,12 @@ import torch
 from ooc.engine import exchange
 from ooc.errors import BudgetError, OptionError
 from ooc.plan.program import received
+from ooc.ranks import Ranks
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train import resources
 from ooc.train.trainer import Trainer
-from tests.engine.fake_device import FakeDevice
+from tests.engine.fake_device import FakeDevice, FakeSide
 from tests.engine.test_device import MODELS, Build, builder, on_device, use
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
@@ -88,7 +89,7 @@ def test_results_are_those_of_one_process_on_the_cpu(
     form: str, count: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows at a time, in several parts; of a graph whose edges lead to rows nearby."""
-    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 3000)
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 500)
     monkeypatch.setattr(received, "_PART_BYTES", 4000)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
@@ -103,6 +104,35 @@ def test_results_are_those_of_one_process_on_the_cpu(
     for rank, found in enumerate(together(count, tmp_path, work)):
         for name in alone:
             assert_same(found and found[name], alone[name], (name, rank))
+
+
+def test_rows_are_packed_while_others_are_on_the_way(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pieces at a time, of two pairs of buffers, and no more."""
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 500)
+
+    def work(rank: int) -> set[int]:
+        under_way, most = list[Any](), set[int]()
+        with FakeDevice(rank) as fake, pytest.MonkeyPatch.context() as patched:
+            use(fake, patched)
+            put, begin = FakeSide.put, Ranks.begin_all_to_all
+            patched.setattr(
+                Ranks, "begin_all_to_all", lambda *given: (under_way.append(given[1].data_ptr()), begin(*given))[1]
+            )
+
+            def putting(side: FakeSide, rows: Any, source: torch.Tensor) -> Any:
+                most.add(len(under_way))
+                assert under_way.pop(0) == source.data_ptr() not in under_way
+                return put(side, rows, source)
+
+            patched.setattr(FakeSide, "put", putting)
+            with on_device(MODELS["gcn"], store, tmp_path, exchange="columns")() as trainer:
+                under_way.clear()  # what was sent to find out what is to be
+                trainer.fit(1, progress=False)
+        return most
+
+    assert together(2, tmp_path, work) == [{1, 2}] * 2
 
 
 def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
