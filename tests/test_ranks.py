@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,45 @@ def test_who_is_where_cannot_be_told_is_one_line(said: dict[str, str], monkeypat
         monkeypatch.setenv(name, value)
     with pytest.raises(ooc.RankError, match="cannot meet as RANK, WORLD_SIZE and MASTER_ADDR say: "):
         Ranks.of_environment(timedelta(seconds=0.5))
+
+
+def test_who_has_failed_is_named_while_a_device_sends(tmp_path: Path, _soon: None) -> None:
+    """NCCL's group ends where it is waited for in vain: it is asked, beat by beat, and ended by who gives up."""
+
+    class Sending:
+        """What never ends."""
+
+        aborted = 0
+
+        def is_completed(self) -> bool:
+            return False
+
+        def wait(self, timeout: timedelta) -> None:
+            raise AssertionError("a time to wait for it")
+
+        def abort(self) -> None:
+            self.aborted += 1
+
+    def work(rank: int) -> tuple[str, int]:
+        ranks, sending = Ranks.of_environment(), Sending()
+        place = torch.device("cpu", 0)
+        linked = ranks.linked("gloo", rank, place, 10**6, lambda: 0)
+        assert linked.linked("gloo", rank, place, 10**6, lambda: 0) is linked is Ranks.of_environment()
+        assert linked.linked("", rank, place, 10**6, lambda: 0).direct is None
+        assert linked.linked("gloo", 7, place, 10**6, lambda: 0).direct is None
+        linked.direct.abort()
+        if rank == 1:
+            ranks.failed()
+            time.sleep(1)
+            return "", 0
+        stuck = replace(linked, direct=sending)
+        with pytest.raises(ooc.RankError) as raised:
+            stuck.directly.wait(sending)
+        stuck.failed()
+        return str(raised.value), sending.aborted
+
+    first, _, third = together(3, tmp_path, work)
+    assert first == third == ("rank 1 has failed", 1)
 
 
 def test_a_process_that_goes_is_named(tmp_path: Path, _soon: None) -> None:

@@ -30,7 +30,7 @@ from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
-from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm
+from ooc.plan.program.capacity import LINK_BYTES_PER_S, ExchangeForm, ExchangeWay
 from ooc.plan.simulate.together import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
@@ -122,13 +122,17 @@ class Planning:
             check_memory_alone(settings.gpu_budget, settings.host_budget, on_device=machine.has_device_memory)
             on_device, whole = divide_memory(settings.memory)
         one_memory = settings.gpu_budget is None and settings.host_budget is None and not machine.has_device_memory
-        count = self.ranks.local_count
+        count, way = self.ranks.local_count, ExchangeWay(settings.exchange_by)
+        if way is ExchangeWay.AUTO and machine.has_device_memory:
+            can = self._device is None or self._device.backend
+            way = ExchangeWay.DEVICE if can else ExchangeWay.HOST
         return Limits(
             (on_device if settings.gpu_budget is None else settings.gpu_budget) // (count if one_memory else 1),
             (whole if settings.host_budget is None else settings.host_budget) // count,
             block_rows=settings.block_rows,
             slab_columns=settings.slab_columns,
             exchange=ExchangeForm(settings.exchange),
+            exchange_by=way,
             link_bytes_per_s=settings.link or LINK_BYTES_PER_S,
             ssd_write_bytes=settings.max_ssd_writes,
             one_memory=one_memory,
@@ -293,7 +297,7 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool) -> None:
     ranks, link = planning.report_by_rank(), planning.limits.link_bytes_per_s
     report = ranks[0]
-    rate = planning.hardware.received_bytes_per_s(link)
+    rate = planning.limits.received_bytes_per_s(planning.hardware)
     joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
     narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:

@@ -234,6 +234,8 @@ def _brief(
     ]
     if report is not None and trainer.ranks.count > 1:
         given = "as given" if settings.link else "as measured"
+        if report.hardware.has_device_memory:
+            given += ", from GPU to GPU" if trainer.limits.is_direct else ", by way of the host"
         lines.append(("links", f"{format_size(trainer.limits.link_bytes_per_s)} a second, {given}"))
     if report is not None:
         lines += [

@@ -7,9 +7,9 @@ columns, every process is sent the rows that edges into its own lead to (its hal
 row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
 rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are sharded:
 each pulls its own for the rows of all, and is sent what others have pulled of theirs. Of a device with memory of its
-own rows go by way of the host's, some at a time: a side stream takes them there and brings those of others. Sums over
-rows are told panel by panel and added up in one order. What tiles scatter to rows of anybody is added up by one process
-after the other, in the order of the tiles.
+own rows go to that of others, or by way of the host's, some at a time: a side stream packs them and unpacks those of
+others. Sums over rows are told panel by panel and added up in one order. What tiles scatter to rows of anybody is added
+up by one process after the other, in the order of the tiles.
 """
 
 from bisect import bisect_left
@@ -126,24 +126,26 @@ class HaloMemory:
 @dataclass(frozen=True, slots=True)
 class Staging:
     """The memory by way of which a device's rows go to other processes: two pairs of buffers of ``nbytes``, one for
-    what is sent and one for what is received, so that some are packed while others are on the way."""
+    what is received and one for what is sent, so that some are packed while others are on the way. They are the
+    device's where it sends to others directly (``is_direct``), else the host's."""
 
     nbytes: int = 0
+    is_direct: bool = False
 
     @classmethod
-    def of_rows(cls, row_bytes: int, count: int) -> "Staging":
+    def of_rows(cls, row_bytes: int, count: int, *, is_direct: bool) -> "Staging":
         """For rows of up to ``row_bytes`` among ``count`` processes."""
-        return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES))))
+        return cls(align_up(max(_AT_ONCE_BYTES, (count - 1) * (row_bytes + _NUMBERS_BYTES))), is_direct)
 
     @property
     def host_bytes(self) -> int:
         """Of the host's memory."""
-        return 4 * self.nbytes
+        return 0 if self.is_direct else 4 * self.nbytes
 
     @property
     def device_bytes(self) -> int:
-        """Of the device's, where rows are packed before they are copied to the host in one piece."""
-        return self.nbytes
+        """Of the device's, where rows are packed in any case, before they are copied to the host in one piece."""
+        return (4 if self.is_direct else 1) * self.nbytes
 
 
 def _at_once(row_bytes: int, count: int) -> int:
@@ -216,7 +218,7 @@ class Exchange:
         self._pairs = torch.empty(0, dtype=torch.uint8)
         self.share = Share(ranks.rank, shares)
         """What this process computes."""
-        self._beside = replace(ranks, group=ranks.beside)
+        self._beside = self._between = replace(ranks, group=ranks.beside)
         self._sender: Threads | None = None
         self._halos: dict[EdgesKey, Halo] = {}
         self.received_bytes = 0
@@ -247,10 +249,13 @@ class Exchange:
         halo = self._halos.get(direction)
         return None if halo is None else torch.cat(halo.wanted).numpy()
 
-    def compute_on(self, device: Device, staging: Tensor) -> None:
-        """Matrices are the ``device``'s from here on, and go by way of ``staging``, host memory that it knows."""
+    def compute_on(self, device: Device, *staging: Tensor) -> None:
+        """Matrices are the ``device``'s from here on, and go directly, or by way of ``staging``, host memory that it
+        knows."""
         self._device, self._side = device, device.side(self.staging.device_bytes)
-        self._pairs = staging.view(2, 2, self.staging.nbytes)
+        if self.staging.is_direct:
+            self._between = self.ranks.directly
+        self._pairs = (staging or [self._side.memory])[0].view(2, 2, self.staging.nbytes)
 
     @property
     def parts(self) -> list[float]:
@@ -373,25 +378,25 @@ class Exchange:
 
         def put_first() -> Event:
             work, rows, received = under_way.pop(0)
-            self._beside.wait(work)
+            self._between.wait(work)
             self.received_bytes += received.nbytes
             return side.put(rows, received)
 
-        for number, first in enumerate(range(0, most, at_once)):
-            some_given, some_wanted = ([rows.some(first, at_once) for rows in each] for each in (given, wanted))
-            sizes = [[rows.nbytes for rows in each] for each in (some_wanted, some_given)]
-            pair = self._pairs[number % 2]
-            received, sent = (buffer[: sum(nbytes)] for buffer, nbytes in zip(pair, sizes, strict=True))
-            side.take(sent, some_given, written).wait()  # and what was put of this pair has left it
-            under_way.append((self._beside.begin_all_to_all(received, sent, *sizes), some_wanted, received))
-            if number:
-                there = put_first()
-        return put_first() if under_way else there
+        with side.current():
+            for number, first in enumerate(range(0, most, at_once)):
+                some_given, some_wanted = ([rows.some(first, at_once) for rows in each] for each in (given, wanted))
+                sizes = [[rows.nbytes for rows in each] for each in (some_wanted, some_given)]
+                pair = self._pairs[number % 2]
+                received, sent = (buffer[: sum(nbytes)] for buffer, nbytes in zip(pair, sizes, strict=True))
+                side.take(sent, some_given, written).wait()  # and what was put of this pair has left it
+                under_way.append((self._between.begin_all_to_all(received, sent, *sizes), some_wanted, received))
+                if number:
+                    there = put_first()
+            return put_first() if under_way else there
 
     def check(self) -> None:
         """RankError where another process is known to have failed, gone or stopped."""
-        if self.ranks.heartbeat is not None:
-            self.ranks.heartbeat.check()
+        self.ranks.check()
 
     def abandon(self) -> None:
         """This process does not go on. Returns when nothing is sent any more."""

@@ -146,13 +146,13 @@ class Runtime:
         host = arena.view(0, arena.nbytes)
         staged = 0 if self.exchange is None else self.exchange.staging.host_bytes
         staging = Arena(staged)
+        buffers = [staging.view(0, staged)] if staged else []
         opening.callback(staging.close)
         opening.callback(device.close)
         sizes = {"arena_bytes": plan.arena_bytes, "limit_bytes": plan.device_limit_bytes}
-        known = [*self.rows.memory(), *([staging.view(0, staged)] if staged else [])]
-        memory = device.open(**sizes, host=host, graph=known)
+        memory = device.open(**sizes, host=host, graph=[*self.rows.memory(), *buffers])
         if self.exchange is not None:
-            self.exchange.compute_on(device, torch.from_numpy(known[-1]))
+            self.exchange.compute_on(device, *map(torch.from_numpy, buffers))
         self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.counters)
         if self._gpudirect is not None:
             opening.callback(self._gpudirect.close)

@@ -140,6 +140,11 @@ class Wire:
     to_device_bytes_per_s: _Positive
     to_host_bytes_per_s: _Positive
 
+    @property
+    def there_and_back_bytes_per_s(self) -> float:
+        """Of as much each way, one after the other."""
+        return 1 / (1 / self.to_host_bytes_per_s + 1 / self.to_device_bytes_per_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Processor:
@@ -194,13 +199,6 @@ class Hardware:
     def moving_s(self, nbytes: float, blocks: float = 1.0) -> float:
         """Of the processor's time, for moving so much to or from the SSD."""
         return blocks * self.seconds_per_block + nbytes * self.seconds_per_moved_byte
-
-    def received_bytes_per_s(self, link_bytes_per_s: float) -> float:
-        """How much a second comes of other processes to where it is computed, by links that carry so much: with a
-        device by way of the host's memory, first out of one, then over the link, then into the other."""
-        if self.wire is None:
-            return link_bytes_per_s
-        return 1 / (1 / self.wire.to_host_bytes_per_s + 1 / link_bytes_per_s + 1 / self.wire.to_device_bytes_per_s)
 
     @property
     def has_device_memory(self) -> bool:

@@ -73,7 +73,7 @@ class Problem:
         self.goal = goal
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
-        self.received_bytes_per_s = hardware.received_bytes_per_s(limits.link_bytes_per_s)
+        self.received_bytes_per_s = limits.received_bytes_per_s(hardware)
         self._known: dict[int, Candidate | None] = {}
         """By ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[Hashable, Layout] = {}

@@ -7,9 +7,11 @@ other.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ooc.errors import BudgetError
@@ -48,30 +50,32 @@ class CudaEvent(Event):
 
 
 class CudaSide(SideStream):
-    """Whose kernels pack rows in memory of its own, ``nbytes``, before they are copied to the host in one piece."""
+    """Whose kernels pack rows in memory of its own, ``nbytes``; to the host they are copied from there in one piece."""
 
     def __init__(self, place: torch.device, nbytes: int) -> None:
         self._place = place
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=place)
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device=place)
         self._stream: Any = _cuda.Stream(place)
 
     def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
         if after is not None:
             self._stream.wait_event(_own(after))
-        packed = self._memory[: target.nbytes]
-        with _cuda.stream(self._stream):
+        packed = self._on_device(target)
+        with self.current():
             for part, (matrix, numbers) in zip(parts_of(packed, rows), rows, strict=True):
                 if numbers is None:
                     part.copy_(matrix)
                 else:
                     torch.index_select(matrix, 0, numbers.to(self._place), out=part)
-            target.copy_(packed, non_blocking=True)
+            if packed is not target:
+                target.copy_(packed, non_blocking=True)
         return CudaEvent(self._stream, timed=False)
 
     def put(self, rows: Sequence[Rows], source: Tensor) -> Event:
-        packed = self._memory[: source.nbytes]
-        with _cuda.stream(self._stream):
-            packed.copy_(source, non_blocking=True)
+        packed = self._on_device(source)
+        with self.current():
+            if packed is not source:
+                packed.copy_(source, non_blocking=True)
             for part, (matrix, numbers) in zip(parts_of(packed, rows), rows, strict=True):
                 if numbers is None:
                     matrix.copy_(part)
@@ -79,10 +83,17 @@ class CudaSide(SideStream):
                     matrix.index_copy_(0, numbers.to(self._place).long(), part)
         return CudaEvent(self._stream, timed=False)
 
+    def current(self) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = _cuda.stream(self._stream)
+        return found
+
+    def _on_device(self, staging: Tensor) -> Tensor:
+        return staging if staging.device == self._place else self.memory[: staging.nbytes]
+
     def close(self) -> None:
         """Return when it has done everything; its memory is given back."""
         self._stream.synchronize()
-        self._memory.untyped_storage().resize_(0)
+        self.memory.untyped_storage().resize_(0)
 
 
 class Cuda(Device):
@@ -99,6 +110,13 @@ class Cuda(Device):
         self._pinned: list[Bytes] = []
         self._arena: Tensor | None = None
         self._side: CudaSide | None = None
+        self.backend = "nccl" if dist.is_available() and dist.is_nccl_available() else ""
+
+    @property
+    def unit(self) -> int:
+        """Of the card's own number the first 60 bits."""
+        card: Any = torch.cuda.get_device_properties(self.place)
+        return int(str(card.uuid).replace("-", "")[:15], 16)
 
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         total = torch.cuda.get_device_properties(self.place).total_memory

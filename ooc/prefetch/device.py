@@ -12,7 +12,8 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,16 +44,22 @@ class Rows(NamedTuple):
 
 class SideStream(ABC):
     """A stream of kernels and copies beside those of the device, used by one thread, another one than the device's.
-    What is sent off happens in order."""
+    What is sent off happens in order. ``memory``: of the device, uint8."""
+
+    memory: Tensor
 
     @abstractmethod
     def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
         """Send off, behind ``after``: ``rows``, those of one matrix behind those of another, to ``target``, uint8, in
-        host memory → its end, for which this thread may wait."""
+        ``memory``, or by way of that in the host's → its end, for which this thread may wait."""
 
     @abstractmethod
     def put(self, rows: Sequence[Rows], source: Tensor) -> Event:
-        """The way back: from host memory to where they belong."""
+        """The way back: from there to where they belong."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Within, this stream is the one in whose order torch sends from device to device."""
+        return nullcontext()
 
 
 def parts_of(memory: Tensor, rows: Sequence[Rows]) -> list[Tensor]:
@@ -64,11 +71,18 @@ def parts_of(memory: Tensor, rows: Sequence[Rows]) -> list[Tensor]:
 
 class Device(ABC):
     """Used by one thread. ``name`` is for people, ``place`` what torch calls it, ``overhead_bytes`` what it takes of
-    its memory beside the arena and the tensors that are asked for: workspaces, and what the allocator rounds up to."""
+    its memory beside the arena and the tensors that are asked for: workspaces, and what the allocator rounds up to.
+    ``backend``: of torch.distributed, by which it sends to others of its kind (empty: none does)."""
 
     name: str
     place: torch.device
     overhead_bytes: int
+    backend: str = ""
+
+    @property
+    def unit(self) -> int:
+        """The number that tells it from others of its kind."""
+        return 0
 
     @abstractmethod
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
@@ -98,8 +112,7 @@ class Device(ABC):
 
     @abstractmethod
     def side(self, nbytes: int) -> SideStream:
-        """A side stream that moves up to ``nbytes`` at a time, and has as much of the device's memory for them; until
-        ``close``."""
+        """A side stream with so much of the device's memory, which moves up to that at a time; until ``close``."""
 
     @abstractmethod
     def close(self) -> None:

@@ -73,7 +73,7 @@ class PlanReport:
     def link_exposed_s(self) -> float:
         """Of an epoch, what is waited for rows of other processes beside computing."""
         passes = zip(self.plan.received(self.program), self.timeline.passes, strict=True)
-        rate = self.hardware.received_bytes_per_s(self.limits.link_bytes_per_s)
+        rate = self.limits.received_bytes_per_s(self.hardware)
         return sum(exposed_s(received, item.end_s - item.start_s, rate) for received, item in passes)
 
     @property

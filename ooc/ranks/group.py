@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of one training, as ``torchrun`` starts them: which of them this one is, and what they tell each other
-by ``torch.distributed`` with gloo.
+by ``torch.distributed`` with gloo, or from device to device with what these have for that.
 
 Sums over processes are taken in the order of what is summed, the same for any number of them; ``all_reduce`` would add
 in an order that depends on it.
@@ -18,7 +18,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -253,6 +254,8 @@ MEETING = timedelta(minutes=10)
 """How long a process waits for all others to start: some may have to read or convert what they train on first."""
 _UNLIMITED = timedelta(days=365)
 """How long it waits for what they send: they are known to be alive."""
+_POLL_S = 2e-5
+"""How often is asked whether a device has sent something."""
 _EXIT_ERROR = 2
 _PROBES = [64 << 10, 256 << 10, *[1 << 20] * 3]
 """Bytes that each sends to each in turn, to find out how fast that is."""
@@ -265,8 +268,9 @@ class Ranks:
     """This process is number ``rank`` of ``count``. ``machines``: where they run (None: all on one);
     ``is_anew``: torchrun has started some of them anew.
 
-    What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile. Whoever
-    waits raises RankError once another process is known to have failed, gone or stopped.
+    What is sent goes by ``group``, and ``beside`` it by another one, which another thread may use meanwhile; and from
+    device to device by ``direct``, where they can do that, of whose memory it takes ``direct_bytes``. Whoever waits
+    raises RankError once another process is known to have failed, gone or stopped.
     """
 
     rank: int = 0
@@ -276,6 +280,8 @@ class Ranks:
     heartbeat: Heartbeat | None = None
     group: Any = None
     beside: Any = None
+    direct: Any = None
+    direct_bytes: int = 0
 
     @property
     def here(self) -> Sequence[int]:
@@ -318,8 +324,8 @@ class Ranks:
         try:
             made = cls._meet(within)
         except (RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())[:160]
-            raise RankError(f"the processes cannot meet as RANK, WORLD_SIZE and MASTER_ADDR say: {why}") from error
+            why = "the processes cannot meet as RANK, WORLD_SIZE and MASTER_ADDR say"
+            raise RankError(f"{why}: {_line(error)}") from error
         if not _met:
             atexit.register(_end)
         _met[:] = dist.group.WORLD, made
@@ -339,12 +345,34 @@ class Ranks:
             rank, count = dist.get_rank(), dist.get_world_size()
             store, places = meet(PrefixStore("ooc", _get_default_store()), rank, count, within)
             check_reached(places, rank)
-        groups = [dist.new_group(backend="gloo", timeout=within) for _ in range(2)]
-        for group in groups:
-            group._get_backend(torch.device("cpu"))._set_default_timeout(_UNLIMITED)
+        groups = [_group("gloo", within) for _ in range(2)]
         machines, is_anew = Machines(places), any(place.is_anew for place in places)
         heartbeat = Heartbeat(store, rank, count, machines) if count > 1 else None
         return cls(rank, count, machines, is_anew, heartbeat, *groups)
+
+    def linked(
+        self, backend: str, unit: int, place: torch.device, within_bytes: int, free_bytes: Callable[[], int]
+    ) -> Self:
+        """The same with a group of ``backend`` that sends from device to device, where all have one and a device each
+        to themselves, of the number ``unit``: ``place``, of which ``free_bytes`` are free, and ``within_bytes`` to be
+        used."""
+        units = [int(one) for one in self.gathered(torch.tensor([unit if backend else -1]))]
+        if -1 in units or len({*units}) < self.count:
+            return replace(self, direct=None)
+        if self.direct is not None:
+            return self
+        # Else NCCL's watchdog ends the process when a connection breaks, before anybody has said whose.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        made, before = replace(self, direct=_group(backend, MEETING)), free_bytes()
+        made.measured_link(place, within_bytes)  # which connects them
+        taken = max(map(int, self.gathered(torch.tensor([before - free_bytes()]))))
+        _met[1] = made = replace(made, direct_bytes=max(0, taken))
+        return made
+
+    @property
+    def directly(self) -> Self:
+        """The same sending from device to device."""
+        return replace(self, group=self.direct)
 
     def told(self, make: Callable[[], T]) -> T:
         """What ``make`` gives the first of them, for all. Where it raises there, the others raise RankError."""
@@ -433,7 +461,12 @@ class Ranks:
         self, received: Tensor, values: Tensor, received_rows: Sequence[int], sent_rows: Sequence[int]
     ) -> Any:
         """The same, to be waited for."""
-        begun = dist.all_to_all_single(received, values, [*received_rows], [*sent_rows], self.group, async_op=True)
+        counts = [*received_rows], [*sent_rows]
+        try:
+            begun = dist.all_to_all_single(received, values, *counts, self.group, async_op=True)
+        except RuntimeError as error:  # what NCCL cannot do it says here
+            self.check()
+            raise RankError(f"rows cannot be sent: {_line(error)}") from error
         _started.add(begun)
         return begun
 
@@ -453,14 +486,17 @@ class Ranks:
         if there is not values and self.rank == receiver:
             values.copy_(there)
 
-    def measured_link(self) -> int:
-        """Bytes a second that each receives from all others at once, of the one that has them last, at best."""
+    def measured_link(self, place: torch.device = CPU, within_bytes: int = sys.maxsize) -> int:
+        """Bytes a second that each receives from all others at once, of the one that has them last, at best; in the
+        memory of ``place``, of a device from that of others, of which that takes no more than ``within_bytes``."""
+        link = self if place == CPU else self.directly
         rate = taken_s = 0.0
         for nbytes in _PROBES:
+            nbytes = min(nbytes, within_bytes // (2 * self.count))
             rows = [nbytes * (rank != self.rank) for rank in range(self.count)]
-            received, sent = (torch.zeros(sum(rows), dtype=torch.uint8) for _ in range(2))
+            received, sent = (torch.zeros(sum(rows), dtype=torch.uint8, device=place) for _ in range(2))
             begun = perf_counter()
-            self.all_to_all(received, sent, rows, rows)
+            link.all_to_all(received, sent, rows, rows)
             slowest_s = max(map(float, self.gathered(torch.tensor([perf_counter() - begun], dtype=torch.float64))))
             rate, taken_s = max(rate, len(sent) / slowest_s), taken_s + slowest_s
             if taken_s > _PROBING_S:
@@ -479,27 +515,42 @@ class Ranks:
         return value if rank == self.rank else unpacked(found, place)
 
     def failed(self) -> None:
-        """Have the others know that this process does not go on."""
+        """Have the others know that this process does not go on; no device sends any more."""
         if self.heartbeat is not None:
             self.heartbeat.fail()
+        if self.direct is not None:
+            self.direct.abort()
+
+    def check(self) -> None:
+        """RankError where another process is known to have failed, gone or stopped."""
+        if self.heartbeat is not None:
+            self.heartbeat.check()
 
     def wait(self, work: Any) -> None:
-        """Return when it is done. RankError in the place of gloo's, with who has gone."""
+        """Return when it is done, and what a device computes from here on is behind it. RankError in the place of
+        gloo's or NCCL's, with who has gone."""
         assert self.heartbeat is not None
         _started.add(work)
-        while not work.is_completed():
-            try:
-                work.wait(timedelta(seconds=BEAT_S))
-            except RuntimeError:
-                if not work.is_completed():  # it has waited for a beat
-                    stop_if_asked()
-                    self.heartbeat.check_waiting()
+        while not self._is_done(work):
+            stop_if_asked()
+            self.heartbeat.check_waiting()
         _started.discard(work)
         try:
             work.wait()
         except RuntimeError as error:
             self.heartbeat.find_gone()
-            raise RankError(f"another process has gone: {' '.join(str(error).split())[:120]}") from error
+            raise RankError(f"another process has gone: {_line(error)}") from error
+
+    def _is_done(self, work: Any) -> bool:
+        """Within a beat."""
+        if self.group is self.direct:  # NCCL ends the group once it has been waited for in vain
+            until = monotonic() + BEAT_S
+            while not work.is_completed() and monotonic() < until:
+                sleep(_POLL_S)
+        elif not work.is_completed():
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=BEAT_S))
+        return bool(work.is_completed())
 
 
 _met: list[Any] = []
@@ -508,9 +559,22 @@ _started: set[Any] = set()
 """What is being sent."""
 
 
+def _group(backend: str, within: timedelta) -> Any:
+    """Another group of all, made by all in the same order, once they have all come ``within`` that time."""
+    group = dist.new_group(backend=backend, timeout=within)
+    group._get_backend(group._device_types[0])._set_default_timeout(_UNLIMITED)
+    return group
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
+
+
 def _end() -> None:
-    """At the end of the process. What another one has left undone gloo would wait for."""
+    """At the end of the process. What another one has left undone gloo would wait for, and NCCL as well."""
     _met[1].heartbeat.end()
+    if _met[1].direct is not None:
+        _met[1].direct.abort()
     if not all(work.is_completed() for work in _started):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

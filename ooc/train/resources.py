@@ -26,7 +26,7 @@ from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.graph import most_joined
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import UNMEASURED, Hardware, Limits
-from ooc.plan.program.capacity import ExchangeForm
+from ooc.plan.program.capacity import ExchangeForm, ExchangeWay
 from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
 from ooc.profile import known_hardware
@@ -68,6 +68,8 @@ _TILES, _TILES_OF_LARGE_GRAPHS = 16, 256
 
 EXCHANGES = tuple(form.value for form in ExchangeForm)
 """What several processes may send each other."""
+WAYS = tuple(way.value for way in ExchangeWay)
+"""How that may go from GPU to GPU."""
 SPILL_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """What intermediates may be kept as."""
 
@@ -183,9 +185,35 @@ class Resources:
         (device_bytes, host_bytes, _), threads = torch.stack([*numbers]).amin(0).tolist(), [int(n[2]) for n in numbers]
         limits, hardware, link = ranks.told(lambda: (own, self.hardware, self.link))  # then all of them plan alike
         limits = replace(limits, device_bytes=device_bytes, host_bytes=host_bytes)
-        limits = replace(limits, link_bytes_per_s=ranks.measured_link() if link is None else link)
+        ranks, limits = self._linked(ranks, limits, hardware, link)
         shared: dict[str, Any] = {"limits": limits, "hardware": hardware, "ranks": ranks, "threads": max(threads)}
         return replace(self, **shared, threads_by_rank=threads)
+
+    def _linked(self, ranks: Ranks, limits: Limits, hardware: Hardware, link: int | None) -> tuple[Ranks, Limits]:
+        """How rows go from one process to another, and how fast, as given, or as measured whichever way is faster. What
+        is taken of a device to send directly is no longer in its budget."""
+        by_host, wants_host = replace(limits, exchange_by=ExchangeWay.HOST), limits.exchange_by is ExchangeWay.HOST
+        device, directly = self.device, None
+        if device is not None and not wants_host:
+            memory = device.place, limits.device_bytes
+            ranks = ranks.linked(device.backend, device.unit, *memory, lambda: free_device_bytes(device) or 0)
+            if ranks.direct is not None:
+                left = limits.device_bytes - ranks.direct_bytes
+                directly = replace(limits, exchange_by=ExchangeWay.DEVICE, device_bytes=left)
+        if limits.is_direct and directly is None:
+            raise OptionError(
+                "exchange_by='device' takes a GPU for every process and torch with NCCL; leave it out, or give 'host'"
+            )
+        if link is not None:
+            return ranks, replace(directly or by_host, link_bytes_per_s=link)
+        if directly is not None:
+            directly = replace(directly, link_bytes_per_s=ranks.measured_link(self.place, directly.device_bytes))
+        if not limits.is_direct:
+            by_host = replace(by_host, link_bytes_per_s=ranks.measured_link())
+        if directly is None:
+            return ranks, by_host
+        is_faster = limits.is_direct or directly.link_bytes_per_s >= by_host.received_bytes_per_s(hardware)
+        return ranks, directly if is_faster else by_host
 
     @property
     def own_threads(self) -> int:
@@ -208,6 +236,7 @@ class Resources:
         block_rows: int | None = None,
         slab_columns: int | None = None,
         exchange: str = ExchangeForm.AUTO.value,
+        exchange_by: str = ExchangeWay.AUTO.value,
         link: str | int | None = None,
         max_ssd_writes: str | int | None = None,
         tile_rows: int | None = None,
@@ -227,6 +256,8 @@ class Resources:
                 raise OptionError(f"{name} must be positive, not {count}")
         if exchange not in EXCHANGES:
             raise OptionError(f"exchange {exchange!r} is not one of {', '.join(EXCHANGES)}")
+        if exchange_by not in WAYS:
+            raise OptionError(f"exchange by {exchange_by!r} is not one of {', '.join(WAYS)}")
         if spill_dtype == "float16":
             raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, of float32's range")
         if spill_dtype is not None and spill_dtype not in SPILL_DTYPES:
@@ -252,6 +283,7 @@ class Resources:
                 block_rows=block_rows,
                 slab_columns=slab_columns,
                 exchange=ExchangeForm(exchange),
+                exchange_by=ExchangeWay(exchange_by),
                 ssd_write_bytes=writes,
             ),
             tile_rows=tile_rows or 0,

@@ -459,7 +459,7 @@ class Job:
         self._exchange_bytes = memory.nbytes(row_bytes, count) + TELLING_BYTES
         if self.resources.on_device:  # where gradients that are told come by way of the host as well
             gradients = sum(parameter.numel() for parameter in self.network.parameters) * self.network.dtype.itemsize
-            self._staging = Staging.of_rows(row_bytes, count)
+            self._staging = Staging.of_rows(row_bytes, count, is_direct=self.resources.limits.is_direct)
             self._exchange_bytes = memory.lists + self._staging.host_bytes + TELLING_BYTES + 4 * gradients
         self._candidates.clear()
 

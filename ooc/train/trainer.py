@@ -382,6 +382,7 @@ class Trainer:
         block_rows: int | None = None,
         slab_columns: int | None = None,
         exchange: str = "auto",
+        exchange_by: str = "auto",
         link: str | int | None = None,
         max_ssd_writes: str | int | None = None,
         optimizer_state: str = "auto",
@@ -403,8 +404,9 @@ class Trainer:
         disk of ``out``, else of the store); ``out`` is the folder of a run, new or to be resumed. ``block_rows`` and
         ``slab_columns`` override the planner, and so does ``exchange``, which says what several processes send each
         other for a pull: the ``"halo"`` of rows, or some ``"columns"`` of all rows where these can be sharded; by
-        default what takes less time where each receives ``link`` bytes a second (default: as is measured first); none
-        of them nor the budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD
+        default what takes less time where each receives ``link`` bytes a second (default: as is measured first), from
+        GPU to GPU by the faster way unless ``exchange_by`` says ``"host"`` or ``"device"``; none of them nor the
+        budgets change any result. ``max_ssd_writes`` bounds what a training epoch may write to the SSD
         (scoring comes on top). ``optimizer_state`` says where what the optimizer keeps of large parameters is:
         ``"memory"``, ``"ssd"``, or there only if it must (``"auto"``).
         ``spill_dtype="bfloat16"`` keeps intermediates in half the bytes; sums are still taken in the model's own type,
@@ -445,6 +447,7 @@ class Trainer:
             block_rows=block_rows,
             slab_columns=slab_columns,
             exchange=exchange,
+            exchange_by=exchange_by,
             link=link,
             max_ssd_writes=max_ssd_writes,
             spill_dtype=spill_dtype,

@@ -163,7 +163,8 @@ class FakeSide(SideStream):
 
     def __init__(self, device: "FakeDevice", nbytes: int) -> None:
         self._device, self._nbytes = device, nbytes
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device.place)  # for who weighs what there is
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device=device.place)
+        self._known = Extent.of(self.memory)
 
     def take(self, target: Tensor, rows: Sequence[Rows], after: Event | None) -> Event:
         parts = [(given, some) for given, some in zip(self._parts(target, rows), rows, strict=True) if len(given)]
@@ -191,12 +192,12 @@ class FakeSide(SideStream):
         return parts_of(memory, rows)
 
     def _send(
-        self, rows: Sequence[Rows], run: Callable[[], None], after: Event | None, host: Tensor, *, writes: bool
+        self, rows: Sequence[Rows], run: Callable[[], None], after: Event | None, staging: Tensor, *, writes: bool
     ) -> Event:
         device = self._device
-        assert not host.nbytes or any(
-            one.start <= host.data_ptr() and host.data_ptr() + host.nbytes <= one.stop for one in device.locked
-        ), "host memory that the device does not know"
+        start, stop = staging.data_ptr(), staging.data_ptr() + staging.nbytes
+        known = [*device.locked, self._known]
+        assert start == stop or any(one.start <= start and stop <= one.stop for one in known), "memory it does not know"
         touched = []
         for matrix, numbers in rows:
             if numbers is None:
@@ -212,14 +213,16 @@ class FakeSide(SideStream):
 
 
 class FakeDevice(Device):
-    """Within ``with``, torch's operators are watched. ``eager``: how likely a copy happens as soon as it may."""
+    """Within ``with``, torch's operators are watched. ``eager``: how likely a copy happens as soon as it may;
+    ``backend``: by which it sends to others, of another ``seed`` each."""
 
     name = "a fake device"
     overhead_bytes = 0
     place = torch.device("meta")
 
-    def __init__(self, seed: int = 0, *, eager: float = 0.2) -> None:
+    def __init__(self, seed: int = 0, *, eager: float = 0.2, backend: str = "") -> None:
         self.random = Random(seed)
+        self._seed, self.backend = seed, backend
         self.eager = eager
         self.host: Clock = _NOTHING
         """What the host knows to have happened."""
@@ -261,6 +264,10 @@ class FakeDevice(Device):
         self._watching.close()
 
     # ---- the device ----------------------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> int:
+        return self._seed
 
     def open(self, *, arena_bytes: int, limit_bytes: int, host: Bytes, graph: Sequence[Bytes] = ()) -> Tensor:
         self.limit_bytes = limit_bytes

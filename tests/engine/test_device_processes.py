@@ -11,16 +11,19 @@ import torch
 
 from ooc.engine import exchange
 from ooc.errors import BudgetError, OptionError
+from ooc.plan import Limits
 from ooc.plan.program import received
 from ooc.ranks import Ranks
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train import resources
+from ooc.train.resources import CPU, Resources
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice, FakeSide
 from tests.engine.test_device import MODELS, Build, builder, on_device, use
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
+from tests.plan.workloads import WITH_DEVICE_MEMORY
 from tests.processes import together
 
 _CASE = GraphCase(nodes=200, edges=900, features=20, self_loops=15, isolated=20, duplicates=40, unlabelled=40)
@@ -84,20 +87,22 @@ def least(build: Build) -> tuple[int, int]:
     raise AssertionError(f"budgets of {gpu} and {host} were named as enough and are not")
 
 
-@pytest.mark.parametrize(("form", "count"), [("halo", 4), ("columns", 3)])
+@pytest.mark.parametrize(("form", "way", "count"), [("halo", "device", 4), ("columns", "host", 3)])
 def test_results_are_those_of_one_process_on_the_cpu(
-    form: str, count: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, way: str, count: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows at a time, in several parts; of a graph whose edges lead to rows nearby."""
+    """A few rows at a time, in several parts; of a graph whose edges lead to rows nearby. Gloo, by a group of its own,
+    sends from device to device."""
     monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 500)
     monkeypatch.setattr(received, "_PART_BYTES", 4000)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
         for name in _NAMES[form]:
-            with FakeDevice(rank, eager=rank / 4) as fake:
+            with FakeDevice(rank, eager=rank / 4, backend="gloo") as fake:
                 use(fake, monkeypatch)
-                found[name] = trained(on_device(MODELS[name], store, tmp_path, exchange=form)(), form)
+                build = on_device(MODELS[name], store, tmp_path, exchange=form, exchange_by=way)
+                found[name] = trained(build(), form)
         return found
 
     (alone,) = together(1, tmp_path, lambda rank: on_the_cpu(_NAMES[form], store, tmp_path))
@@ -142,10 +147,10 @@ def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monke
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
-        for form in ("halo", "columns"):
-            with FakeDevice(rank, eager=0.3) as fake:
+        for form, way in (("halo", "host"), ("columns", "device")):
+            with FakeDevice(rank, eager=0.3, backend="gloo") as fake:
                 use(fake, monkeypatch)
-                build = on_device(MODELS["gcn"], store, tmp_path, exchange=form, slab_columns=3)
+                build = on_device(MODELS["gcn"], store, tmp_path, exchange=form, exchange_by=way, slab_columns=3)
                 gpu, host = least(build)
                 fake.tensors.weighing = True
                 trainer = build(gpu, host)
@@ -172,6 +177,50 @@ def test_a_run_goes_on_with_more_devices(store: Store, tmp_path: Path, monkeypat
     begun = together(2, tmp_path, lambda rank: work(rank, 1, resume=False))
     gone_on = together(3, tmp_path, lambda rank: work(rank, 2, resume=True))
     assert [begun[0] + one for one in gone_on] == [alone["gcn"]["losses"]] * 3
+
+
+def test_rows_go_from_gpu_to_gpu_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that takes of a GPU is measured, and no longer there to be planned with."""
+    free, rates = [10**9], {"cpu": 2 * 10**10}
+
+    def measured(ranks: Ranks, place: torch.device = CPU, within_bytes: int = 0) -> int:
+        if place != CPU:
+            free[0] = 10**9 - 10**6 * (ranks.rank + 1)
+        return rates[place.type]
+
+    monkeypatch.setattr(Ranks, "measured_link", measured)
+    monkeypatch.setattr(resources, "free_device_bytes", lambda device: free[0])
+
+    def limits(rank: int, backend: str = "gloo", unit: int | None = None, **options: Any) -> Limits | str:
+        options = {"gpu_budget": "64M", "host_budget": "64M"} | options
+        device = FakeDevice(rank if unit is None else unit, backend=backend)
+        try:
+            given = Resources.parse(device=device, hardware=WITH_DEVICE_MEMORY, **options)
+            return given.shared_with(Ranks.of_environment()).limits
+        except OptionError as error:
+            return str(error)
+
+    def work(rank: int) -> dict[str, Any]:
+        found = {
+            "as fast as both wires": limits(rank),
+            "given": limits(rank, link="3G"),
+            "by the host": limits(rank, exchange_by="host"),
+            "no library": limits(rank, backend="", exchange_by="device"),
+            "one GPU": limits(rank, unit=7),
+        }
+        rates["meta"] = 10**6
+        return found | {"slow": limits(rank), "forced": limits(rank, exchange_by="device")}
+
+    assert WITH_DEVICE_MEMORY.wire is not None
+    rates["meta"] = int(WITH_DEVICE_MEMORY.wire.there_and_back_bytes_per_s) + 1
+    first, second = together(2, tmp_path, work)
+    assert first == second
+    ways = {name: one if isinstance(one, str) else (one.is_direct, one.device_bytes) for name, one in first.items()}
+    refused = "exchange_by='device' takes a GPU for every process and torch with NCCL; leave it out, or give 'host'"
+    direct, by_host = (True, 62_000_000), (False, 64_000_000)
+    expected = {"as fast as both wires": direct, "given": direct, "by the host": by_host, "no library": refused}
+    assert ways == expected | {"one GPU": by_host, "slow": by_host, "forced": direct}
+    assert first["given"].link_bytes_per_s == 3 * 10**9 and first["slow"].link_bytes_per_s == 2 * 10**10
 
 
 @pytest.mark.parametrize(

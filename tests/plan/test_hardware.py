@@ -10,6 +10,7 @@ import pytest
 from ooc.errors import HardwareError
 from ooc.plan.cost import pull_seconds
 from ooc.plan.hardware import UNMEASURED, Curve, Hardware, Wire
+from ooc.plan.program.capacity import ExchangeWay, Limits
 
 
 def _described() -> dict[str, Any]:
@@ -21,10 +22,14 @@ def test_a_description_comes_back_as_it_was() -> None:
     assert Hardware.from_dict(_described()) == UNMEASURED
 
 
-def test_what_goes_to_another_device_goes_over_both_wires() -> None:
+def test_what_goes_to_another_device_goes_over_both_wires_unless_it_goes_there_directly() -> None:
+    """While some goes over the link, others go over the wires."""
     device = replace(UNMEASURED, wire=Wire(to_device_bytes_per_s=2e10, to_host_bytes_per_s=1e10))
-    assert device.received_bytes_per_s(4e10) == pytest.approx(1 / (1 / 4e10 + 1 / 2e10 + 1 / 1e10))
-    assert UNMEASURED.received_bytes_per_s(4e10) == 4e10
+    fast, slow = (Limits(1, 1, link_bytes_per_s=rate) for rate in (4 * 10**10, 10**9))
+    wires = pytest.approx(1 / (1 / 2e10 + 1 / 1e10))
+    assert (fast.received_bytes_per_s(device), slow.received_bytes_per_s(device)) == (wires, 10**9)
+    directly = replace(fast, exchange_by=ExchangeWay.DEVICE)
+    assert directly.received_bytes_per_s(device) == fast.received_bytes_per_s(UNMEASURED) == 4 * 10**10
 
 
 def test_a_machine_with_a_wire_has_memory_of_its_own() -> None:

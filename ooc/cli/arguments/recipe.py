@@ -60,7 +60,8 @@ _NORMS: dict[str, dict[str, Any]] = {
 _NOT_OF_TYPES = ("norm", "jk", "residual", "aggr")
 _AS_OPTIONS_ARE = (
     *("memory", "gpu_budget", "host_budget", "device", "seed", "spill_dir", "input_dropout", "average_from"),
-    *("block_rows", "slab_columns", "exchange", "link", "max_ssd_writes", "optimizer_state", "spill_dtype"),
+    *("block_rows", "slab_columns", "exchange", "exchange_by", "link", "max_ssd_writes", "optimizer_state"),
+    "spill_dtype",
 )
 """Arguments of trainers that are options by the same name."""
 _BATCH_NODES = 1024

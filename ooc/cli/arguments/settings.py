@@ -341,6 +341,11 @@ class TrainSettings:
         "What several processes send each other for a pull: rows that are wanted, some columns of all rows where these "
         "can be sharded, or whichever takes less time.",
     )
+    exchange_by: str = _RESOURCES(
+        "auto",
+        ChoiceType("auto", "host", "device"),
+        "How that goes from GPU to GPU: by way of the host's memory, directly by NCCL, or whichever is faster.",
+    )
     link: int | None = _RESOURCES(
         None, SIZE, "Bytes a second that each of several processes receives. [default: measured; for ooc plan 1G]"
     )
@@ -491,6 +496,7 @@ _NOT_SAMPLED = {
     "block_rows": "batches have no blocks",
     "slab_columns": "batches have no slabs",
     "exchange": "batches are pulled by one process each",
+    "exchange_by": "batches are pulled by one process each",
     "link": "batches are pulled by one process each",
     "gpu_budget": "give --memory",
     "host_budget": "give --memory",

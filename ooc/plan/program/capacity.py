@@ -39,13 +39,25 @@ class ExchangeForm(Enum):
     """Some columns of all rows; and back what others have pulled of theirs. Where that can be."""
 
 
+class ExchangeWay(Enum):
+    """How rows go from one process's device to another's."""
+
+    AUTO = "auto"
+    """Whichever way is faster."""
+    HOST = "host"
+    """By way of the host's memory."""
+    DEVICE = "device"
+    """From device to device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the plan may use, and what the user has fixed by hand (``None``: the planner's choice).
 
     ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
     budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
-    ``processes``: that have as much each of what the user gave for all of them, and receive ``link_bytes_per_s``.
+    ``processes``: that have as much each of what the user gave for all of them, and receive ``link_bytes_per_s``, with
+    a device by the way of ``exchange_by``.
     """
 
     device_bytes: int
@@ -57,6 +69,19 @@ class Limits:
     processes: int = 1
     exchange: ExchangeForm = ExchangeForm.AUTO
     link_bytes_per_s: int = LINK_BYTES_PER_S
+    exchange_by: ExchangeWay = ExchangeWay.AUTO
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether rows go from device to device."""
+        return self.exchange_by is ExchangeWay.DEVICE
+
+    def received_bytes_per_s(self, hardware: Hardware) -> float:
+        """How much a second comes of other processes to where it is computed."""
+        link, wire = self.link_bytes_per_s, hardware.wire
+        if wire is None or self.is_direct:
+            return link
+        return min(link, wire.there_and_back_bytes_per_s)
 
     def of_all(self, nbytes: int) -> str:
         """What the user is to give for all processes, so that each has ``nbytes``."""
