@@ -15,6 +15,7 @@ up by one process after the other, in the order of the tiles.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import accumulate, pairwise
@@ -221,6 +222,9 @@ class Exchange:
         self._beside = self._between = replace(ranks, group=ranks.beside)
         self._sender: Threads | None = None
         self._halos: dict[EdgesKey, Halo] = {}
+        self._moments: dict[str, list[Event]] = {}
+        """By program: on a device, when it began, began to wait for others, had what it waited for, …, and ended."""
+        self._running: list[Event] = []
         self.received_bytes = 0
         self.waited_s = 0.0
         """For rows of others, and for their sums."""
@@ -256,6 +260,34 @@ class Exchange:
         if self.staging.is_direct:
             self._between = self.ranks.directly
         self._pairs = (staging or [self._side.memory])[0].view(2, 2, self.staging.nbytes)
+
+    @contextmanager
+    def during(self, program: str) -> Iterator[None]:
+        """Within, a program runs."""
+        self._running = self._moments[program] = []
+        self._note()
+        yield
+        self._note()
+        self._running = []
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Within, this process waits for others."""
+        started = perf_counter()
+        self._note()
+        yield
+        self._note()
+        self.waited_s += perf_counter() - started
+
+    def _note(self) -> None:
+        if self._device is not None:
+            self._running.append(self._device.record(timed=True))
+
+    def device_s(self, program: str) -> float:
+        """How long the last run of a program took on a device, but for waiting for others."""
+        moments = self._moments[program]
+        moments[-1].wait()
+        return sum(after.seconds_since(before) for before, after in zip(moments[::2], moments[1::2], strict=True))
 
     @property
     def parts(self) -> list[float]:
@@ -309,13 +341,12 @@ class Exchange:
 
     def wait(self, *begun: "Future[Event | None]") -> None:
         """Return when what has been begun is there; for what a device computes from here on, it is."""
-        started = perf_counter()
-        for one in begun:
-            assert self._sender is not None
-            there = self._sender.result(one)
-            if there is not None and self._device is not None:
-                self._device.hold(there)
-        self.waited_s += perf_counter() - started
+        with self._waiting():
+            for one in begun:
+                assert self._sender is not None
+                there = self._sender.result(one)
+                if there is not None and self._device is not None:
+                    self._device.hold(there)
 
     @torch.no_grad()
     def _send(
@@ -429,10 +460,10 @@ class Exchange:
 
     def panels(self, found: Sequence[Any], reverse: bool) -> Iterator[Any]:
         """What every process has ``found`` of its panels, in the order of the rows, one at a time."""
-        ranks, started = self.ranks, perf_counter()
+        ranks = self.ranks
         place = torch.device("cpu") if self._device is None else self._device.place
-        counts = [int(count) for count in ranks.gathered(torch.tensor([len(found)]))]
-        self.waited_s += perf_counter() - started
+        with self._waiting():
+            counts = [int(count) for count in ranks.gathered(torch.tensor([len(found)]))]
         for rank in reversed(range(ranks.count)) if reverse else range(ranks.count):
             for number in range(counts[rank]):
                 yield ranks.sent(found[number] if rank == ranks.rank else None, rank, place)
@@ -448,14 +479,16 @@ class Exchange:
             for piece in pieces:
                 ranks.hand_on(piece, rank - 1, rank)
 
-        for rank in range(ranks.rank):
-            hand_to(rank + 1)
+        with self._waiting():
+            for rank in range(ranks.rank):
+                hand_to(rank + 1)
 
         def hand_on() -> None:
-            for rank in range(ranks.rank, last):
-                hand_to(rank + 1)
-            for piece in pieces:
-                ranks.broadcast(piece, last)
+            with self._waiting():
+                for rank in range(ranks.rank, last):
+                    hand_to(rank + 1)
+                for piece in pieces:
+                    ranks.broadcast(piece, last)
 
         self.received_bytes += sums_NC.nbytes * ((ranks.rank > 0) + (ranks.rank < last))
         return hand_on

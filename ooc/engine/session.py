@@ -4,6 +4,7 @@
 import shutil
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -191,7 +192,13 @@ class Session:
         heights = {space: panel_rows(rows, prepared.plan.tile_rows) for space, rows in self._store.node_counts.items()}
         sums = PanelSums(prepared.builder.reduce, heights, network, None if exchange is None else exchange.panels)
         passes = len(prepared.plan.programs[program])
-        with one_thread(), self._store.unreplaced(), reported(self._listener, task, passes, "passes") as advance:
+        during = nullcontext() if exchange is None else exchange.during(program)
+        with (
+            one_thread(),
+            self._store.unreplaced(),
+            reported(self._listener, task, passes, "passes") as advance,
+            during,
+        ):
             self._passes = run_program(runtime, program, prepared.steps[program], sums, advance, recorder)
 
     def forget(self) -> None:

@@ -157,8 +157,8 @@ class Cuda(Device):
             _cuda.set_stream(self._kernels)
         return CudaEvent(stream, timed=self._timed)
 
-    def record(self) -> Event:
-        return CudaEvent(self._kernels, timed=self._timed)
+    def record(self, *, timed: bool = False) -> Event:
+        return CudaEvent(self._kernels, timed=timed or self._timed)
 
     def hold(self, event: Event) -> None:
         self._kernels.wait_event(_own(event))

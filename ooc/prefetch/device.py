@@ -103,8 +103,8 @@ class Device(ABC):
         """Send off a copy between ``host`` and the arena in the stream of its direction, behind ``after`` → its end."""
 
     @abstractmethod
-    def record(self) -> Event:
-        """The end of all kernels launched so far."""
+    def record(self, *, timed: bool = False) -> Event:
+        """The end of all kernels launched so far; ``timed``: whose time is to be known."""
 
     @abstractmethod
     def hold(self, event: Event) -> None:

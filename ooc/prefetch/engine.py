@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL, EISDIR, EOPNOTSUPP
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ooc.errors import SpillError
 from ooc.prefetch.arena import Bytes
@@ -169,6 +169,10 @@ class Event(ABC):
     def settle(self) -> None:
         """The same, whatever comes of it."""
         self.wait()
+
+    def seconds_since(self, earlier: Any) -> float:
+        """By a device's clock: of two that were recorded ``timed``, and have happened."""
+        raise NotImplementedError
 
 
 class Ticket(Event):

@@ -490,11 +490,11 @@ class Ranks:
         """Bytes a second that each receives from all others at once, of the one that has them last, at best; in the
         memory of ``place``, of a device from that of others, of which that takes no more than ``within_bytes``."""
         link = self if place == CPU else self.directly
-        rate = taken_s = 0.0
+        rate, taken_s, most = 0.0, 0.0, within_bytes // (4 * self.count)  # gloo may still hold those of the time before
+        buffers = torch.zeros(2, min(max(_PROBES), most) * (self.count - 1), dtype=torch.uint8, device=place)
         for nbytes in _PROBES:
-            nbytes = min(nbytes, within_bytes // (2 * self.count))
-            rows = [nbytes * (rank != self.rank) for rank in range(self.count)]
-            received, sent = (torch.zeros(sum(rows), dtype=torch.uint8, device=place) for _ in range(2))
+            rows = [min(nbytes, most) * (rank != self.rank) for rank in range(self.count)]
+            received, sent = buffers[:, : sum(rows)]
             begun = perf_counter()
             link.all_to_all(received, sent, rows, rows)
             slowest_s = max(map(float, self.gathered(torch.tensor([perf_counter() - begun], dtype=torch.float64))))

@@ -403,11 +403,14 @@ class Job:
                 panels_of_rank = slice(one.start // height, -(-one.stop // height) if one else 0)
                 own[rank] += sum(sum(some[panels_of_rank]) for some in weights)
         threads, speeds, mean_s = self.resources.threads, self._speeds, sum(taken_s) / len(taken_s)
-        first_s = self._forecast_s[program] * threads
-        even_s = first_s / max(threads, self.resources.hardware.threads) - own[0] if self._sharded else 0.0
+        first_s, on_device = self._forecast_s[program] * threads, self.resources.on_device
+        of_machine = threads if on_device else max(threads, self.resources.hardware.threads)
+        even_s = first_s / of_machine - own[0] if self._sharded else 0.0
         done = [max(1e-9, even_s + one) for one in own]
         forecast_s = max(1e-9, first_s * sum(done) / len(done) / done[0])
-        is_unlike = abs(mean_s - self._slowness * forecast_s) >= max(_UNLIKE * mean_s, _WORTH_PLANNING_S)
+        # Of a device's seconds some are the wires'.
+        unlike_s = 0.0 if on_device else abs(mean_s - self._slowness * forecast_s)
+        is_unlike = unlike_s >= max(_UNLIKE * mean_s, _WORTH_PLANNING_S)
         if is_unlike:
             self._slowness = mean_s / forecast_s
         if max(taken_s) - mean_s >= max(_UNEVEN * mean_s, _WORTH_PLANNING_S):

@@ -147,11 +147,13 @@ class Trainer:
         """Of several processes, where some compute much longer than others, or all than forecast: plan anew by that.
         After the first, second, fourth, eighth, … epoch trained here; no result depends on it."""
         exchange = self._prepared.exchange
-        if exchange is None or self._prepared.device is not None or trained & (trained - 1):
-            return  # of a device it is not known how long it has computed
+        if exchange is None or trained & (trained - 1):
+            return
+        program = record.passes[0].program
         a_thread = self._planned.resources.threads / self._planned.resources.own_threads  # some have fewer than planned
-        taken_s = exchange.of_all(sum(item.compute_s for item in record.passes) * a_thread)
-        if not self._planned.even_out(record.passes[0].program, taken_s):
+        of_threads_s = sum(item.compute_s for item in record.passes) * a_thread
+        taken_s = exchange.of_all(of_threads_s if self._prepared.device is None else exchange.device_s(program))
+        if not self._planned.even_out(program, taken_s):
             return
         self._session.close()
         self._prepared = prepared = self._planned.ready()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from random import Random
 from threading import RLock
+from time import perf_counter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -134,6 +135,11 @@ class Access:
 class FakeEvent(Event):
     def __init__(self, device: "FakeDevice", clock: Clock) -> None:
         self.device, self.clock = device, clock
+        self.at_s = perf_counter()
+        """Kernels are computed when they are launched."""
+
+    def seconds_since(self, earlier: "FakeEvent") -> float:
+        return self.at_s - earlier.at_s
 
     @property
     def happened(self) -> bool:
@@ -310,7 +316,7 @@ class FakeDevice(Device):
         assert self._clock_of(copy)[stream] == copy.number
         return FakeEvent(self, self._clock_of(copy))
 
-    def record(self) -> Event:
+    def record(self, *, timed: bool = False) -> Event:
         self._now_and_then()
         return FakeEvent(self, self._launched())
 

@@ -4,19 +4,21 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 import torch
 
 from ooc.engine import exchange
+from ooc.engine.executor import RowPassRun
 from ooc.errors import BudgetError, OptionError
 from ooc.plan import Limits
 from ooc.plan.program import received
 from ooc.ranks import Ranks
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train import resources
+from ooc.train import resources, setup
 from ooc.train.resources import CPU, Resources
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice, FakeSide
@@ -221,6 +223,36 @@ def test_rows_go_from_gpu_to_gpu_where_that_is_faster(tmp_path: Path, monkeypatc
     expected = {"as fast as both wires": direct, "given": direct, "by the host": by_host, "no library": refused}
     assert ways == expected | {"one GPU": by_host, "slow": by_host, "forced": direct}
     assert first["given"].link_bytes_per_s == 3 * 10**9 and first["slow"].link_bytes_per_s == 2 * 10**10
+
+
+def test_a_device_that_is_slow_is_given_fewer_rows(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what devices take, not what they wait for the slow one."""
+    monkeypatch.setattr(setup, "_WORTH_PLANNING_S", 0.02)
+
+    def work(rank: int) -> tuple[list[float], int, int]:
+        with FakeDevice(rank) as fake, pytest.MonkeyPatch.context() as patched:
+            use(fake, patched)
+            with on_device(MODELS["gcn"], store, tmp_path, tile_rows=8, block_rows=8)() as trainer:
+                before, compute = len(trainer.plan.share or ()), RowPassRun.compute
+
+                def slowly(run: Any, task: Any) -> Any:
+                    sleep(0.03 * (rank == 1))
+                    return compute(run, task)
+
+                patched.setattr(RowPassRun, "compute", slowly)
+                losses = [one.loss for one in trainer.fit(2, progress=False)]
+                return losses, before, len(trainer.plan.share or ())
+
+    def on_cpu(rank: int) -> list[float]:
+        with builder(MODELS["gcn"], store, tmp_path, tile_rows=8, block_rows=8, threads=1)() as trainer:
+            return [one.loss for one in trainer.fit(2, progress=False)]
+
+    (alone,) = together(1, tmp_path, on_cpu)
+    first, slow = together(2, tmp_path, work)
+    assert first[0] == slow[0] == alone
+    assert slow[2] < slow[1] - 16 and first[2] == 200 - slow[2]
 
 
 @pytest.mark.parametrize(

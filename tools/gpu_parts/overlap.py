@@ -90,8 +90,8 @@ class Watch(device.Device):
         self._found.append(_Stretch(_COPIES[direction], begun, ended, self._at, target.nbytes))
         return ended
 
-    def record(self) -> device.Event:
-        return self._inner.record()
+    def record(self, *, timed: bool = False) -> device.Event:
+        return self._inner.record(timed=timed)
 
     def hold(self, event: device.Event) -> None:
         if not self._watching:

@@ -50,7 +50,7 @@ class HostDevice(Device):
         target.copy_(source)
         return Moment()
 
-    def record(self) -> Event:
+    def record(self, *, timed: bool = False) -> Event:
         return Moment()
 
     def hold(self, event: Event) -> None:
