@@ -6,7 +6,7 @@ divided by the sum of the training rows' class weights, and losses of [r, L] tar
 labels are missing (NaN), which add nothing, by how many there are. Any
 other callable may return either one loss a row, [r], whose mean is taken over all training rows, or a scalar, which
 must be the mean of the losses of the rows it is given. That cannot be seen from outside; it is tried on a few
-rows at a time, of every class and of all kinds of targets, and on hundreds; a scalar that is no such mean is refused.
+rows at a time, of every class and of all kinds of targets, and on thousands; a scalar that is no such mean is refused.
 
 A loss is called from several threads at once, with different rows.
 """
@@ -15,12 +15,14 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
+from ooc.model.layers.told_sizes import ToldSizes
 from ooc.model.task import label_columns
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
@@ -38,8 +40,8 @@ _DEFAULTS: dict[Task, type[nn.Module]] = {
 }
 _BLOCK_ROWS = 1 << 16
 _TRIED_ROWS, _LEAST_TRIALS = 5, 6
-_TRIED_PIECES, _PIECE_ROWS, _TRIED_OUTPUTS = 8, 64, 1 << 17
-"""Of many rows at once, where these are not too wide: a loss of the hardest hundred is a mean of five."""
+_MOST_TRIED, _TRIED_OUTPUTS = 1 << 12, 1 << 17
+"""Rows at once, where these are not too wide: a loss of the hardest hundred is a mean of five."""
 _TRIED_MISSING = 0.3
 """Of labels, where some of a node's may be missing."""
 _TRIED_SPREADS = (1.0, 4.0)
@@ -265,8 +267,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     by_row: bool | None = None
     numbers = _numbers_of(loss)
     trials = [*_tried_labels(store, task, dtype, generator)]
-    many = min(_TRIED_PIECES, _TRIED_OUTPUTS // (outputs * _PIECE_ROWS)) * _PIECE_ROWS
-    trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]] if many else []
+    many = min(_MOST_TRIED, max(_TRIED_ROWS + 1, _TRIED_OUTPUTS // outputs))
+    trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]]
     for trial, labels in enumerate(trials):
         if store.num_incomplete:
             missing = torch.rand(labels.shape, generator=generator) < _TRIED_MISSING
@@ -275,14 +277,25 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
         if isinstance(loss, LossOfResults) and not trial:
             loss.check_used(outputs_rC.to(place), labels.to(place))
-        together, expected = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
+        together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         by_row = together.dim() == 1 if by_row is None else by_row
-        expected = (expected if by_row else expected.mean()).to(together.dtype)
+        expected = (torch.cat([part for _, part in apart]) if by_row else _mean(apart)).to(together.dtype)
         alike = together.shape == expected.shape
         if not alike or not torch.allclose(together, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ModelError(f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]")
         if store.num_incomplete and together.isnan().any():
             raise ModelError(f"loss {name} is NaN where a label is missing, which is NaN in y; let it leave such out")
+
+    ratio = max(1.0, store.split_sizes["train"] / len(labels))
+    for plainly in (False, True):
+        widths = dict.fromkeys((*labels.shape[1:], outputs), 1.0)
+        try:
+            with ToldSizes(len(labels), widths, ratio, plainly=plainly):
+                found = loss(outputs_rC.to(place), labels.to(place))
+        except Exception:  # of the user's code, which may make tensors of these sizes
+            continue
+        if found.shape == together.shape and not torch.allclose(found, together, rtol=0, atol=0, equal_nan=True):
+            raise ModelError(f"loss {name} goes another way by how many rows it is given, which come some at a time")
 
     if _numbers_of(loss) != numbers:
         raise ModelError(f"loss {name} changes what it is by being called, which is once for every tile of rows")
@@ -300,10 +313,20 @@ def _numbers_of(loss: RowsLoss) -> dict[str, object]:
     return {name: one for name, one in getattr(owner, "__dict__", {}).items() if isinstance(one, (bool, int, float))}
 
 
-def _together_and_apart(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """What the loss is of all these rows, [r] or a scalar, and of each of them, or each piece of many, [r] or [p]."""
+def _mean(apart: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """The mean over all rows of the means over so many each."""
+    rows = sum(count for count, _ in apart)
+    return torch.stack([part.sum() * (count / rows) for count, part in apart]).sum()
+
+
+def _together_and_apart(
+    loss: RowsLoss, name: str, outputs_rC: Tensor, labels: Tensor
+) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+    """What the loss is of all these rows, [r] or a scalar, and of each of few, or of pieces of many, each twice as high
+    as the last, since a loss may go by how many rows it is given: their heights, and what it is of them, [p] or [1]."""
     rows, outputs = outputs_rC.shape
-    piece = 1 if rows == _TRIED_ROWS else _PIECE_ROWS
+    starts = [*range(rows)] if rows == _TRIED_ROWS else [2**power - 1 for power in range((rows + 1).bit_length())]
+    pieces = [slice(start, stop) for start, stop in pairwise([*starts, rows]) if start < stop]
     try:
         with torch.enable_grad():
             leaf = outputs_rC.clone().requires_grad_()
@@ -315,13 +338,13 @@ def _together_and_apart(loss: RowsLoss, name: str, outputs_rC: Tensor, labels: T
                     "penalises, would get no gradient; an optimizer's weight_decay is one"
                 )
         with torch.no_grad():
-            apart = [loss(outputs_rC[i : i + piece], labels[i : i + piece]) for i in range(0, rows, piece)]
+            apart = [(some.stop - some.start, loss(outputs_rC[some], labels[some])) for some in pieces]
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"loss {name} cannot take outputs [r, {outputs}] and such labels: {reason}") from error
-    if (together.dim() and together.shape != (rows,)) or any(one.numel() not in (1, piece) for one in apart):
+    if (together.dim() and together.shape != (rows,)) or any(one.numel() not in (1, height) for height, one in apart):
         raise ModelError(f"loss {name} gives {list(together.shape)} for {rows} rows; it must be [r] or a scalar")
-    return together.detach(), torch.cat([one.reshape(-1) for one in apart])
+    return together.detach(), [(height, one.reshape(-1)) for height, one in apart]
 
 
 def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Tensor]:

@@ -703,6 +703,7 @@ def lower_model(
     of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
     setting = Setting(
         num_nodes=store.num_nodes,
+        num_edges=store.num_edges,
         num_features=store.num_features,
         aggregate_once=Saving.FIRST_AGGREGATION in savings,
         input_dropout=input_dropout,

@@ -623,6 +623,30 @@ def test_layers_are_refused_by_name(
         assert torch.equal(value, before[name]), name
 
 
+BY_SIZE: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
+    "size": lambda s, x, e: x.mul(2 if x.size(0) > 200 else 1),
+    "length": lambda s, x, e: x.mul(2 if len(x) > 200 else 1),
+    "shape": lambda s, x, e: x.mul(2 if x.shape[0] // 2 > 100 else 1),
+    "the least of two": lambda s, x, e: x.mul(min(200, x.shape[0]) // 200 + 1),
+    "edges": lambda s, x, e: x.mul(2 if e.shape[1] > 1_000 else 1),
+    "numbers": lambda s, x, e: x.mul(2 if e.numel() > 2_000 else 1),
+    "largest index": lambda s, x, e: x.mul(2 if e.max() > 200 else 1),
+    "largest index as a number": lambda s, x, e: x.mul(2 if int(e.max()) > 200 else 1),
+}
+
+
+@pytest.mark.parametrize("what", BY_SIZE.values(), ids=BY_SIZE.keys())
+def test_ways_by_how_many_there_are_are_refused(
+    what: Callable[[Own, Tensor, Tensor], Tensor], converted: Converted, tmp_path: Path
+) -> None:
+    """Also where the graphs that layers are tried on are too small to go that way, but for graphs that are, too."""
+    _, store = converted(GraphCase(nodes=300, edges=1_500))
+    with pytest.raises(ModelError, match="Own: it goes another way by how many rows or edges it is given"):
+        tuned_trainer(Own(what).double(), store, spill_dir=tmp_path)
+    _, store = converted(GraphCase(nodes=190, edges=800))
+    tuned_trainer(Own(what).double(), store, spill_dir=tmp_path).close()
+
+
 def test_dropout_of_nothing_is_taken(tmp_path: Path) -> None:
     """A layer with dropout of its own runs where that is set to 0."""
     case = CustomCase(make=lambda f, c: Own(lambda s, x, e: F.dropout(x, 0.0, s.training)))

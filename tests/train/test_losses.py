@@ -234,6 +234,25 @@ def hardest(count: int) -> Callable[[Tensor, Tensor], Tensor]:
     return of_hardest
 
 
+def first_of(count: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Leaves out rows from the ``count``-th on, of those that it is given."""
+
+    def of_first(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels, reduction="none") * (torch.arange(len(labels)) < count)
+
+    return of_first
+
+
+def doubled_from(count: int, *, row_by_row: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Counts for more where there are as many rows."""
+
+    def doubled(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, labels, reduction="none" if row_by_row else "mean")
+        return losses * (2 if len(labels) >= count else 1)
+
+    return doubled
+
+
 WEIGHTS_OF_A_MODEL = nn.Parameter(torch.ones(3))
 
 
@@ -269,6 +288,10 @@ class Learned(nn.Module):
         (nn.NLLLoss(weight=WEIGHTS), "NLLLoss is not the mean"),
         (hardest(10), "of_hardest is not the mean"),
         (hardest(100), "of_hardest is not the mean"),
+        (first_of(40), "of_first is not the mean"),
+        (first_of(1_500), "of_first is not the mean"),
+        (doubled_from(20, row_by_row=True), "doubled is not the mean"),
+        (doubled_from(1_500, row_by_row=False), "doubled is not the mean"),
         (penalised, "penalised is of more than outputs and labels"),
         (Fading(), "Fading changes what it is by being called"),
         (Learned(), "Learned has parameters of its own"),
@@ -290,6 +313,14 @@ def test_what_is_no_mean_over_rows_is_refused(loss: Any, said: str, tmp_path: Pa
     with pytest.raises(ModelError, match=said) as caught:
         make_trainer(store_of(DATA, tmp_path), 4, tmp_path, loss=loss)
     assert "\n" not in str(caught.value)
+
+
+def test_more_rows_than_are_tried_are_told(tmp_path: Path) -> None:
+    """A loss that goes another way by as many rows as training has is refused, with fewer it is taken."""
+    store = store_of(random_data(GraphCase(nodes=12_000, edges=100, train=0.5)), tmp_path)
+    with pytest.raises(ModelError, match="doubled goes another way by how many rows it is given"):
+        make_trainer(store, 4, tmp_path, loss=doubled_from(5_000, row_by_row=False))
+    make_trainer(store, 4, tmp_path, loss=doubled_from(11_000, row_by_row=False)).close()
 
 
 MANY = 40

@@ -32,6 +32,7 @@ from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
+from ooc.model.layers.told_sizes import ToldSizes
 from ooc.model.lowering.assembly import first_line
 from ooc.plan.workload import EdgeData
 
@@ -135,10 +136,12 @@ def probe_layer(
     dtype: torch.dtype,
     record: bool,
     in_pieces: bool = True,
+    nodes: int = 0,
+    edges: int = 0,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces."""
+    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features)
         probe.find_dropout()
@@ -162,6 +165,7 @@ def probe_layer(
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
+        probe.check_sizes(nodes, edges)
     return ProbeResult(tail, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
 
 
@@ -433,6 +437,26 @@ class _Probe:
                 scale = torch.full_like(last, _OUTLIER)
                 scale[whole] = 1.0
                 last *= scale
+
+    def check_sizes(self, nodes: int, edges: int) -> None:
+        """Refused where Python goes another way by how many rows or edges there are, by as many as the graph has."""
+        rows, least = len(self.x_NC), len(self.x_NC) - 1  # the largest index is one less
+        ratios = dict.fromkeys((rows, least), max(1.0, nodes / rows))
+        usual = max(1.0, edges / self.near.edge_index_2E.shape[1])
+        widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
+        ratios |= dict.fromkeys(widths, 1.0)
+        expected = self._forward(self.near, self.x_NC)
+        for plainly in (False, True):
+            try:
+                with ToldSizes(least, ratios, usual, plainly=plainly):
+                    found = self._forward(self.near, self.x_NC)
+            except Exception:  # of the user's code, which may make tensors of these sizes
+                continue
+            if found.shape == expected.shape and not _same(found, expected, self.tolerance):
+                raise self.layer.refuse(
+                    "it goes another way by how many rows or edges it is given, which is fewer for a tile than for the "
+                    "graph"
+                )
 
     def footprint(
         self,

@@ -382,6 +382,8 @@ def lower_opaque(
             dtype=setting.dtype,
             record=record,
             in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
+            nodes=setting.num_nodes if kind is Opaque else 0,
+            edges=setting.num_edges if kind is Opaque else 0,
         )
         setting.probed.append((question, probed))
     alone = kind is Opaque and [*layer.tails.values()] == [(source.columns,)]

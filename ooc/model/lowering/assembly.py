@@ -75,6 +75,7 @@ class Setting:
     num_features: int
     aggregate_once: bool
     input_dropout: float
+    num_edges: int = 0
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
     embedding_columns: Mapping[str, int] = field(default_factory=dict)
