@@ -29,6 +29,9 @@ _FEATURES = "features"
 _LEAST = "least feature"
 _LABELS = "labels"
 _TIMES_FEWER = 8  # Products with them are about as fast then as with all.
+_LOOKED_AT_VALUES = 1 << 16
+_MOST_WHOLE = 2**53
+"""Above, every number of float64 is whole."""
 _COUNTED_VALUES = 1 << 18
 _WRITTEN = ("y", "perm", "split")
 _ROWS = 1 << 16
@@ -214,6 +217,7 @@ def _feature_blocks(
     """``(row, rows)``, finite, as float64 where the source or the store has that, else float32; ``sparse``: without
     their zeros, and else with them, however they come."""
     row, wanted_shape = 0, (source.num_nodes, source.num_features)
+    whole = _WholeColumns(source.num_features) if wanted != np.float64 else None
     with prefetched(source.features(block_rows)) as blocks:
         for rows in blocks:
             start = row
@@ -232,12 +236,54 @@ def _feature_blocks(
             double, given = np.float64 in (values.dtype, wanted), values
             values = values.astype(np.float64 if double else np.float32, copy=False)
             if given.dtype.kind in "iu" and given.itemsize > 2 and (rounded := values != given).any():
-                what, value = _first(rows, start, rounded)
-                raise SourceError(
-                    f"{what} is {value}, which float32 would round; give dtype float64, or smaller numbers"
-                )
+                raise _rounded(*_first(rows, start, rounded))
+            if double and whole is not None:
+                whole.look_at(rows, start)
             rows = rows._replace(values=values) if isinstance(rows, Entries) else values
             if not (finite := np.isfinite(values)).all():
                 what, value = _first(rows, start, ~finite)
                 raise SourceError(f"{what} is {value}")
             yield start, rows
+    if whole is not None:
+        whole.check()
+
+
+class _WholeColumns:
+    """Columns of float64 in which there are whole numbers alone, as tables and sparse matrices give what was whole in
+    them, and the first number in each that float32 would round."""
+
+    def __init__(self, columns: int) -> None:
+        self._whole_F = np.ones(columns, dtype=np.bool_)
+        self._rounded: dict[int, tuple[str, Any]] = {}
+
+    def look_at(self, rows: AnyArray | Entries, start: int) -> None:
+        """``rows`` begin with row ``start``."""
+        if isinstance(rows, Entries):
+            self._look(rows, start, rows.columns)
+            return
+        height = max(1, _LOOKED_AT_VALUES // len(self._whole_F))
+        for first in range(0, len(rows), height):
+            if not self._whole_F.any():
+                return
+            some = rows[first : first + height]
+            self._look(some, start + first, np.broadcast_to(np.arange(len(self._whole_F)), some.shape))
+
+    def _look(self, rows: AnyArray | Entries, start: int, columns: AnyArray) -> None:
+        values = _values(rows)
+        is_whole = values == np.trunc(values)
+        self._whole_F[columns[~is_whole]] = False
+        with np.errstate(over="ignore"):
+            rounded = is_whole & (np.abs(values) < _MOST_WHOLE) & (values.astype(np.float32) != values)
+        for column in set(columns[rounded].tolist()) - {*self._rounded}:
+            self._rounded[column] = _first(rows, start, rounded & (columns == column))
+
+    def check(self) -> None:
+        """SourceError for the first that would be rounded, when all rows have been looked at."""
+        for column in sorted(self._rounded):
+            if self._whole_F[column]:
+                raise _rounded(*self._rounded[column])
+
+
+def _rounded(what: str, value: Any) -> SourceError:
+    number = int(value)
+    return SourceError(f"{what} is {number}, which float32 would round; give dtype float64, or smaller numbers")

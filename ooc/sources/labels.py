@@ -76,6 +76,8 @@ TASK_OPTION = "task"
 MOST_CLASSES = 65_536
 """Classes that a graph may have of fewer nodes, where nobody says how many there are; and the most that have names."""
 _LONGEST_NAME = 1000
+_NO_LABELS = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"}
+"""Texts that pandas reads from a file as nothing."""
 USUAL_SPLIT = "random"
 """What is done where nothing says what the splits are."""
 _RANDOM_TRAIN, _RANDOM_VALID = 0.6, 0.2
@@ -194,7 +196,7 @@ ClassNames = tuple[str, ...]
 
 def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
     """The different ``texts``, but for empty ones, in alphabetical order. SourceError, saying ``where`` they are, for
-    more than classes can be."""
+    more than classes can be, and for what pandas would read as no label at all."""
     found: set[str] = set()
     for block in texts:
         found.update(block.tolist())
@@ -205,6 +207,11 @@ def names_of_classes(texts: Iterable[AnyArray], where: str) -> ClassNames:
                 f"{where} holds more than {MOST_CLASSES:,} different texts, such as {block[-1][:40]!r}: these are no "
                 "classes"
             )
+    if unclear := sorted(found & _NO_LABELS):
+        raise SourceError(
+            f"{where} holds {unclear[0]!r}, which may be no label or a class of that name: leave such cells empty, or "
+            "call the class otherwise"
+        )
     return tuple(sorted(found - {""}))
 
 

@@ -77,6 +77,14 @@ _BAD: dict[str, tuple[Arrays, str]] = {
         _replaced(x=np.full((60, 12), 2**24 + 1)),
         r"feature 0 of node 0 is 16777217, which float32 would round; give dtype float64",
     ),
+    "whole numbers in float64": (
+        _replaced(x=np.column_stack((np.linspace(0, 1, 60), np.arange(60.0) + 2**24))),
+        r"feature 1 of node 1 is 16777217, which float32 would round; give dtype float64",
+    ),
+    "CSR of whole numbers": (
+        _sparse(x_data=np.full(216, 2.0**24 + 1)),
+        "is 16777217, which float32 would round",
+    ),
     "CSR NaN": (_sparse(x_data=np.full(216, np.nan)), "is nan"),
 }
 

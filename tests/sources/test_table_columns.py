@@ -230,6 +230,25 @@ def store_of(folder: Path) -> dict[str, Any]:
     return {"edge_index": np.array([[0], [1]]), "x": np.ones((2, 1)), "y": np.array([0, 1])}
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_whole_numbers_that_would_be_rounded_are_named(tmp_path: Path, form: str) -> None:
+    """In a column of whole numbers alone; among fractions a number is as near as float32 comes."""
+    nodes = _NODES | {"f": [0.25, 1.5, 2**24 + 1, 2.5], "many": [1, 2, 2**24 + 1, 3], "label": [0, 1, 0, 1]}
+    with pytest.raises(SourceError, match="feature 1 of node 2 is 16777217, which float32 would round"):
+        ooc.convert(_folder(tmp_path, form, nodes), tmp_path / "g.ooc")
+    store = ooc.convert(_folder(tmp_path, form, nodes), tmp_path / "g.ooc", dtype="float64")
+    assert store.array("x").read()[2].tolist() == [2**24 + 1, 2**24 + 1]
+
+
+@pytest.mark.parametrize("text", ["NA", "None", "null"])
+def test_what_may_be_no_label_is_asked(tmp_path: Path, text: str) -> None:
+    """Since pandas reads it as nothing, while it may be the name of a class."""
+    nodes = _NODES | {"label": ["a", text, "b", "a"]}
+    said = f"the column label holds '{text}', which may be no label or a class of that name: leave such cells empty"
+    with pytest.raises(SourceError, match=said):
+        ooc.convert(_folder(tmp_path, "csv", nodes), tmp_path / "g.ooc")
+
+
 def test_too_many_texts_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ooc.sources.labels.MOST_CLASSES", 2)
     nodes = _NODES | _WORDS | {"label": ["a", "b", "c", "d"]}
