@@ -43,6 +43,8 @@ _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 _MOST = 2**40
 """Nodes, edges, features or classes: beyond all graphs there are."""
 _SUFFIX = ".json"
+_MANY_LAYERS = 100
+"""From which to plan takes so long that one might wonder whether it does."""
 
 _GRAPH = (
     "Plan for a graph that is not here: a known one by its name, or "
@@ -141,6 +143,8 @@ def command(
         planning = _planning(stores, graph, hardware, no_savings, options, ranks)
         from ooc.cli.planning import print_least, print_planned, print_what_if
 
+        if planning.settings.layers > _MANY_LAYERS:
+            click.echo(f"planning {planning.settings.layers:,} layers, which may take minutes", err=True)
         if floor:
             print_least(planning, as_json)
         elif what_if:

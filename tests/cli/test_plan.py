@@ -150,6 +150,12 @@ def test_tables_name_every_matrix_and_pass(here: Path, run: RunCommand) -> None:
     assert list(here.iterdir()) == []
 
 
+def test_many_layers_are_said_to_take_long(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ooc.cli.plan._MANY_LAYERS", 1)
+    code, _, err = run("plan", "--graph", GRAPH, *SMALL, "--floor")
+    assert (code, err) == (0, "planning 2 layers, which may take minutes\n")
+
+
 def test_tables_are_not_cut_on_80_columns(run: RunCommand) -> None:
     budgets = ("--gpu-budget", "8G", "--host-budget", "16G")
     code, out, _ = run("plan", "--graph", "ogbn-papers100M", "--layers", "2", "--no-advice", *budgets)

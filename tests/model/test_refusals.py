@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import HeteroConv, SAGEConv, to_hetero
 from torch_geometric.nn.models import GCN, GraphSAGE
 
 import ooc
@@ -25,6 +26,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),
     "too few outputs": (lambda: GCN(F, 8, 2, C - 1), "classes"),
     "lazy sizes": (lambda: GCN(-1, 8, 2, C), "lazily"),
+    "types, of a graph without": (
+        lambda: HeteroConv({("a", "to", "a"): SAGEConv(F, C)}),
+        "HeteroConv takes rows and edges by type, as (x_dict, edge_index_dict)",
+    ),
+    "types by to_hetero": (
+        lambda: to_hetero(GCN(F, 8, 2, C, add_self_loops=False), (["a"], [("a", "to", "a")])),
+        "GraphModule takes rows and edges by type",
+    ),
     "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
 }
 

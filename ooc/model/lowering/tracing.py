@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from traceback import walk_tb
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch_geometric.nn import HeteroConv
 from torch_geometric.nn import Sequential as GraphSequential
 
 from ooc.errors import ModelError, OocError
@@ -57,6 +58,11 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
         more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
+    if types is None and _is_called_by_type(model):
+        raise ModelError(
+            f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of nodes "
+            "and one of edges is kept without types, and a model of it takes (x, edge_index)"
+        )
     spaces = () if types is None else assembly.setting.outputs_of or (types.labelled,)
     columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
     as_given = model.training
@@ -155,6 +161,14 @@ def _arguments_of(model: nn.Module) -> set[str]:
     if isinstance(model, GraphSequential):
         return set(model.signature.param_dict)
     return set(inspect.signature(model.forward).parameters)
+
+
+def _is_called_by_type(model: nn.Module) -> bool:
+    """Whether its forward takes dictionaries by type, as what ``to_hetero`` gives does under other names."""
+    calls = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    if isinstance(model, HeteroConv) or any(getattr(node.target, "__name__", "") == "get_dict" for node in calls):
+        return True
+    return "edge_index_dict" in _arguments_of(model)
 
 
 def _must_be_told_batch(model: nn.Module) -> bool:
