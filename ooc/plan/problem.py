@@ -22,8 +22,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from math import inf
 
-from ooc.plan.forecast import forecast_traffic, pass_seconds, seconds_of_computing
+from ooc.plan.forecast import Traffic, forecast_traffic, pass_seconds, seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.capacity import Capacity, ExchangeForm, Limits
@@ -77,6 +78,8 @@ class Problem:
         self._known: dict[int, Candidate | None] = {}
         """By ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[Hashable, Layout] = {}
+        self._least_s: dict[int, float] = {}
+        """By ``id`` of the layout: seconds that an epoch takes if nothing is moved but slabs."""
 
     def layout(self, choice: Choice) -> Layout:
         """What ``choice`` leads to, whether it fits or not. Of widths in whole heads, and of small graphs' frames, many
@@ -87,15 +90,27 @@ class Problem:
             self._layouts[same] = lay_out(self.workload, choice)
         return self._layouts[same]
 
-    def candidate(self, choice: Choice) -> Candidate | None:
-        """What ``choice`` leads to; None where that does not fit."""
+    def candidate(self, choice: Choice, below_s: float = inf) -> Candidate | None:
+        """What ``choice`` leads to; None where that does not fit, or an epoch takes ``below_s`` or longer if time is
+        what is made small and nothing is moved: that is known before anything is unrolled."""
         choice = self._as_asked(choice)
         layout = self.layout(choice)
         if id(layout) not in self._known:
+            if self.goal is Goal.SECONDS and below_s < inf and self._moving_nothing_s(layout) >= below_s:
+                return None
             fits = self.capacity.fits(layout)
             self._known[id(layout)] = Candidate(choice, layout, self.score(layout)) if fits else None
         known = self._known[id(layout)]
         return None if known is None else replace(known, choice=choice)
+
+    def _moving_nothing_s(self, layout: Layout) -> float:
+        """The least that an epoch can be forecast to take."""
+        if id(layout) not in self._least_s:
+            passes, nothing = layout.programs["train"], Traffic(0, 0, 0, 0)
+            self._least_s[id(layout)] = sum(
+                pass_seconds(item, layout, self.workload, self.hardware, nothing) for item in passes
+            )
+        return self._least_s[id(layout)]
 
     def _as_asked(self, choice: Choice) -> Choice:
         """The same with columns sharded wherever they can be, if the user wants that."""

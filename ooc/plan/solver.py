@@ -221,8 +221,9 @@ class _Solver:
         return best
 
     def _better(self, best: Candidate, choices: Sequence[Choice]) -> Candidate:
+        remembered = _BEHIND if self.on_device else 1.0
         for choice in choices:
-            found = None if choice == best.choice else self.problem.candidate(choice)
+            found = None if choice == best.choice else self.problem.candidate(choice, remembered * best.seconds)
             if found is not None and found.score < best.score:
                 best = found
         return best

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ooc.plan import Limits, Workload, forecast, make_plan, problem
+from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import plan_layout
@@ -75,6 +75,28 @@ def test_no_layout_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_layout(in_groups(workload(), 4), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     assert len(laid_out) > 10
     assert not any(one == other for one, other in combinations(laid_out, 2))
+
+
+@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
+@pytest.mark.parametrize("mb", [12, 30, 1000])
+def test_what_computes_longer_than_the_best_takes_is_not_forecast(
+    hardware: Hardware, mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the plan is the one that comes of forecasting everything."""
+    limits, forecasts, plans = Limits(mb * 1_000_000, mb * 1_000_000), [], []
+    for is_known in (True, False):
+        with monkeypatch.context() as patched:
+            counted = Counted(forecast.forecast_traffic, lambda *_: 1)
+            patched.setattr(problem, "forecast_traffic", counted)
+            if not is_known:
+                patched.setattr(problem.Problem, "_moving_nothing_s", lambda *_: 0.0)
+            plans.append(plan_layout(workload(), limits, hardware))
+        forecasts.append(len(counted.sizes))
+    few, all_of_them = forecasts
+    assert few <= all_of_them and (mb < 1000 or few < all_of_them / 2)
+    assert plans[0].layout == plans[1].layout and plans[0].others == plans[1].others
+    for one in plans[1].problem.candidates():
+        assert plans[0].problem._moving_nothing_s(one.layout) <= one.seconds
 
 
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
