@@ -2,22 +2,14 @@
 """What a conversion will take: stages, bytes read and written, disk, memory and time, before it begins.
 
 From a source that was opened, or, where the files are not here, from what is known of a published dataset; and from
-how fast this machine reads, writes, inflates and sorts, measured in a few seconds.
+how fast the disk is.
 N nodes, E edges, F features.
 """
 
-import os
-import tempfile
-import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from ooc.conversion.budget import Options, Sizes, disk_bytes, least_budget_bytes
-from ooc.errors import BudgetError
 from ooc.sources.files.prefetching import cores
 from ooc.sources.names import Dataset
 
@@ -27,22 +19,19 @@ _PUBLISHED_BYTES = {"ogbn-papers100M": int(56.17 * 2**30)}
 _HALF_FLOATS = ("mag240m",)
 _IN_THE_STORE = ("labels", "writing in-edges", "writing out-edges", "writing features")
 _PACKED_SHARE = 0.98  # Files smaller than that share of their arrays must be inflated.
-_FILE_BYTES = 128 << 20
-_BLOCK_BYTES = 4 << 20
-_KEYS = 1 << 20
-_SORTED_KEYS = 1 << 22  # A bucket's size: sorting slows with it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Bytes a second of the disk and of inflating; keys a second of spreading over buckets and sorting by one core."""
+    """Bytes a second of the disk; of one core, by default as one of a few years ago has it: bytes a second of inflating
+    ids and floats, and of checking and casting; keys a second of spreading over buckets, and of sorting a bucket."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
-    inflate_bytes_per_s: float
-    spread_keys_per_s: float
-    sort_keys_per_s: float
-    copy_bytes_per_s: float
+    inflate_bytes_per_s: float = 1.5e8
+    spread_keys_per_s: float = 3e7
+    sort_keys_per_s: float = 4e7
+    copy_bytes_per_s: float = 2e9
 
 
 def sizes_of_dataset(dataset: Dataset) -> Sizes:
@@ -137,53 +126,3 @@ def _stages(sizes: Sizes, rates: Rates, options: Options, ordered: bool) -> Iter
             moved = written + each * key_bytes
             yield stage(f"reordering {direction}-edges", moved, moved, sorting)
         yield stage("moving rows", stored_features + labels, stored_features + labels, 2 * copying)
-
-
-def measure(folder: Path) -> Rates:
-    """The rates of this machine with the disk that ``folder`` is on; nothing stays there. BudgetError where a small
-    file cannot be written."""
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 1 << 50, _KEYS, dtype=np.uint64)
-    many = rng.integers(0, 1 << 50, _SORTED_KEYS, dtype=np.uint64)
-    # Ids as edges have them: about the mean of what deflated arrays of ids and of floats inflate at.
-    packed = zlib.compress(rng.integers(0, 10**8, _KEYS).tobytes(), 1)
-    rows = rng.standard_normal((1 << 13, 128))
-    read_seconds, write_seconds = _disk_seconds(folder, rng.bytes(_BLOCK_BYTES))
-    parts = (keys >> np.uint64(43)).astype(np.uint8)
-    return Rates(
-        read_bytes_per_s=_FILE_BYTES / read_seconds,
-        write_bytes_per_s=_FILE_BYTES / write_seconds,
-        inflate_bytes_per_s=keys.nbytes / _seconds(lambda: zlib.decompress(packed)),
-        spread_keys_per_s=_KEYS / _seconds(lambda: keys[np.argsort(parts, kind="stable")].min()),
-        sort_keys_per_s=_SORTED_KEYS / _seconds(lambda: np.sort(many)),
-        copy_bytes_per_s=rows.nbytes / 2 / _seconds(lambda: np.isfinite(rows.astype(np.float32)).all()),
-    )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Of the faster of two times: the first one warms up."""
-    found = []
-    for _ in range(2):
-        begun = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - begun)
-    return min(found)
-
-
-def _disk_seconds(folder: Path, block: bytes) -> tuple[float, float]:
-    """``(read, write)`` seconds of a file, flushed, and read when the system no longer has it in memory."""
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            begun = time.perf_counter()
-            for _ in range(_FILE_BYTES // len(block)):
-                file.write(block)
-            os.fsync(file.fileno())
-            written = time.perf_counter() - begun
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-            begun = time.perf_counter()
-            while file.read(len(block)):
-                pass
-            return time.perf_counter() - begun, written
-    except OSError as error:
-        raise BudgetError(f"the disk of {folder} cannot be measured: {error.strerror}") from error

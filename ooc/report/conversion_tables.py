@@ -12,15 +12,18 @@ from rich.console import Console
 
 from ooc.conversion.budget import Options, Sizes, budget_bytes_of, check_folder, describe_demand
 from ooc.conversion.conversion import chosen_options
-from ooc.conversion.forecast import forecast, measure, sizes_of_dataset
+from ooc.conversion.forecast import Rates, forecast, sizes_of_dataset
 from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.output import check_target, resolved
+from ooc.plan import UNMEASURED
+from ooc.profile import known_hardware
 from ooc.progress.figures import format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
 from ooc.sources.names import DATASETS, Dataset, named
 from ooc.sources.reading import Request
 from ooc.sources.registry import FORMATS, open_source
+from ooc.storage.array import CHUNK_BYTES
 
 
 def print_forecast(
@@ -72,7 +75,10 @@ def print_forecast(
     target = resolved(out if out is not None else Path(f"{sizes.name}.ooc"))
     check_folder(target.parent)
     check_target(target, force=force)
-    found = forecast(sizes, measure(target.parent), chosen, ordered=order == "hop")
+    machine = known_hardware(target.parent)
+    read, write = machine.disk.read_bytes_per_s, machine.disk.write_bytes_per_s
+    rates = Rates(read_bytes_per_s=read.at(CHUNK_BYTES), write_bytes_per_s=write.at(CHUNK_BYTES))
+    found = forecast(sizes, rates, chosen, ordered=order == "hop")
     if as_json:
         free = {"target": str(target), "disk_free_bytes": shutil.disk_usage(target.parent).free, "memory_bytes": budget}
         counts = {name: getattr(sizes, name) for name in ("name", "num_nodes", "num_edges", "num_features")}
@@ -91,7 +97,7 @@ def print_forecast(
         f"source: {format_size(sizes.input_bytes)}, {format_size(sizes.raw_bytes)} unpacked; "
         f"store: about {format_size(found.store_bytes)}",
         *describe_demand(target, found.disk_bytes, free_bytes, found.least_memory_bytes, budget),
-        "times are estimates from what this machine's disk and processor did in a few seconds just now",
+        "times are estimates" + "; ooc profile measures this disk" * (machine == UNMEASURED),
     ):
         say(console, line)
 

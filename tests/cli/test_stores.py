@@ -5,11 +5,15 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ooc.plan import UNMEASURED
+from ooc.report import conversion_tables
+from ooc.report.what_if import faster
 from ooc.storage.store import open_store
 from ooc.storage.traversal import nearest
 from tests.cli.conftest import RunCommand
@@ -170,6 +174,20 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(run: RunCommand, h
     code, out, err = run("convert", SOURCE, "a.ooc", "--dry-run")
     assert (code, out, err.count("\n")) == (2, "", 1) and "a.ooc exists; give --force" in err
     assert run("convert", SOURCE, "a.ooc", "--dry-run", "--force")[0] == 0
+
+
+def test_a_dry_run_goes_by_the_disk_as_it_was_measured(
+    run: RunCommand, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody has measured it, it says what does."""
+    command = "convert", SOURCE, "a.ooc", "--dry-run"
+    assert "times are estimates; ooc profile measures this disk" in run(*command)[1]
+    before = json.loads(run(*command, "--json")[1])["seconds"]
+    slow = replace(UNMEASURED, disk=faster(UNMEASURED.disk, 1e-4))
+    monkeypatch.setattr(conversion_tables, "known_hardware", lambda folder: slow)
+    assert run(*command)[1].endswith("times are estimates\n")
+    assert json.loads(run(*command, "--json")[1])["seconds"] > 100 * before
+    assert not list(here.iterdir())
 
 
 def test_duplicates_are_kept_or_dropped_as_asked(run: RunCommand, here: Path, arrays: Path) -> None:
