@@ -198,6 +198,18 @@ def test_processes_that_are_started_anew_meet_by_the_same_store(
         assert together(2, tmp_path, work, meet=False) == [[1.0, 2.0]] * 2
 
 
+def test_what_a_device_is_sent_is_not_copied_from_it(tmp_path: Path) -> None:
+    """Of a tensor of the meta device there is nothing to copy."""
+
+    def work(rank: int) -> str:
+        ranks, place = Ranks.of_environment(), ("cpu", "meta")[rank]
+        ranks.broadcast(torch.ones(3, device=place), 0)
+        ranks.hand_on(torch.ones(3, device=place), 0, 1)
+        return place
+
+    assert together(2, tmp_path, work) == ["cpu", "meta"]
+
+
 def test_where_one_fails_all_end_and_one_says_why(tmp_path: Path) -> None:
     def work(rank: int) -> list[Any]:
         ranks, found = Ranks.of_environment(), []

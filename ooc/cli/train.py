@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -27,8 +27,10 @@ from ooc.cli.arguments.settings import (
     TrainSettings,
     check_links,
     check_sampling,
+    model_name,
     next_run,
     only_store,
+    own_model,
     settle_memory,
     settle_seeds,
     train_options,
@@ -129,9 +131,15 @@ def command(
         return run, settings
 
     with silent_where_told(context, ranks):
+        if ranks is not None:
+            from ooc.train.described import check_software
+
+            check_software(ranks)
+            asked = {"seeds": seeds, "resume": resume, "dry_run": dry_run, **options}
+            ranks.check_alike(_of_all_processes(context, asked), "the command")
         run, settings = opened() if ranks is None else ranks.told(opened)
         if ranks is not None:
-            settings = _of_this_process(settings, store, options)
+            settings = _of_this_process(context, settings, store, options)
         from ooc.cli.training import Call, train
 
         shown = Verbosity.ERROR if as_json or (ranks is not None and ranks.rank) else verbosity
@@ -178,11 +186,30 @@ def _begun(store: str | None, out: str | None, seeds: tuple[int, ...] | None, op
     return SeedRuns.create(path, seeds, config), settings
 
 
-def _of_this_process(settings: TrainSettings, store: str | None, options: dict[str, Any]) -> TrainSettings:
-    """What the first process trains, with the files that this one was given: on another machine they may be
-    elsewhere."""
-    given: dict[str, Any] = {"store": store, **{name: options[name] for name in ("spill_dir", "links")}}
-    own: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in given.items() if path is not None}
+_OF_A_MACHINE = ("spill_dir", "links", "memory", "gpu_budget", "host_budget", "threads")
+"""Options, beside the store, that may be others on other machines."""
+
+
+def _of_all_processes(context: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What all processes are to be asked for, by the options' names; of a model of one's own what its file holds."""
+    from ooc.cli.arguments.recipe import own_model_digest
+
+    names = {str(one.name): one.opts[0] for one in context.command.params}
+    found = {names[name]: value for name, value in options.items() if name not in _OF_A_MACHINE}
+    return found | {"--model": (model_name(options["model"]), own_model_digest(options["model"]))}
+
+
+def _of_this_process(
+    context: click.Context, settings: TrainSettings, store: str | None, options: dict[str, Any]
+) -> TrainSettings:
+    """What the first process trains, with the files and the memory that this one was given: on another machine they may
+    be elsewhere, and it may have another one."""
+    settle_memory(context, options)
+    own: dict[str, Any] = {"store": store, "model": options["model"] if own_model(options["model"]) else None}
+    own |= {name: options[name] for name in _OF_A_MACHINE if _is_given(context, name)}
+    own = with_one_memory({name: value for name, value in own.items() if value is not None})
+    for name in ("store", "spill_dir", "links"):
+        own.update({name: str(Path(own[name]).resolve())} if name in own else {})
     return replace(settings, **own)
 
 

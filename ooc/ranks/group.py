@@ -294,6 +294,11 @@ class Ranks:
         return len(self.here)
 
     @property
+    def most_on_a_machine(self) -> int:
+        """How many run on the one that has the most."""
+        return self.count if self.machines is None else max(len(self.machines.here(rank)) for rank in range(self.count))
+
+    @property
     def first_of_machines(self) -> Sequence[int]:
         """The first of every machine."""
         return [0] if self.machines is None else sorted({self.machines.here(rank)[0] for rank in range(self.count)})
@@ -410,6 +415,8 @@ class Ranks:
     def check_alike(self, own: Mapping[str, Any], what: str) -> None:
         """OptionError for the first that has something else under one of these names than the first of all, RankError
         for the others; ``what`` it is all of."""
+        if self.count == 1:
+            return
         first = self.told(lambda: own)
 
         def check() -> None:
@@ -436,7 +443,7 @@ class Ranks:
     def broadcast(self, values: Tensor, rank: int) -> None:
         """Give every process those of one of them, in the memory of ``values``; by way of the host, if that is a
         device's."""
-        there = values.cpu()
+        there = _on_host(values, is_sent=rank == self.rank)
         self.wait(dist.broadcast(there, rank, self.group, async_op=True))
         if there is not values and rank != self.rank:
             values.copy_(there)
@@ -480,7 +487,7 @@ class Ranks:
     def hand_on(self, values: Tensor, sender: int, receiver: int) -> None:
         """From one of them to another one, into the memory of its ``values``; all have to take part. By way of the
         host, if that is a device's."""
-        there = values.cpu()
+        there = _on_host(values, is_sent=sender == self.rank)
         sent, received = (there if self.rank == rank else there[:0] for rank in (sender, receiver))
         self.pass_on(received, sent, sender, receiver)
         if there is not values and self.rank == receiver:
@@ -551,6 +558,11 @@ class Ranks:
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=BEAT_S))
         return bool(work.is_completed())
+
+
+def _on_host(values: Tensor, *, is_sent: bool) -> Tensor:
+    """``values``, or as much memory of the host for what a device is sent."""
+    return values.cpu() if is_sent or values.device == CPU else torch.empty_like(values, device=CPU)
 
 
 _met: list[Any] = []

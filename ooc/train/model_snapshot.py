@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ooc.errors import ModelError
 from ooc.model.lowering.network import has_hooks, hooks_of
 
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
 """What every module has: its mode, which programs decide, and what is looked at by itself."""
 _NOBODYS = ("torch", "builtins", "numpy")
@@ -36,15 +36,15 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         self._model, self._with_around = model, around
-        self._constants = dict(_constants(model, around=around))
+        self._constants = dict(constants(model, around=around))
         self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
     def check(self, *, tried: bool = False) -> None:
         """Raise ModelError naming what is no longer as it was; ``tried``: since the model was tried and taken apart."""
-        constants = dict(_constants(self._model, around=self._with_around))
-        for name in [*self._constants, *constants]:
-            before, now = self._constants.get(name), constants.get(name)
-            is_equal = isinstance(before, (*_PLAIN, list)) and isinstance(now, (*_PLAIN, list)) and before == now
+        there = dict(constants(self._model, around=self._with_around))
+        for name in [*self._constants, *there]:
+            before, now = self._constants.get(name), there.get(name)
+            is_equal = isinstance(before, (*PLAIN, list)) and isinstance(now, (*PLAIN, list)) and before == now
             if before is not now and not is_equal:
                 raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
         for name, buffer, version, value in self._numbers:
@@ -52,7 +52,9 @@ class ModelSnapshot:
                 raise ModelError(f"the value of {name} of the model {_CHANGED}")
 
 
-def _constants(model: nn.Module, *, around: bool) -> Iterator[tuple[str, object]]:
+def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:
+    """What a model is made of, by name: modules, functions, values, parameters and buffers; ``around``: with functions
+    that these call, and what is around all of them."""
     functions: dict[FunctionType, None] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -62,8 +64,8 @@ def _constants(model: nn.Module, *, around: bool) -> Iterator[tuple[str, object]
             if name in _OF_ALL:
                 continue
             if isinstance(value, (list, tuple, dict)):
-                yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
-            elif isinstance(value, _PLAIN) or callable(value):
+                yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
+            elif isinstance(value, PLAIN) or callable(value):
                 yield prefix + name, value
             functions |= dict.fromkeys(_functions_in(value))
         for kind in hooks_of(module):
@@ -79,10 +81,11 @@ def _constants(model: nn.Module, *, around: bool) -> Iterator[tuple[str, object]
     while around and functions:
         function, _ = functions.popitem()
         seen.add(function)
+        yield f"{function.__module__}.{function.__qualname__}", function
         for name, value in _around(function):
             functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
-            if isinstance(value, (*_PLAIN, list, tuple, dict)):
-                yield name, [one for one in tree_leaves(value) if isinstance(one, _PLAIN)]
+            if isinstance(value, (*PLAIN, list, tuple, dict)):
+                yield name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
 
 
 def _functions_in(value: object) -> list[FunctionType]:

@@ -35,6 +35,7 @@ from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
+from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, resolve_metric
@@ -104,6 +105,8 @@ class Trainer:
         lost, and the weights are those of the one before.
         """
         self._check_evaluated(eval_every, patience)
+        asked = {"epochs": epochs, "eval_every": eval_every, "patience": patience, "resume": resume}
+        self.ranks.check_alike(asked | {"allow_nonfinite": allow_nonfinite}, "what fit is to do")
         last = self._last_epoch(epochs, resume=resume)
         self._start()
         with self._shown(last, eval_every) if progress else nullcontext():
@@ -463,7 +466,14 @@ class Trainer:
         resources = replace(resources, listener=self._relay)
         self._converted, graph = _opened(graph, scratch, resources)
         if ranks.count > 1:
+            check_software(ranks)
             ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
+            settings: dict[str, Any] = {"loss": loss, "metric": metric, "seed": seed, "scheduler": scheduler}
+            settings |= {"clip_norm": clip_norm, "average": average, "average_from": average_from}
+            settings |= {"embedding": embedding, "input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data}
+            settings |= {"compute_dtype": compute_dtype, "spill_dtype": spill_dtype, "_tuning": _tuning}
+            settings |= {"optimizer_state": optimizer_state} | self._particulars()
+            ranks.check_alike(described(model, optimizer, settings), "what is trained")
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
@@ -528,6 +538,10 @@ class Trainer:
         if self._resources.device is not None:
             self._objective.count_split_rows(self.store)
         self._session = Session(self._prepared, models, self.optimizer)
+
+    def _particulars(self) -> dict[str, Any]:
+        """What this kind of training is given beside what all are, by its arguments' names."""
+        return {}
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Metric:
         return resolve_metric(name, graph.task, graph.num_classes)

@@ -97,6 +97,9 @@ class BatchTrainer(Trainer):
         self.batch_model = model
         super().__init__(model, graph, **options)
 
+    def _particulars(self) -> dict[str, Any]:
+        return {"accumulate": self._a_step, "threads": torch.get_num_threads()}  # by which torch's products round
+
     def _loading(self, model: nn.Module, resources: Resources, seed: int) -> dict[str, Any]:
         """How batches are loaded, all kinds alike. OptionError where a step has no batch for some process."""
         if self.ranks.count > self._a_step:
@@ -317,6 +320,9 @@ class SampledTrainer(BatchTrainer):
     ) -> None:
         self.sampling = sampling
         super().__init__(model, graph, accumulate=sampling.accumulate, **options)
+
+    def _particulars(self) -> dict[str, Any]:
+        return super()._particulars() | {"sampling": self.sampling}
 
     def _job(self, resources: Resources) -> Job:
         """Batches first; scoring is planned within what they leave when they are over."""

@@ -244,6 +244,9 @@ class GraphTrainer(BatchTrainer):
         self._is_bounded = any(options.get(name) is not None for name in ("memory", "gpu_budget", "host_budget"))
         super().__init__(model, graph, accumulate=accumulate, **options)
 
+    def _particulars(self) -> dict[str, Any]:
+        return super()._particulars() | {"bounds": self._bounds}
+
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
         model, store, asked = self.model, self.store, self._asked

@@ -12,6 +12,7 @@ Shapes: E links, K negatives of each.
 
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -289,6 +290,10 @@ class LinkTrainer(Trainer):
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
         LinkMetric.of(metric or "mrr")  # which refuses another one before anything is read
         super().__init__(model, graph, metric=metric, **options)
+
+    def _particulars(self) -> dict[str, Any]:
+        of_links = {f"links.{one.name}": getattr(self._links, one.name) for one in fields(self._links)}
+        return of_links | {"steps": self._steps, "negatives": self._drawn}
 
     def _resolve_metric(self, name: str | None, graph: Store) -> Any:
         return LinkMetric.of(name or "mrr")
