@@ -13,6 +13,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
+from ooc.plan.layout.temporaries import most_edges
 from ooc.plan.workload import (
     Bucketing,
     Direction,
@@ -21,9 +22,11 @@ from ooc.plan.workload import (
     EdgesKey,
     Kind,
     Matrix,
+    Pull,
     Stage,
     Topology,
     Workload,
+    results_at_once,
 )
 from ooc.storage.array import Array
 from ooc.storage.store import Store
@@ -56,8 +59,8 @@ _OF_A_PARAMETER = 5
 TASKS_AHEAD = 3
 """Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
 _MOST_WAITING_BYTES = 8 << 20
-"""Of results that wait. Where the gradients of a tile are so large that they would be more, one a worker waits; what
-that costs in time was not measured."""
+"""Of results that wait. Where the gradients of a tile, of parameters and of other rows, are so large that they would be
+more, one a worker waits; what that costs in time was not measured."""
 
 LABELS = ("y", "split/train", "split/valid", "split/test")
 
@@ -107,17 +110,19 @@ def describe_workload(
         if pull.direction.of_edges or reverse_of(store, pull.direction)
         for name in pull.added_to
     }
+    topologies = _topologies(every, bucketing, store, counts, tile_rows)
     gradient_bytes = builder.most_gradients * itemsize
-    ahead = TASKS_AHEAD if TASKS_AHEAD * threads * gradient_bytes <= _MOST_WAITING_BYTES else 1
-    results_at_once = 1 if threads == 1 else ahead * threads + 1
+    waiting_bytes = gradient_bytes + max((_scattered_bytes(*one, topologies, tile_rows) for one in pulls), default=0)
+    ahead = TASKS_AHEAD if TASKS_AHEAD * threads * waiting_bytes <= _MOST_WAITING_BYTES else 1
+    results = results_at_once(threads, ahead)
     return Workload(
         rows=max(store.node_counts.values()),
         tile_rows=tile_rows,
         matrices=matrices,
         programs=programs,
-        topologies=_topologies(every, bucketing, store, counts, tile_rows),
+        topologies=topologies,
         fixed_host_bytes=fixed_host_bytes,
-        fixed_device_bytes=_parameter_bytes(network) + (results_at_once + builder.panels_held) * gradient_bytes,
+        fixed_device_bytes=_parameter_bytes(network) + (results + builder.panels_held) * gradient_bytes,
         pulled_itemsize=itemsize,
         threads=threads,
         tasks_ahead=ahead,
@@ -176,6 +181,14 @@ def _matrices(
             stored = itemsize if name in lasting else spilled_itemsize
             matrices[name] = Matrix(name, height[name], columns, stored, kind, space)
     return matrices
+
+
+def _scattered_bytes(stage: Stage, pull: Pull, topologies: Mapping[EdgesKey, Topology], tile_rows: int) -> int:
+    """What a pull finds for other rows, of the tile for which that is most."""
+    if pull.per_edge is None:
+        return 0
+    edges = most_edges(topologies[pull.direction], tile_rows, stage.rows, tile_rows)
+    return pull.per_edge.waiting_nbytes(edges, tile_rows)
 
 
 def _topologies(

@@ -150,8 +150,8 @@ class PerEdge:
     groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
     are taken together) and every row, and ``bytes_per_row``. ``opaque``: what an opaque layer makes of a tile's rows,
     all together, so that they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for
-    other rows, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed
-    once more while it is added.
+    other rows of each tile, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it
+    is computed once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
     while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
     ``recorded_columns``: for that of the backward pass, of every layer at once. ``listed_heads``: for each of which
@@ -183,6 +183,10 @@ class PerEdge:
     def heads(self, groups: int) -> int:
         """How many heads ``groups`` are slices of, in a slab."""
         return -(-groups // self.slices)
+
+    def waiting_nbytes(self, edges: int, rows: int) -> int:
+        """Of what is found for other rows, of a tile of so many rows and edges."""
+        return (min(edges, self.waiting_edges) + rows) * self.waiting_bytes_per_edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +475,11 @@ class Workload:
     def groupings(self) -> dict[str, PerEdge]:
         """By matrix of which some pull is no plain sum: how its columns lie."""
         return {pull.source: pull.per_edge for pull in self.pulls if pull.per_edge}
+
+
+def results_at_once(threads: int, tasks_ahead: int) -> int:
+    """How many tiles' results there are before they are added up, those being computed included."""
+    return 1 if threads == 1 else tasks_ahead * threads + 1
 
 
 def processes_of(share: Share | None) -> int:

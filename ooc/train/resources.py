@@ -58,9 +58,9 @@ WORKING_BYTES = 1 << 25
 BLOCKS_BYTES = 3 << 24
 """Of the blocks of two such steps, and of what is known of a usual tile's edges."""
 _FEWEST_ROWS = 16
-_MOST_EDGE_BYTES = 2 << 20
-"""Of a matrix of a usual tile's edges, as wide as the widest of nodes. A layer that is run as it is makes up to some
-dozens of them, on every thread."""
+_MOST_EDGE_BYTES = 8 << 20
+"""Of a matrix of a usual tile's edges, as wide as the widest of nodes: gradients of in-neighbours take as much of each
+tile of a layer that is run as it is, while they wait to be added."""
 _MOST_ROWS = 1 << 16
 """Of a tile on a GPU, where one of 1,024 rows is computed in less time than it takes to launch its operators; half of
 that on graphs of fewer tiles, and no more than there are sixteen tiles of."""

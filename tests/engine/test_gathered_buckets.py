@@ -305,7 +305,7 @@ def test_gathering_from_shuffled_rows_is_within_the_layers_bound(degree: int) ->
     source = BucketRows(nodes, torch.arange(nodes), torch.randn(nodes, WIDTH + 1, generator=generator)[:, 1:])
     gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
     pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", 4)
-    bound = (min(len(indices), pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound = min(len(indices), pull.edges_at_once) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
     bound += (len(indices) + ROWS) * pull.waiting_bytes_per_edge
     for compute in (
         lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)),

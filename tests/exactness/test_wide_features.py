@@ -68,16 +68,17 @@ class Opaque(nn.Module):
 
 
 def test_an_opaque_layer_s_tiles_have_few_edges(tmp_path: Path) -> None:
-    """Two mebibytes of numbers at most on average, as wide as the widest parameter: 48 columns of float64."""
+    """Eight mebibytes of numbers at most on average, as wide as the widest parameter: 48 columns of float64."""
     data = random_data(GraphCase(nodes=1500, edges=24_000, features=24, classes=24))
     with ooc.Trainer(
         Opaque(24, 24).double(), store_of(data, tmp_path), gpu_budget="48M", host_budget="10M", spill_dir=tmp_path
     ) as trainer:
-        assert trainer.plan.tile_rows == 256
-    assert_agrees(CustomCase(make=Opaque), data, tmp_path, epochs=2, gpu_budget="48M", host_budget="10M", tile_rows=256)
+        assert trainer.plan.tile_rows == 1024
+    budgets = {"gpu_budget": "48M", "host_budget": "10M"}
+    assert_agrees(CustomCase(make=Opaque), data, tmp_path, epochs=2, tile_rows=1024, **budgets)
 
 
 def test_the_same_model_in_float32_has_twice_the_rows(tmp_path: Path) -> None:
     data = random_data(GraphCase(nodes=1500, edges=24_000, features=24, classes=24), dtype=torch.float32)
     with ooc.Trainer(Opaque(24, 24), store_of(data, tmp_path), spill_dir=tmp_path) as trainer:
-        assert trainer.plan.tile_rows == 512
+        assert trainer.plan.tile_rows == 2048

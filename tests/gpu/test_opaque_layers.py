@@ -58,7 +58,8 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     """What they take is within what is admitted for them, and not far below: torch's sorting included."""
     aggregate, tile = there(make()), tile_of(degree)
     pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", 4, on_device=True)
-    bound = (len(tile.indices_E) + ROWS) * (pull.bytes_per_edge + pull.waiting_bytes_per_edge)
+    edges = len(tile.indices_E)
+    bound = edges * pull.bytes_per_edge + (edges + ROWS) * pull.waiting_bytes_per_edge
     bound += ROWS * pull.bytes_per_row
     peaks = []
     for call in calls(aggregate, tile):

@@ -66,7 +66,7 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     gradient = torch.randn(ROWS, aggregate.columns, generator=generator)
     pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", source.element_size())
     edges = ROWS * degree
-    bound = (min(edges, pull.edges_at_once) + ROWS) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound = min(edges, pull.edges_at_once) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
     bound += (edges + ROWS) * pull.waiting_bytes_per_edge
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
     backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))

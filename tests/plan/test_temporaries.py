@@ -7,7 +7,7 @@ import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
 from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
-from ooc.plan.layout.temporaries import PULL_TILE_ROWS, scratch_nbytes
+from ooc.plan.layout.temporaries import PULL_TILE_ROWS, most_edges, scratch_nbytes
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Parts, PerEdge, Workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
@@ -83,3 +83,19 @@ def test_a_processor_pulls_the_same_rows_whatever_room_there_is() -> None:
     plan = make_plan(work, Limits(10**9, 10**9, slab_columns=16, block_rows=8 * PULL_TILE_ROWS), UNMEASURED)
     pulls = [item for item in plan.programs["train"] if isinstance(item, ColumnPass)]
     assert pulls and all(item.rows_at_once == PULL_TILE_ROWS for item in pulls)
+
+
+@pytest.mark.parametrize(("threads", "ahead", "results"), [(1, 3, 1), (2, 1, 4), (2, 3, 8)])
+def test_what_waits_to_be_added_counts_once_for_each_tile_that_waits(threads: int, ahead: int, results: int) -> None:
+    """One where tiles are computed one after the other; with threads those under way and waiting, and a copy of one."""
+    work = replace(attending((), threads), tasks_ahead=ahead)
+    plan = make_plan(work, Limits(10**9, 10**9), UNMEASURED)
+    (item,) = (i for i in plan.programs["train"] if i.pull is not None and i.pull.per_edge is not None)
+    assert item.pull is not None and item.pull.per_edge is not None
+    kind = replace(item.pull.per_edge, waiting_bytes_per_edge=8)
+    waiting = replace(item, pull=replace(item.pull, per_edge=kind))
+    scratch, more = (scratch_nbytes(one, plan.matrices, work, plan.frame_bytes) for one in (item, waiting))
+    edges = most_edges(work.topologies[item.pull.direction], work.tile_rows, item.rows, work.tile_rows)
+    assert more - scratch == results * kind.waiting_nbytes(edges, work.tile_rows)
+    few = replace(kind, waiting_edges=edges // 2)
+    assert few.waiting_nbytes(edges, 0) == edges // 2 * 8

@@ -70,10 +70,7 @@ _ROW_BYTES = 16 << 20
 """Of what a layer makes of a row's edges that it needs all at once, where its columns can be taken in slices."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
-_WAITING = 4
-"""Gradients of in-neighbours that wait to be added, or are being computed, by thread; on a device, where they are added
-before the next tile is computed, only the latter."""
-_WAITING_BYTES = 4 << 20
+_WAITING_BYTES = 16 << 20
 """Of a tile's gradients of in-neighbours that wait. Where they would be more, they are computed once more as they are
 added: tiles have half as many edges on average."""
 
@@ -272,11 +269,12 @@ class Opaque(EdgeAggregate):
         per_node = taken.node_bytes + columns * itemsize
         masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
         of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE
-        return EDGES_AT_ONCE, of_edge, 2 * (columns + self.result) * itemsize
+        return EDGES_AT_ONCE, of_edge, 2 * (columns + self.result) * itemsize + per_node + masks
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
-        return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge + _SORTING_BYTES_PER_EDGE, bytes_per_row
+        bytes_per_edge += _SORTING_BYTES_PER_EDGE
+        return EDGES_AT_ONCE_ON_DEVICE, bytes_per_edge, bytes_per_row + bytes_per_edge  # rows count as edges, too
 
     def per_edge(
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
@@ -301,7 +299,7 @@ class Opaque(EdgeAggregate):
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
-            waiting_bytes_per_edge=waiting if on_device else waiting * _WAITING,
+            waiting_bytes_per_edge=waiting,
             waiting_edges=self.waiting_edges,
             work=work,
         )

@@ -5,7 +5,7 @@ from functools import lru_cache
 from operator import sub
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, pulled_columns
-from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload
+from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload, results_at_once
 
 PULL_TILE_ROWS = 2048
 """Rows of a slab that one thread pulls at a time; sums of different rows are independent, so any number would do."""
@@ -53,7 +53,11 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
             of_kernel = _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
             once_more = of_kernel if kind.waiting_bytes_per_edge and edges > kind.waiting_edges else 0
-            return workload.threads * (nbytes + of_kernel) + once_more + copied * workload.pulled_itemsize
+            results = results_at_once(workload.threads, workload.tasks_ahead)
+            results += workload.threads > 1  # being added, it is copied, while other threads compute
+            waiting = results * kind.waiting_nbytes(edges, min(item.rows, tile))
+            nbytes = workload.threads * (nbytes + of_kernel) + once_more + waiting
+            return nbytes + copied * workload.pulled_itemsize
         if workload.parts is not None:
             nbytes += workload.parts.nbytes(edges=edges, columns=share)
     return workload.threads * nbytes
@@ -62,12 +66,11 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
     """A bound on the temporaries of one call of a pull's kernel, for ``share`` of the source's ``columns``."""
     groups = -(-kind.groups * share // columns)
-    at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows
+    at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows * (not kind.opaque)
     if not kind.opaque and not kind.row_edges:  # self-loops, one a row, are among the edges of a piece
         at_once = min(at_once, kind.edges_at_once + 1)
     of_edges = at_once * kind.bytes_per_edge * kind.heads(groups)
-    waiting = (min(edges, kind.waiting_edges) + rows) * kind.waiting_bytes_per_edge
-    of_rows = (rows * kind.bytes_per_row + waiting) * groups
+    of_rows = rows * kind.bytes_per_row * groups
     return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 
