@@ -13,7 +13,6 @@ import torch
 
 from ooc.cli import in_options, print_json
 from ooc.cli.arguments.recipe import (
-    admit_parameters,
     build_average,
     build_embedding,
     build_loss,
@@ -218,7 +217,6 @@ class Planning:
     def _job(self, spill_dtype: str, limits: Limits) -> Job:
         if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
-            admit_parameters(settings, store)
             model = build_model(settings, store)
             resources = Resources(
                 limits=limits,

@@ -16,7 +16,7 @@ import torch
 from ooc import __version__
 from ooc.cli import collect_as_usual
 from ooc.cli.arguments.configuration import as_toml
-from ooc.cli.arguments.recipe import admit_parameters, build_trainer, check_own_model, describe_model
+from ooc.cli.arguments.recipe import build_trainer, check_own_model, describe_model
 from ooc.cli.arguments.settings import CHANGEABLE, TrainSettings, model_name
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, TrainingError
@@ -189,7 +189,6 @@ def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Tra
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     check_own_model(settings.model, run)
-    admit_parameters(settings, store)
     if settings.links is None:
         metric: Metric | LinkMetric = resolve_metric(settings.metric, store.task, store.num_classes)
     else:

@@ -13,10 +13,11 @@ import torch
 from click.testing import CliRunner
 
 import ooc
+from ooc.cli.arguments import recipe
 from ooc.cli.arguments.recipe import build_loss, build_model, build_optimizer, build_schedule
 from ooc.cli.arguments.settings import NO_OPTIMIZERS, NO_SCHEDULES, OPTIMIZERS, SCHEDULES, TrainSettings
 from ooc.cli.train import command
-from ooc.errors import OptionError
+from ooc.errors import BudgetError, OptionError
 from ooc.events import EpochFinished
 from ooc.report.logs import CsvLog, TensorBoardLog
 from ooc.storage.store import open_store
@@ -420,6 +421,13 @@ def test_options_of_other_models_are_refused(changes: dict[str, Any], said: str,
     """By name, before anything is made."""
     with pytest.raises(OptionError, match=said):
         build_model(settings(**changes), open_store(graph))
+
+
+def test_no_model_is_made_whose_weights_memory_cannot_hold(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For training, plans and tables of batches alike."""
+    monkeypatch.setattr(recipe, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(BudgetError, match=r"the weights of 3 layers, 16 wide, need .* 1\.00 KB are free"):
+        build_model(settings(hidden=16), open_store(graph))
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "transformer"])

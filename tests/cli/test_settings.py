@@ -142,7 +142,8 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: 
     assert 0 < memory.available_memory_bytes() <= psutil.virtual_memory().total
 
 
-def test_what_earlier_versions_wrote_of_batches_is_no_request_for_them() -> None:
-    check_sampling(TrainSettings(store="g.ooc", batch_size=1024))
+@pytest.mark.parametrize("size", [512, 1024])
+def test_batches_of_the_full_graph_are_refused(size: int) -> None:
+    """Of any size, that of sampled ones by default included."""
     with pytest.raises(OptionError, match="--batch-size is of sampled"):
-        check_sampling(TrainSettings(store="g.ooc", batch_size=512))
+        check_sampling(TrainSettings(store="g.ooc", batch_size=size))

@@ -75,10 +75,18 @@ LOSSES: dict[str, type[nn.Module]] = {
 
 
 def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
-    """A freshly initialised PyG model for the store's features and classes, the same for the same seed."""
-    _loaded(settings.model)  # which may draw random numbers, once
-    torch.manual_seed(settings.seed)
+    """A freshly initialised PyG model for the store's features and classes, the same for the same seed. BudgetError
+    where memory cannot hold its weights, without which no budget can be planned for."""
+    _loaded(settings.model)  # which may draw random numbers, once, and what its file makes is no weight
     sizes = _Sizes(store.num_features, store.num_classes, store.num_edge_features, store.num_graphs)
+    with torch.device("meta"):
+        nbytes = sum(parameter.nbytes for parameter in _model(settings, sizes, store.types).parameters())
+    if nbytes > (free := available_memory_bytes()):
+        raise BudgetError(
+            f"the weights of {settings.layers} layers, {settings.hidden} wide, need {format_size(nbytes)}, "
+            f"{format_size(free)} are free; give a smaller --hidden or fewer --layers"
+        )
+    torch.manual_seed(settings.seed)
     return _model(settings, sizes, store.types)
 
 
@@ -149,20 +157,6 @@ def rebuild_model(
     except RuntimeError as error:
         raise RunError(f"the weights in {run.path} are not of the model that its configuration describes") from error
     return model.eval()
-
-
-def admit_parameters(settings: TrainSettings, store: "Store") -> None:
-    """Raise BudgetError when memory cannot hold the weights, without which no budget can be planned for."""
-    _loaded(settings.model)  # not as if what its file makes were parameters
-    with torch.device("meta"):
-        model = build_model(settings, store)
-        nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    free = available_memory_bytes()
-    if nbytes > free:
-        raise BudgetError(
-            f"the weights of {settings.layers} layers, {settings.hidden} wide, need {format_size(nbytes)}, "
-            f"{format_size(free)} are free; give a smaller --hidden or fewer --layers"
-        )
 
 
 class _Sizes(NamedTuple):

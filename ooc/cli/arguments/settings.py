@@ -5,7 +5,7 @@ The command line, its help and the check of a run's configuration are all made f
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -512,8 +512,6 @@ _NOT_OF_LINKS = {
     "label_smoothing": "it is of classes",
     "class_weights": "they are of classes",
 }
-_ONCE_USUAL = 1024
-"""Nodes of a batch by default in earlier versions, whose runs of the full graph have it in their configuration."""
 
 
 def refuse(settings: TrainSettings, names: Iterable[str], reason: str) -> None:
@@ -535,8 +533,7 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
         one_step = "is for sampled mini-batches: an epoch of the full graph is one step, with nothing to accumulate"
         refuse(settings, ["accumulate"], one_step)
         unsampled = "is of sampled mini-batches; give --sampler neighbor, too"
-        usual = settings.batch_size == _ONCE_USUAL
-        refuse(replace(settings, batch_size=None) if usual else settings, _OF_BATCHES, unsampled)
+        refuse(settings, _OF_BATCHES, unsampled)
         return
     kind = "batches" if many_graphs else "--sampler"
     for name, reason in _NOT_SAMPLED.items():
