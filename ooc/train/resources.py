@@ -190,16 +190,14 @@ class Resources:
         return replace(self, **shared, threads_by_rank=threads)
 
     def _linked(self, ranks: Ranks, limits: Limits, hardware: Hardware, link: int | None) -> tuple[Ranks, Limits]:
-        """How rows go from one process to another, and how fast, as given, or as measured whichever way is faster. What
-        is taken of a device to send directly is no longer in its budget."""
+        """How rows go from one process to another, and how fast, as given, or as measured whichever way is faster."""
         by_host, wants_host = replace(limits, exchange_by=ExchangeWay.HOST), limits.exchange_by is ExchangeWay.HOST
         device, directly = self.device, None
         if device is not None and not wants_host:
             memory = device.place, limits.device_bytes
             ranks = ranks.linked(device.backend, device.unit, *memory, lambda: free_device_bytes(device) or 0)
             if ranks.direct is not None:
-                left = limits.device_bytes - ranks.direct_bytes
-                directly = replace(limits, exchange_by=ExchangeWay.DEVICE, device_bytes=left)
+                directly = replace(limits, exchange_by=ExchangeWay.DEVICE)
         if limits.is_direct and directly is None:
             raise OptionError(
                 "exchange_by='device' takes a GPU for every process and torch with NCCL; leave it out, or give 'host'"
@@ -223,7 +221,9 @@ class Resources:
     @property
     def overhead_bytes(self) -> int:
         """What the device takes of its budget beside what is planned."""
-        return 0 if self.device is None else self.device.overhead_bytes
+        if self.device is None:
+            return 0
+        return self.device.overhead_bytes + (self.ranks.direct_bytes if self.limits.is_direct else 0)
 
     @classmethod
     def parse(

@@ -13,7 +13,6 @@ import torch
 from ooc.engine import exchange
 from ooc.engine.executor import RowPassRun
 from ooc.errors import BudgetError, OptionError
-from ooc.plan import Limits
 from ooc.plan.program import received
 from ooc.ranks import Ranks
 from ooc.sizes import parse_size
@@ -182,7 +181,7 @@ def test_a_run_goes_on_with_more_devices(store: Store, tmp_path: Path, monkeypat
 
 
 def test_rows_go_from_gpu_to_gpu_where_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What that takes of a GPU is measured, and no longer there to be planned with."""
+    """What that takes of a GPU is measured, and planned for."""
     free, rates = [10**9], {"cpu": 2 * 10**10}
 
     def measured(ranks: Ranks, place: torch.device = CPU, within_bytes: int = 0) -> int:
@@ -193,36 +192,43 @@ def test_rows_go_from_gpu_to_gpu_where_that_is_faster(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Ranks, "measured_link", measured)
     monkeypatch.setattr(resources, "free_device_bytes", lambda device: free[0])
 
-    def limits(rank: int, backend: str = "gloo", unit: int | None = None, **options: Any) -> Limits | str:
-        options = {"gpu_budget": "64M", "host_budget": "64M"} | options
+    def shared(
+        rank: int, backend: str = "gloo", unit: int | None = None, **options: Any
+    ) -> tuple[bool, int, int] | str:
         device = FakeDevice(rank if unit is None else unit, backend=backend)
         try:
             given = Resources.parse(device=device, hardware=WITH_DEVICE_MEMORY, **options)
-            return given.shared_with(Ranks.of_environment()).limits
+            given = given.shared_with(Ranks.of_environment())
+            return given.limits.is_direct, given.overhead_bytes, given.limits.link_bytes_per_s
         except OptionError as error:
             return str(error)
 
     def work(rank: int) -> dict[str, Any]:
         found = {
-            "as fast as both wires": limits(rank),
-            "given": limits(rank, link="3G"),
-            "by the host": limits(rank, exchange_by="host"),
-            "no library": limits(rank, backend="", exchange_by="device"),
-            "one GPU": limits(rank, unit=7),
+            "as fast as both wires": shared(rank),
+            "given": shared(rank, link="3G"),
+            "by the host": shared(rank, exchange_by="host"),
+            "no library": shared(rank, backend="", exchange_by="device"),
+            "one GPU": shared(rank, unit=7),
         }
         rates["meta"] = 10**6
-        return found | {"slow": limits(rank), "forced": limits(rank, exchange_by="device")}
+        return found | {"slow": shared(rank), "forced": shared(rank, exchange_by="device")}
 
     assert WITH_DEVICE_MEMORY.wire is not None
-    rates["meta"] = int(WITH_DEVICE_MEMORY.wire.there_and_back_bytes_per_s) + 1
+    rates["meta"] = as_fast = int(WITH_DEVICE_MEMORY.wire.there_and_back_bytes_per_s) + 1
     first, second = together(2, tmp_path, work)
-    assert first == second
-    ways = {name: one if isinstance(one, str) else (one.is_direct, one.device_bytes) for name, one in first.items()}
     refused = "exchange_by='device' takes a GPU for every process and torch with NCCL; leave it out, or give 'host'"
-    direct, by_host = (True, 62_000_000), (False, 64_000_000)
-    expected = {"as fast as both wires": direct, "given": direct, "by the host": by_host, "no library": refused}
-    assert ways == expected | {"one GPU": by_host, "slow": by_host, "forced": direct}
-    assert first["given"].link_bytes_per_s == 3 * 10**9 and first["slow"].link_bytes_per_s == 2 * 10**10
+    by_host, taken = (False, 0, 2 * 10**10), 2_000_000
+    expected = {
+        "as fast as both wires": (True, taken, as_fast),
+        "given": (True, taken, 3 * 10**9),
+        "by the host": by_host,
+        "no library": refused,
+        "one GPU": by_host,
+        "slow": by_host,
+        "forced": (True, taken, 10**6),
+    }
+    assert first == second == expected
 
 
 def test_a_device_that_is_slow_is_given_fewer_rows(
