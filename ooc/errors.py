@@ -54,7 +54,8 @@ class SpillError(OocError):
 
 
 class TrainingError(OocError):
-    """The loss or the weights are no finite numbers any more; the message names the epoch."""
+    """The loss or the weights are no finite numbers any more (the message names the epoch), or a trainer is asked for
+    something while it is at work, or has been closed."""
 
 
 class RunError(OocError):

@@ -7,11 +7,13 @@ memory is admitted first: what cannot be planned raises BudgetError before a byt
 
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
@@ -23,7 +25,7 @@ from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
 from ooc.engine.workers import one_thread
-from ooc.errors import BudgetError, OptionError, RunError
+from ooc.errors import BudgetError, OptionError, RunError, TrainingError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.lowering.network import dtype_of
@@ -74,6 +76,7 @@ class Trainer:
     _state: TrainingState
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
+    _works = False
     _takes_apart = True
     """Whether the model is traced; else it runs as it is, and what is around its functions is its own affair."""
 
@@ -104,13 +107,18 @@ class Trainer:
         Ctrl-C ends it between two steps of a pass, after a second anywhere: KeyboardInterrupt. The epoch under way is
         lost, and the weights are those of the one before.
         """
-        self._check_evaluated(eval_every, patience)
-        asked = {"epochs": epochs, "eval_every": eval_every, "patience": patience, "resume": resume}
-        self.ranks.check_alike(asked | {"allow_nonfinite": allow_nonfinite}, "what fit is to do")
-        last = self._last_epoch(epochs, resume=resume)
-        self._start()
-        with self._shown(last, eval_every) if progress else nullcontext():
-            return self._train(last, eval_every, patience, allow_nonfinite)
+        asked: dict[str, Any] = {"epochs": epochs, "eval_every": eval_every, "patience": patience}
+        for name, given in asked.items():
+            if not isinstance(given, Integral) or given < 0:
+                raise OptionError(f"{name} must be a whole number from 0 on, not {given!r}")
+        with self._at_work():
+            self._check_evaluated(eval_every, patience)
+            asked |= {"resume": resume, "allow_nonfinite": allow_nonfinite}
+            self.ranks.check_alike(asked, "what fit is to do")
+            last = self._last_epoch(epochs, resume=resume)
+            self._start()
+            with self._shown(last, eval_every) if progress else nullcontext():
+                return self._train(last, eval_every, patience, allow_nonfinite)
 
     def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
         """Epochs until ``last`` is done; the algorithm."""
@@ -124,8 +132,14 @@ class Trainer:
             if not allow_nonfinite:
                 state.check_loss(loss)
             if unscored is not None:
+                weights = self._weights_seen()
                 self._conclude(records, unscored.scored(self._scores()))
                 unscored = None
+                if self._weights_seen() != weights:
+                    raise TrainingError(
+                        "a listener has changed weights of which the next epoch's gradients had been computed; change "
+                        "them between two calls of fit"
+                    )
                 if patience and state.stale >= patience:
                     zero_gradients(self._prepared.network)
                     break
@@ -220,12 +234,13 @@ class Trainer:
 
         Where weights are averaged, these are scored.
         """
-        self._start()
-        self._drop_pending()
-        self._objective.begin()
-        with self._averaging.in_place():
-            self._session.run("evaluate", "evaluation")
-        return self._scores()
+        with self._at_work(within=True):
+            self._start()
+            self._drop_pending()
+            self._objective.begin()
+            with self._averaging.in_place():
+                self._session.run("evaluate", "evaluation")
+            return self._scores()
 
     def _scores(self) -> Scores:
         return {f"{split}_acc": score for split, score in self._objective.scores(self._prepared.exchange).items()}
@@ -249,16 +264,42 @@ class Trainer:
         they go to that file, by its ending ``.npy``, ``.zarr``, ``.parquet`` or ``.csv`` (``force``: one that exists is
         replaced), otherwise they are returned, [n, columns] or [n].
         """
-        self._session.close()  # its memory is needed
         options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
-        self._start_embedding()
-        with (
-            self._averaging.in_place(),
-            closing(Prediction(self.model, self.store, self._resources, what, **options)) as found,
-        ):
-            return found.result(out, force=force)
+        with self._at_work():
+            self._check_converted()
+            self._session.close()  # its memory is needed
+            self._start_embedding()
+            with (
+                self._averaging.in_place(),
+                closing(Prediction(self.model, self.store, self._resources, what, **options)) as found,
+            ):
+                return found.result(out, force=force)
 
     # ---- what the loop needs -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _at_work(self, *, within: bool = False) -> Iterator[None]:
+        """While it is at work. TrainingError where it is so already: in another thread or, unless it may be ``within``
+        other work, in what has called a listener."""
+        if not self._lock.acquire(blocking=False):
+            raise TrainingError("the trainer is at work in another thread; it does one thing at a time")
+        before = self._works
+        try:
+            if before and not within:
+                raise TrainingError("the trainer is at work; ask it for more than evaluate() when that is done")
+            self._works = True
+            yield
+        finally:
+            self._works = before
+            self._lock.release()
+
+    def _weights_seen(self) -> list[tuple[int, str]]:
+        """What tells whether somebody changes them, in place or by ``.data``."""
+        return [(one._version, str(float(one.detach().sum()))) for one in self._prepared.network.parameters]
+
+    def _check_converted(self) -> None:
+        if self._converted is not None and not Path(self._converted.name).exists():
+            raise TrainingError("the trainer is closed, and its graph with it; make another one of the Data")
 
     @property
     def epoch(self) -> int:
@@ -342,6 +383,7 @@ class Trainer:
         self._snapshot.check()
         if self._session.started:
             return
+        self._check_converted()
         beside = 0 if self._learnt is None else self._learnt.room_beside(self.spill_dir, self._steps_unsaved)
         self._session.check_disk(beside)
         if self._run is not None:
@@ -439,6 +481,7 @@ class Trainer:
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
+        self._lock = RLock()
         self.ranks = ranks = Ranks.of_environment()
         out = out if isinstance(out, RunFolder) else ranks.told(lambda: open_run_folder(out, seed))
         if ranks.rank and out is not None:
@@ -553,12 +596,13 @@ class Trainer:
     @interruptible_by_ctrl_c()
     def close(self) -> None:
         """Free arenas, threads and spill files. The model keeps its weights; ``fit`` may be called again."""
-        self._session.close()
-        if self._learnt is not None:
-            self._learnt.close()
-        if self._kept is not None:
-            self._kept.close()
-        self._close_run()
+        with self._at_work():
+            self._session.close()
+            if self._learnt is not None:
+                self._learnt.close()
+            if self._kept is not None:
+                self._kept.close()
+            self._close_run()
 
     def _close_run(self) -> None:
         if self._run is not None:

@@ -3,7 +3,9 @@
 
 import gc
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch_geometric.nn import GCN
 
 import ooc
 from ooc import memory
+from ooc.errors import OptionError, TrainingError
+from ooc.events import EpochFinished, Event
 from ooc.storage.store import Store
 from ooc.train.runs.run import RunFolder
 from tests.exactness.comparison import store_of
@@ -119,6 +123,72 @@ def test_a_dropped_trainer_leaves_nothing_and_warns(store: Store, tmp_path: Path
         gc.enable()
     assert_no_more_held(before)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda trainer: trainer.fit(-1), "epochs must be a whole number from 0 on, not -1"),
+        (lambda trainer: trainer.fit(1.5), "epochs must be a whole number from 0 on, not 1.5"),
+        (lambda trainer: trainer.fit(1, eval_every=-1), "eval_every must be a whole number"),
+        (lambda trainer: trainer.fit(1, patience=0.5), "patience must be a whole number"),
+    ],
+)
+def test_counts_are_whole_numbers(asked: Callable[[ooc.Trainer], object], said: str, store: Store) -> None:
+    """A patience of -1 trained nothing, and 1.5 epochs were two."""
+    trainer = ooc.Trainer(GCN(store.num_features, 8, 2, store.num_classes), store)
+    with trainer, pytest.raises(OptionError, match=said):
+        asked(trainer)
+
+
+def test_what_listeners_may_ask_of_the_trainer(store: Store) -> None:
+    """Scores; all else would take away what the epoch under way works in, and is refused by name."""
+
+    def trained(asked: Callable[[ooc.Trainer], object]) -> list[float]:
+        def listen(event: Event) -> None:
+            if isinstance(event, EpochFinished):
+                asked(trainer)
+
+        torch.manual_seed(0)
+        trainer = ooc.Trainer(GCN(store.num_features, 8, 2, store.num_classes), store, listener=listen)
+        with trainer:
+            return [record.loss for record in trainer.fit(3, progress=False)]
+
+    assert trained(lambda trainer: trainer.evaluate()) == trained(lambda trainer: None)
+    for asked in (lambda t: t.predict(), lambda t: t.fit(), lambda t: t.close()):
+        with pytest.raises(TrainingError, match="the trainer is at work"):
+            trained(asked)
+    with pytest.raises(TrainingError, match="a listener has changed weights"):
+        trained(lambda trainer: next(trainer.model.parameters()).data.zero_())
+
+
+def test_a_trainer_works_for_one_thread_at_a_time(store: Store) -> None:
+    met: list[BaseException] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, EpochFinished) and not met:
+            other = Thread(target=ask)
+            other.start()
+            other.join()
+
+    def ask() -> None:
+        try:
+            trainer.evaluate()
+        except TrainingError as error:
+            met.append(error)
+
+    with ooc.Trainer(GCN(store.num_features, 8, 2, store.num_classes), store, listener=listen) as trainer:
+        trainer.fit(2, progress=False)
+    assert "at work in another thread" in str(met[0])
+
+
+def test_a_closed_trainer_of_data_says_so(tmp_path: Path) -> None:
+    """What its graph was converted to is gone with it."""
+    trainer = ooc.Trainer(GCN(9, 8, 2, 4), random_data(GraphCase(), dtype=torch.float32), spill_dir=tmp_path)
+    trainer.close()
+    for asked in (trainer.fit, trainer.predict, trainer.evaluate):
+        with pytest.raises(TrainingError, match="the trainer is closed, and its graph with it"):
+            asked()
 
 
 def test_what_tests_vary_is_no_argument_of_users() -> None:

@@ -361,8 +361,10 @@ class LinkTrainer(Trainer):
     def score(self, pairs: Any) -> Tensor:
         """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is, or
         averaged weights, where there are such."""
-        self._session.close()  # its memory is needed
         options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
-        asked = PairScores(self.model, self.store, self._resources, pairs, **options)
-        with self._averaging.in_place(), closing(asked) as found:
-            return found.read()
+        with self._at_work():
+            self._check_converted()
+            self._session.close()  # its memory is needed
+            asked = PairScores(self.model, self.store, self._resources, pairs, **options)
+            with self._averaging.in_place(), closing(asked) as found:
+                return found.read()
