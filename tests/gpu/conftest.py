@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's interpreter takes most of the time of these tests: what it does over and over it does once here."""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from inspect import getmembers
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_interpreter() -> Iterator[None]:
+    """Whenever a function is called it goes through all that Triton's language has, to find what is built in, and for
+    every number it makes a table of all types anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+            from triton.runtime import interpreter
+
+            @cache
+            def built_in(package: Any) -> list[str]:
+                return [name for name, member in getmembers(package) if interpreter.tl.core.is_builtin(member)]
+
+            def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+                for name in built_in(package):
+                    member = getattr(package, name)
+                    if interpreter.tl.core.is_builtin(member):  # not patched by a function that calls this one
+                        interpreter._patch_attr(package, name, member, builder, scope)
+
+            patch.setattr(interpreter, "_patch_builtin", patch_builtin)
+            find, known = interpreter._get_np_dtype, dict[str, Any]()
+
+            def dtype_of(kind: Any) -> Any:
+                if kind.scalar.name not in known:
+                    known[kind.scalar.name] = find(kind.scalar)
+                return known[kind.scalar.name]
+
+            patch.setattr(interpreter, "_get_np_dtype", dtype_of)
+        yield
