@@ -138,10 +138,12 @@ def probe_layer(
     in_pieces: bool = True,
     nodes: int = 0,
     edges: int = 0,
+    in_pairs: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph."""
+    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph; ``in_pairs``: it may be given
+    rows in pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features)
         probe.find_dropout()
@@ -151,12 +153,27 @@ def probe_layer(
         probe.check_order()
         counts = probe.operators(outputs)
         calls = probe.find_sums() if in_pieces else ()
-        unused = probe.check_tiles()
-        pairs = probe.takes_pairs()
+        unused = probe.takes_pairs() if in_pairs else None
+        pairs = unused is not None
+        if unused is None:
+            unused = probe.check_tiles()
         splits = probe.may_be_split(calls, differentiated=False)
         probe.change()
-        unused &= probe.check_tiles()
-        pairs = pairs and probe.takes_pairs()
+        others = probe.takes_pairs() if pairs else probe.check_tiles()
+        if others is None:
+            return probe_layer(
+                layer,
+                module,
+                columns=columns,
+                edge_features=edge_features,
+                dtype=dtype,
+                record=record,
+                in_pieces=in_pieces,
+                nodes=nodes,
+                edges=edges,
+                in_pairs=False,
+            )
+        unused &= others
         calls = calls if splits and probe.may_be_split(calls, differentiated=record) else ()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
@@ -328,17 +345,19 @@ class _Probe:
             )
         return unused
 
-    def takes_pairs(self) -> bool:
-        """Whether it gives the same for tiles where it is given the rows of all nodes and those of targets apart."""
+    def takes_pairs(self) -> set[int] | None:
+        """Which parameters have no part, if it gives the same for tiles where it is given the rows of all nodes and
+        those of targets apart; None if it does not."""
         layer = self.layer
         of_nodes = any(dropped.rows not in (DroppedRows.EDGES, DroppedRows.OTHER_EDGES) for dropped in self.dropped)
         if of_nodes or layer.codes or layer.sums_at_sources:
-            return False
+            return None
         self.layer = replace(layer, pairs=True)
         try:
-            return self._compared(_TILE, self._run_tile, every=_TILE)[0]
+            agrees, unused = self._compared(_TILE, self._run_tile, every=_TILE)
+            return unused if agrees else None
         except Exception:  # of code that takes no pairs, which may raise anything
-            return False
+            return None
         finally:
             self.layer = layer
 
