@@ -171,7 +171,7 @@ class RowPassRun(TilePassRun):
             self.features.open(step.start, step.stop)
         for operand in (*self.inputs.values(), *self.outputs.values()):
             operand.open(step.start, step.stop)
-        height = self.runtime.plan.tile_rows
+        height = min(self.runtime.plan.tile_rows, self.item.stage.rows_at_once)
         firsts = range(step.start, step.stop, height)
         for start in reversed(firsts) if self.item.stage.reverse else firsts:
             yield Tile(start, min(step.stop, start + height), {})

@@ -13,6 +13,9 @@ from functools import cached_property, lru_cache
 
 from ooc.plan.layout.shuffle import GatheredRows
 
+ALL_ROWS = 1 << 62
+"""That a stage computes at a time where it takes those of a tile together."""
+
 
 class Fate(Enum):
     """Where a matrix waits between its writer and its readers."""
@@ -250,7 +253,8 @@ class Stage:
     ``entry_bytes`` features without their zeros come in, too, and take so much for each entry of a tile and
     ``beside_bytes``. ``multiplies_per_row`` are the multiply-adds of its dense products, ``streamed_bytes_per_row``
     what its element-wise work reads and writes in memory, loads and stores included (0: not known; then loads and
-    stores stand for it), and ``operators`` how many operators run on a tile, however few rows it has.
+    stores stand for it), and ``operators`` how many operators run on a tile, however few rows it has. Where rows are
+    nothing to one another, and nothing is summed over them, no more than ``rows_at_once`` are computed at a time.
     """
 
     name: str
@@ -265,6 +269,7 @@ class Stage:
     operators: int = 0
     entry_bytes: int = 0
     beside_bytes: int = 0
+    rows_at_once: int = ALL_ROWS
     space: str = ""
 
     @property

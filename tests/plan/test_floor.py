@@ -12,6 +12,7 @@ from ooc.cli.arguments.settings import TrainSettings
 from ooc.cli.plan import load_hardware
 from ooc.cli.planning import Planning
 from ooc.model.layers.attention import slices_of_head
+from ooc.plan import UNMEASURED, Hardware
 from ooc.plan.graphs import GraphStatistics
 from ooc.train.optimizer_state import PIECE
 from ooc.train.resources import BLOCKS_BYTES, WORKING_BYTES
@@ -38,10 +39,10 @@ def drawn_graph(nodes: int, degree: int, features: int, *, hub: bool) -> GraphSt
     return GraphStatistics("drawn", nodes, edges, features, CLASSES, nodes, "", hub=edges // 2 if hub else None)
 
 
-def floor(graph: GraphStatistics, model: str, hidden: int, layers: int) -> list[int]:
-    """Its parts: parameters, temporaries, slabs, blocks; and two of the host."""
-    training = TrainSettings(store="", model=model, hidden=hidden, layers=layers)
-    return list(Planning(training, graph, A5000, tuple(Saving)).floor().values())
+def floor(graph: GraphStatistics, model: str, hidden: int, layers: int, machine: Hardware = A5000) -> list[int]:
+    """Its parts: parameters, temporaries, slabs, blocks; and two of the host, on the CPU one."""
+    training = TrainSettings(store="", model=model, hidden=hidden, layers=layers, threads=2)
+    return list(Planning(training, graph, machine, tuple(Saving)).floor().values())
 
 
 @settings(max_examples=examples(4), deadline=None, phases=(Phase.explicit, Phase.generate))
@@ -78,6 +79,37 @@ def test_the_floor_is_no_more_than_is_stated(
     assert 0.9 * (parameters + temporaries + slab + blocks) <= sum(
         floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4]
     )
+
+
+@settings(max_examples=examples(5), deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    nodes=st.integers(14, 20).map(lambda power: 1 << power),
+    degree=st.integers(2, 12),
+    features=st.integers(16, 8192),
+    hidden=st.integers(16, 2048),
+    layers=st.integers(2, 3),
+    model=st.sampled_from(["gcn", "gin", "sage"]),
+    hub=st.booleans(),
+)
+@example(nodes=1 << 17, degree=10, features=1727, hidden=64, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 17, degree=3, features=480, hidden=16, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
+def test_more_of_anything_takes_no_less_on_the_cpu(
+    nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
+) -> None:
+    """Twice as many nodes or edges, or matrices twice as wide or a little wider, wherever x begins to be gathered after
+    its product: the floor is no less, but for what blocks leave of frames."""
+    nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
+
+    def least(nodes: int, degree: int, features: int, hidden: int) -> int:
+        return sum(floor(drawn_graph(nodes, degree, features, hub=hub), model, hidden, layers, UNMEASURED))
+
+    before = least(nodes, degree, features, hidden)
+    larger = [(2 * nodes, degree, features, hidden), (nodes, 2 * degree, features, hidden)]
+    larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
+    larger += [(nodes, degree, features, 2 * hidden)]
+    for shape in larger:
+        assert least(*shape) >= 0.85 * before, shape
 
 
 @pytest.mark.parametrize(("model", "least"), [("gcn", 24_000), ("sage", 18_000), ("gat", 20_000)])

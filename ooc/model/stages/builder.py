@@ -16,8 +16,12 @@ from ooc.model.stages.forward import forward_steps, output_step, score_step
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import first_messages_of, read_backward, recomputable
 from ooc.model.stages.schedule import Schedule
-from ooc.plan.workload import Kept, Pull
+from ooc.plan.workload import ALL_ROWS, Kept, Pull
 from ooc.storage.types import features_name
+
+_SCALED_NUMBERS = 1 << 17
+"""Of what is scaled before it is gathered, and after, at a time on the CPU, or a single row: half a megabyte, which is
+no more of what a tile leaves to be scaled than a core's cache holds."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -125,6 +129,7 @@ class StageBuilder(StageContext):
         other = "" if scaling == network.scalings[0] else f".{scaling.label}"
         so = f" by {scaling.value}" if other else ""
         last, at_once = max(wanted), 2 * self.columns[x]  # before and after they are scaled
+        some = ALL_ROWS if self.on_device else max(1, _SCALED_NUMBERS // self.columns[x])
 
         def message(hop: int) -> str:
             return f"mx{hop}{other}"
@@ -142,7 +147,15 @@ class StageBuilder(StageContext):
             stores = (*kept, *((message(hop + 1),) if hop < last else ()))
             self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns[x])
             if hop == 1:
-                spec = program.spec(f"scale x{so}", sources, at_once, loads=(x,), stores=(message(1),), space=source)
+                spec = program.spec(
+                    f"scale x{so}",
+                    sources,
+                    at_once,
+                    loads=(x,),
+                    stores=(message(1),),
+                    rows_at_once=some,
+                    space=source,
+                )
                 steps.append(Step(spec, scaled))
 
             def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
@@ -153,7 +166,7 @@ class StageBuilder(StageContext):
 
             pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            spec = program.spec(title, targets, at_once, pull=pull, stores=stores, space=target)
+            spec = program.spec(title, targets, at_once, pull=pull, stores=stores, rows_at_once=some, space=target)
             steps.append(Step(spec, compute, scaling))
         return steps
 

@@ -41,7 +41,7 @@ from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
 from ooc.model.stages.names import Names, embedding_gradient, embedding_name
 from ooc.model.stages.recomputation import Recomputation
 from ooc.model.stages.schedule import Recipe, Schedule, is_constant, kept_beyond, last_uses, rows_in
-from ooc.plan.workload import EdgesKey, PerEdge, Pull, Stage
+from ooc.plan.workload import ALL_ROWS, EdgesKey, PerEdge, Pull, Stage
 
 _SCORING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""
@@ -312,6 +312,7 @@ class Program:
         stores: tuple[str, ...] = (),
         reverse: bool = False,
         work: Work = NO_WORK,
+        rows_at_once: int = ALL_ROWS,
         space: str = "",
     ) -> Stage:
         """A stage of so much ``work`` with room for ``temporary_columns`` numbers a row."""
@@ -330,6 +331,7 @@ class Program:
             multiplies_per_row=work.multiplies,
             streamed_bytes_per_row=work.values * self.context.network.dtype.itemsize,
             operators=work.operators,
+            rows_at_once=rows_at_once,
             space=space,
         )
 

@@ -28,11 +28,12 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         nbytes += frame_bytes  # a block being widened on its way into a slab buffer
     else:
         tile = workload.tile_rows
-        nbytes = min(item.rows, tile) * item.stage.scratch_bytes_per_row
+        at_once = min(item.rows, tile, item.stage.rows_at_once)
+        nbytes = at_once * item.stage.scratch_bytes_per_row
         if item.sweeps is not None:  # what is pulled of the last slab, and all that is pulled put together
             pull, grid = item.sweeps.pull, matrices[item.sweeps.pull.source].grid
             width = grid.columns + pulled_columns(item, grid)
-            nbytes += min(item.rows, tile) * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
+            nbytes += at_once * pull.output_columns(width, grid.columns) * workload.pulled_itemsize
             nbytes += frame_bytes
         if item.stage.entry_bytes:
             entries = most_edges(workload.topologies[Direction.FEATURES], tile, item.rows, tile)
