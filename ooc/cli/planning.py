@@ -293,7 +293,7 @@ def _of_graph(graph: GraphStatistics, *, pruned: bool) -> list[str]:
 
 
 def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_json: bool) -> None:
-    ranks, link = planning.report_by_rank(), planning.limits.link_bytes_per_s
+    ranks = planning.report_by_rank()
     report = ranks[0]
     rate = planning.limits.received_bytes_per_s(planning.hardware)
     joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
@@ -301,7 +301,7 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
     found: list[dict[str, Any]] = []
-    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s, link) if len(ranks) > 1 else None
+    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s) if len(ranks) > 1 else None
     if advice and of_ranks is None:
         found = changes(report, planning.report, spilled_narrow=narrow)
     if as_json:

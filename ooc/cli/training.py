@@ -41,7 +41,6 @@ from ooc.report.tables import (
     print_report,
     print_summary,
 )
-from ooc.sizes import format_size
 from ooc.storage.store import open_store
 from ooc.train.batched.batches import SampledTrainer
 from ooc.train.batched.graphs import GraphTrainer
@@ -233,9 +232,7 @@ def _brief(
     ]
     if report is not None and trainer.ranks.count > 1:
         given = "as given" if settings.link else "as measured"
-        if report.hardware.has_device_memory:
-            given += ", from GPU to GPU" if trainer.limits.is_direct else ", by way of the host"
-        lines.append(("links", f"{format_size(trainer.limits.link_bytes_per_s)} a second, {given}"))
+        lines.append(("links", f"{report.links}, {given}"))
     if report is not None:
         lines += [
             ("memory", describe_memory(report, trainer.spill_dir)),

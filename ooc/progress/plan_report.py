@@ -77,6 +77,13 @@ class PlanReport:
         return sum(exposed_s(received, item.end_s - item.start_s, rate) for received, item in passes)
 
     @property
+    def links(self) -> str:
+        """How fast rows go to another process, and with GPUs by which way, for people."""
+        limits, ways = self.limits, {True: ", from GPU to GPU", False: ", by way of the host"}
+        way = ways[limits.is_direct] if self.hardware.has_device_memory else ""
+        return f"{format_size(limits.link_bytes_per_s)} a second{way}"
+
+    @property
     def epoch_s(self) -> float:
         return self.timeline.epoch_s + self.link_exposed_s
 

@@ -408,9 +408,7 @@ def _scores(record: EpochRecord) -> str:
 _FORMS = ("halo_bytes", "columns_bytes")
 
 
-def describe_ranks(
-    reports: Sequence[PlanReport], timelines: Sequence[Timeline], alone_s: float, link_bytes_per_s: int
-) -> dict[str, Any]:
+def describe_ranks(reports: Sequence[PlanReport], timelines: Sequence[Timeline], alone_s: float) -> dict[str, Any]:
     """``reports`` and ``timelines`` are by process, the timelines on one clock; ``alone_s``: an epoch of one."""
     epoch_s = timelines[0].epoch_s
     ranks = []
@@ -427,7 +425,9 @@ def describe_ranks(
                 "link_exposed_s": report.link_exposed_s,
             }
         )
-    facts = {"link_bytes_per_s": link_bytes_per_s, "epoch_s": epoch_s, "alone_s": alone_s}
+    limits = reports[0].limits
+    facts = {"link_bytes_per_s": limits.link_bytes_per_s, "links": reports[0].links}
+    facts |= {"epoch_s": epoch_s, "alone_s": alone_s}
     forms = [one.plan.forms(one.program) for one in reports]
     pulls = [
         {
@@ -459,5 +459,5 @@ def print_ranks(found: dict[str, Any], console: Console) -> None:
         console,
         f"{len(found['ranks'])} processes: {format_duration(found['epoch_s'])} an epoch, one: "
         f"{format_duration(found['alone_s'])}, {found['speed_up']:.2f} times as fast; "
-        f"links of {format_size(found['link_bytes_per_s'])} a second",
+        f"links of {found['links']}",
     )

@@ -315,6 +315,7 @@ def test_several_processes_share_the_rows(run: RunCommand, tmp_path: Path) -> No
     machine = ("--hardware", "a5000", "--link", "20G", "--gantt", tmp_path / "ranks.svg", "--exchange-by", "host")
     found = planned(run, "--graph", "nodes=20M,edges=200M,features=32,classes=4", *machine, "--ranks", "3")["ranks"]
     assert [sum(one["rows"] for one in found["ranks"]), len(found["ranks"])] == [20_000_000, 3]
+    assert found["links"] == "20.0 GB a second, by way of the host"
     assert 1 < found["speed_up"] < 3 and found["epoch_s"] > max(one["compute_s"] for one in found["ranks"])
     for one in found["ranks"]:
         a_byte_s = 2 / 25.2e9  # both GPUs' wires; the link is faster
