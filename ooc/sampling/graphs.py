@@ -21,7 +21,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore
 from ooc.model.graph import damaged
 from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division
-from ooc.sampling.loader import BatchLoader, Held, ahead, foreseen, order_of, read_ahead, rows_of
+from ooc.sampling.loader import BatchLoader, Held, Loop, ahead, foreseen, order_of, read_ahead, rows_of
 from ooc.sampling.pages import MOST_BATCHES, pages_of, resident_bytes
 from ooc.sampling.paths import (
     check_hops,
@@ -268,12 +268,12 @@ class GraphLoader(BatchLoader):
             self._made = epoch, self.bounds.cut(graphs)
         return self._made[1]
 
-    def __iter__(self) -> Generator["Batch"]:
+    def __iter__(self) -> Loop:
         epoch, self.epoch = self.epoch, self.epoch + 1
         batches = self.batches_of(epoch)
         return self.read([graphs for number, graphs in enumerate(batches) if self._is_own(number)])
 
-    def read(self, batches: Sequence[Ints]) -> Generator["Batch"]:
+    def read(self, batches: Sequence[Ints]) -> Loop:
         """Batches of these graphs, none larger than the bounds allow."""
         sight = max(1, self.plan.lookahead // 2)
         groups = [[*batches[first : first + sight]] for first in range(0, len(batches), sight)]

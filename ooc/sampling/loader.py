@@ -7,9 +7,10 @@ other reads the rows of one batch while the one before is in use. N nodes; n nod
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -88,6 +89,32 @@ class Held:
         self.rows = {array.name: rows(array) for array in arrays}
 
 
+class Loop(Iterator["Data"]):
+    """The batches of one iteration. OptionError where it goes on though it was ended before its last batch."""
+
+    def __init__(self, batches: Generator["Data"]) -> None:
+        self._batches, self._done, self._reason = batches, False, ""
+
+    def __next__(self) -> "Data":
+        if self._reason and not self._done:
+            raise OptionError(f"the loop over batches has been ended before its last: {self._reason}")
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._done = True
+            raise
+
+    def end(self, reason: str) -> None:
+        """Nobody is to go on with it."""
+        self._reason = self._reason or reason
+        self._batches.close()
+
+    def close(self) -> None:
+        """As of a generator."""
+        self._done = True
+        self._batches.close()
+
+
 class BatchLoader:
     """What loaders of any kind of batches do with what they hold of ``_arrays`` while they run, by their ``plan``."""
 
@@ -101,16 +128,19 @@ class BatchLoader:
         self.store = store if isinstance(store, Store) else open_store(store)
         self._listener, self._sums = listener, Sums()
 
-    def _begun(self, batches: Callable[[Held], Generator["Data"]]) -> Generator["Data"]:
+    def _begun(self, batches: Callable[[Held], Generator["Data"]]) -> Loop:
         """Batches by what is held, which an iteration before this one uses no more."""
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
+        self._end_loop("another one over the same loader has begun; make a loader for each of two at once")
         if self._held is None:
             with self.store.unreplaced():
                 self._held = Held(self.store, self._arrays(), self.plan, self._sums, self._listener)
-        made = self._of_one_store(batches(self._held))
+        made = Loop(self._of_one_store(batches(self._held)))
         self._running = weakref.ref(made)
         return made
+
+    def _end_loop(self, reason: str) -> None:
+        if self._running is not None and (running := self._running()) is not None:
+            running.end(reason)
 
     def _of_one_store(self, batches: Generator["Data"]) -> Generator["Data"]:
         """The same; StoreError where the store is replaced before the last."""
@@ -132,8 +162,7 @@ class BatchLoader:
 
     def close(self) -> None:
         """End threads, and free what an iteration makes anew. May be called twice, and the loader be used again."""
-        if self._running is not None and (running := self._running()) is not None:
-            running.close()
+        self._end_loop("the loader has been closed")
         if self._held is not None:
             self._held.close()
             self._held = None
@@ -185,8 +214,9 @@ class NeighborLoader(BatchLoader):
         super().__init__(store, _listener)
         self.store.check_one_graph("a NeighborLoader")
         self.fanouts = check_fanouts(num_neighbors)
-        if batch_size < 1:
-            raise OptionError(f"batch_size must be positive, not {batch_size}")
+        nodes: Any = batch_size
+        if not isinstance(nodes, Integral) or int(nodes) < 1:
+            raise OptionError(f"batch_size must be a positive whole number, not {batch_size!r}")
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._shuffle, self._drop_last, self._is_own = shuffle, drop_last, _is_own
         self._seeds = rows_of(self.store, input_nodes)
@@ -233,7 +263,7 @@ class NeighborLoader(BatchLoader):
         whole, rest = divmod(len(self._seeds), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
-    def __iter__(self) -> Generator["Data"]:
+    def __iter__(self) -> Loop:
         epoch, self.epoch = self.epoch, self.epoch + 1
 
         def batches(held: Held) -> Generator["Data"]:
@@ -282,7 +312,7 @@ class NeighborLoader(BatchLoader):
                 raise damaged(self.store, "in/indices")
             return found
 
-        for first in range(0, len(own), self.plan.lookahead):
+        for first in range(0, len(own), max(1, self.plan.lookahead)):  # 0 where there is no batch
             numbers = own[first : first + self.plan.lookahead]
             around = [self._seeds[seeds[number]] for number in numbers]
             batches = self._sampler.sample(around, take, epoch=epoch, numbers=numbers)
@@ -372,9 +402,11 @@ def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Use
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     """``fanouts``, unless they make no sense."""
-    if not fanouts or any(fanout < -1 or fanout == 0 for fanout in fanouts):
-        raise OptionError(f"neighbours to draw must be a number a hop, -1 for all, not {list(fanouts)}")
-    return tuple(fanouts)
+    asked: Any = fanouts
+    is_list = isinstance(asked, Sequence) and len(asked) > 0
+    if not is_list or not all(isinstance(fanout, Integral) and (int(fanout) > 0 or fanout == -1) for fanout in asked):
+        raise OptionError(f"neighbours to draw must be a number a hop, -1 for all, not {fanouts!r}")
+    return tuple(map(int, fanouts))
 
 
 def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_nodes") -> Ints:

@@ -152,8 +152,27 @@ def test_nothing_is_left_when_a_loop_ends_early(store: Store) -> None:
 def test_what_makes_no_sense_is_refused(store: Store, options: dict[str, object], said: str) -> None:
     with pytest.raises(ooc.OptionError, match=said):
         _loader(store, **options)
-    with pytest.raises(ooc.OptionError, match="-1 for all"):
-        NeighborLoader(store, [5, 0])
+    with pytest.raises(ooc.OptionError, match="batch_size must be a positive whole number"):
+        NeighborLoader(store, [5], batch_size=1.5)  # type: ignore[arg-type]
+    for fanouts in ([5, 0], [1.5], 5):
+        with pytest.raises(ooc.OptionError, match="-1 for all"):
+            NeighborLoader(store, fanouts)  # type: ignore[arg-type]
+
+
+def test_loops_at_once_need_loaders_of_their_own(store: Store) -> None:
+    """The first of two ended silently after the batches that it had had."""
+    with _loader(store) as loader, _loader(store) as other:
+        first = iter(loader)
+        next(first)
+        iter(loader)
+        with pytest.raises(ooc.OptionError, match="another one over the same loader has begun"):
+            next(first)
+        assert len(list(zip(loader, other, strict=True))) == len(loader)
+
+
+def test_an_epoch_may_have_no_batch(store: Store) -> None:
+    with NeighborLoader(store, [2], batch_size=5000, drop_last=True) as loader:
+        assert len(loader) == 0 and list(loader) == []
 
 
 def test_a_damaged_list_of_neighbours_is_said(tmp_path: Path) -> None:
