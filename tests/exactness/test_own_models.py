@@ -4,6 +4,7 @@ own, compiled parts, several inputs and results, parts that are called twice or 
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.graphs import GraphCase, random_data
 
 ROUGH: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
 H, K = 6, 3
+compiled = partial(torch.compile, backend="eager")
+"""Nothing is compiled in the end, and torch's own backend takes long to import."""
 
 
 class ByHand(nn.Module):
@@ -124,7 +127,7 @@ class Reversible(nn.Module):
         return out
 
 
-@torch.compile
+@compiled
 def gated(x: Tensor) -> Tensor:
     return x * x.sigmoid()
 
@@ -134,8 +137,8 @@ class Compiled(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.conv = torch.compile(GATConv(features, H))
-        self.rows = torch.compile(nn.Sequential(nn.Linear(H, H), nn.ReLU()))
+        self.conv = compiled(GATConv(features, H))
+        self.rows = compiled(nn.Sequential(nn.Linear(H, H), nn.ReLU()))
         self.last = GCNConv(H, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -233,7 +236,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "MetaLayer": (Meta, {"edge_features": K}),
     "GroupAddRev": (Reversible, {}),
     "compiled parts": (Compiled, {}),
-    "compiled": (lambda f, c: torch.compile(Two(f, c, SAGEConv)), {}),
+    "compiled": (lambda f, c: compiled(Two(f, c, SAGEConv)), {}),
     "shared": (Shared, {}),
     "asking": (Asking, {}),
     "in turns": (InTurns, {}),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +183,8 @@ RANKED = st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1, max_
 @given(RANKED)
 def test_rankings_with_ties(rows: list[tuple[int, bool]]) -> None:
     """As by comparing all pairs and trying all thresholds; None where there is one class only."""
+    import scipy.stats  # here, not where every process collects all tests
+
     scores, positive = np.array([float(s) for s, _ in rows]), np.array([p for _, p in rows])
     if positive.all() or not positive.any():
         assert roc_auc(scores, positive) is None and average_precision(scores, positive) is None
