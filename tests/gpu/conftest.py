@@ -13,8 +13,8 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_interpreter() -> Iterator[None]:
-    """Whenever a function is called it goes through all that Triton's language has, to find what is built in, and for
-    every number it makes a table of all types anew."""
+    """Whenever a function is called it goes through all that Triton's language has, to find what is built in; for every
+    number it makes a table of all types anew, and for every result its type."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
             from triton.runtime import interpreter
@@ -37,5 +37,15 @@ def _quick_interpreter() -> Iterator[None]:
                     known[kind.scalar.name] = find(kind.scalar)
                 return known[kind.scalar.name]
 
+            make, made = interpreter.tl.block_type.__init__, dict[Any, dict[str, Any]]()
+
+            def init(self: Any, element_ty: Any, shape: Any) -> None:
+                key = element_ty.name, *(getattr(size, "value", size) for size in shape)
+                if key not in made:
+                    make(self, element_ty, shape)
+                    made[key] = vars(self).copy()
+                vars(self).update(made[key])
+
             patch.setattr(interpreter, "_get_np_dtype", dtype_of)
+            patch.setattr(interpreter.tl.block_type, "__init__", init)
         yield
