@@ -7,7 +7,7 @@ and degrees. Run on a piece of a row's edges, each of these calls gets a part of
 a running total, and once that is complete, a later run is given it. A call that depends on another one's total has a
 higher ``level``: a softmax takes one run over all pieces for the largest score, one for the sum, one for what it
 weighs. A piece's graph is the row, node 0, with in-neighbours that have no edges of their own
-(``kernels.neighbourhood``).
+(``kernels.neighbourhood``). Of quantiles the values of all pieces wait, until it is known which of them these are.
 
 Backward, each call is differentiated by itself: what flows back to its total is known without the other edges.
 
@@ -27,6 +27,7 @@ from ooc.errors import ModelError
 from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
 from ooc.kernels.fixed_order import rows_scattered
 from ooc.kernels.neighbourhood import Neighbourhood
+from ooc.kernels.quantiles import Quantiles, quantiles_of_rows
 
 
 class Kind(Enum):
@@ -36,8 +37,11 @@ class Kind(Enum):
     HIGHEST = "amax"
     LOWEST = "amin"
     PRODUCT = "prod"
+    QUANTILES = "quantiles"
 
 
+_SORTED_BYTES = 24
+"""Of an entry while its column is sorted: which entry comes where, twice, and what sorting takes."""
 _SUMS = (torch.Tensor.scatter_add, torch.scatter_add, torch.Tensor.index_add, torch.index_add)
 _SUMS_IN_PLACE = (torch.Tensor.scatter_add_, torch.Tensor.index_add_)
 _REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
@@ -45,17 +49,25 @@ _REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
 
 @dataclass(frozen=True, slots=True)
 class CaughtSum:
-    """One call: what it makes of what a tensor has a row for, and the run in which its total is found, from 1."""
+    """One call: what it makes of what a tensor has a row of ``columns`` for, and the run in which its total is found,
+    from 1."""
 
     kind: Kind
     rows: DroppedRows
     level: int
+    columns: int
+
+    def held_bytes(self, itemsize: int) -> int:
+        """Of each of a row's entries, while others of the row come in."""
+        if self.kind is not Kind.QUANTILES:
+            return 0
+        return self.columns * itemsize + 2 * itemsize + _SORTED_BYTES
 
 
 class Total:
     """What one call makes of those of a row's entries that there have been: ``value``, and ``beside`` it how many of
     them are the extreme or, of a product, which is that of the others, zero. ``gradient``: what flows back to it, and
-    ``leaf`` what is differentiated by."""
+    ``leaf`` what is differentiated by. Of ``quantiles`` all entries wait until it is asked for."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -63,7 +75,11 @@ class Total:
         self.beside: Tensor | None = None
         self.gradient: Tensor | None = None
         self.leaf: Tensor | None = None
+        self.quantiles: Quantiles | None = None
         self._shares: Tensor | None = None
+        self._waiting: list[Tensor] = []
+        self._entries: list[tuple[Tensor, Tensor | float]] = []
+        self._count = self._spread = 0
 
     def add(self, part_EX: Tensor) -> None:
         """Some more entries."""
@@ -86,14 +102,42 @@ class Total:
                 part, zeros = part_EX.masked_fill(is_zero_EX, 1).prod(0), is_zero_EX.sum(0)
                 self.value = part if self.value is None else self.value * part
                 self.beside = zeros if self.beside is None else self.beside + zeros
+            case Kind.QUANTILES:
+                self._waiting.append(part_EX.detach().clone())
+                self._count += len(part_EX)
+
+    def _choose(self) -> None:
+        """Which of all entries the quantiles are; these need not wait any more."""
+        parts, which = self._waiting, self.quantiles
+        assert which is not None
+        place_Q = which.places(torch.tensor([self._count], device=parts[0].device))
+        columns = (torch.cat([part[:, column] for part in parts]) for column in range(parts[0].shape[1]))
+        entries = which.entries(place_Q, columns, lambda values_E: values_E.argsort(stable=True))
+        ends = [parts[0].new_zeros(found_QC.shape) for found_QC in entries]
+        start = 0
+        for part_EX in parts:
+            for found_QC, end_QC in zip(entries, ends, strict=True):
+                inside = (found_QC >= start) & (found_QC < start + len(part_EX))
+                values_QC = part_EX.gather(0, (found_QC - start).clamp(0, len(part_EX) - 1))
+                end_QC.copy_(torch.where(inside, values_QC, end_QC))
+            start += len(part_EX)
+        self.value = which.between(place_Q, ends).flatten()
+        shares = which.shares(place_Q)
+        weights = [1.0] if len(entries) == 1 else [1 - shares, shares]
+        self._entries = list(zip(entries, weights, strict=True))
+        self._waiting = []
 
     def begin_backward(self) -> None:
         """Nothing more is added: from here on what uses it is differentiated."""
+        if self._waiting:
+            self._choose()
         if self.value is not None and self.value.is_floating_point():
             self.leaf = self._whole(self.value).detach().requires_grad_()
 
     def onto(self, into_1X: Tensor) -> Tensor:
         """The row that was ``into`` with all entries."""
+        if self._waiting:
+            self._choose()
         if self.value is None:
             return into_1X
         value = self._whole(self.value) if self.leaf is None else self.leaf
@@ -103,6 +147,8 @@ class Total:
             case Kind.HIGHEST | Kind.LOWEST:
                 if self.leaf is not None and self.beside is not None:
                     self._shares = self.beside + (into_1X.detach()[0] == value.detach())  # as torch counts ties
+                return value[None]
+            case Kind.QUANTILES:
                 return value[None]
             case Kind.PRODUCT:
                 return into_1X.clone() * value  # into is written to, which autograd must not find changed
@@ -120,6 +166,14 @@ class Total:
                 assert self.beside is not None
                 others = torch.where(part_EX == 0, self.beside == 1, self.beside == 0)
                 return others * (self.gradient * self.value) / part_EX.masked_fill(part_EX == 0, 1)
+            case Kind.QUANTILES:
+                start, found = self._spread % self._count, torch.zeros_like(part_EX)
+                self._spread += len(part_EX)
+                for entry_QC, weight in self._entries:
+                    inside = (entry_QC >= start) & (entry_QC < start + len(part_EX))
+                    parts = self.gradient.view(entry_QC.shape) * weight * inside
+                    found.scatter_add_(0, (entry_QC - start).clamp(0, len(part_EX) - 1), parts)
+                return found
 
     def _whole(self, value: Tensor) -> Tensor:
         if self.kind is not Kind.PRODUCT or self.beside is None:
@@ -138,13 +192,18 @@ class _Catching(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is quantiles_of_rows:
+            values_EC, index_E, count, quantiles, fill_value = args
+            filled = values_EC.new_full((count, quantiles.q.numel() * values_EC.shape[1]), fill_value)
+            result = self._reduced(Kind.QUANTILES, filled, index_E, values_EC, quantiles)
+            return func(*args) if result is None else result
         is_sum, is_reduce = func in _SUMS or func in _SUMS_IN_PLACE, func in _REDUCES or func is _REDUCE_IN_PLACE
         if not (is_sum or is_reduce):
             return func(*args, **kwargs)
         given: tuple[Any, ...] = tuple(kwargs.get(n) if k >= len(args) else args[k] for k, n in enumerate(_GIVEN))
         into, dim, index, rows = given
         kind = "sum" if is_sum else kwargs.get("reduce", args[4] if len(args) > 4 else None)
-        if kind not in {one.value for one in Kind} or (kind in ("amax", "amin") and kwargs.get("include_self", True)):
+        if kind not in _NAMES or (kind in ("amax", "amin") and kwargs.get("include_self", True)):
             return func(*args, **kwargs)
         if "alpha" in kwargs or not isinstance(rows, Tensor) or not isinstance(index, Tensor):
             return func(*args, **kwargs)
@@ -160,11 +219,14 @@ class _Catching(TorchFunctionMode):
         result = result.movedim(0, dim)
         return into.copy_(result) if func in _SUMS_IN_PLACE or func is _REDUCE_IN_PLACE else result
 
-    def _reduced(self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor) -> Tensor | None:
+    def _reduced(
+        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
+    ) -> Tensor | None:
         """What is to be given instead; None: what the call gives by itself."""
         raise NotImplementedError
 
 
+_NAMES = {kind.value for kind in Kind if kind is not Kind.QUANTILES}
 _REDUCE_IN_PLACE = torch.Tensor.scatter_reduce_
 _GIVEN = ("input", "dim", "index", "src")
 
@@ -178,15 +240,21 @@ class Finding(_Catching):
         super().__init__()
         self.found: list[tuple[Kind, DroppedRows | None]] = []
         self.given: list[Tensor] = []
+        self.columns: list[int] = []
         self._changed = changed
         self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows is not DroppedRows.NODES}
 
-    def _reduced(self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor) -> Tensor | None:
+    def _reduced(
+        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
+    ) -> Tensor | None:
         of = (one for one, targets in self._targets.items() if torch.equal(targets, numbers_E))
         self.found.append((kind, next(of, None)))
+        self.columns.append(rows[0].numel() if len(rows) else 0)
         self.given.append(torch.cat((rows.detach().flatten(), into.detach().flatten())))
         if self._changed != len(self.found) - 1:
             return None
+        if quantiles is not None:
+            return quantiles_of_rows(rows, numbers_E, len(into), quantiles, 0.0) * 1.5 + 0.25
         return _put(into.clone(), numbers_E, rows, kind) * 1.5 + 0.25
 
 
@@ -217,16 +285,20 @@ class Catching(_Catching):
         self._nodes, self._level, self._last, self._is_first = 1 + len(near.others_S), level, last, is_first
         self._done = 0
 
-    def _reduced(self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor) -> Tensor | None:
+    def _reduced(
+        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
+    ) -> Tensor | None:
         number = self._done
         self._done += 1
         if number >= len(self._calls) or self._calls[number].kind is not kind:
             raise self._refusal()
         call, edges = self._calls[number], len(rows)
-        rest = into[1:]
+        rest, self._totals[number].quantiles = into[1:], quantiles
         if call.rows in LOOPS:  # node by node behind the edges, the row's own first
             edges -= self._nodes
             loops = rows[edges + 1 :][: len(rest)]
+            if quantiles is not None:
+                loops = loops.repeat(1, quantiles.q.numel())
             rest = rest + loops if kind is Kind.SUM else rest.clone() * loops if kind is Kind.PRODUCT else loops
             edges += self._is_first
         self._take(number, rows[:edges])

@@ -151,7 +151,8 @@ class PerEdge:
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. ``beside``: one more such matrix. Temporaries of one call, all
     groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
-    are taken together) and every row, and ``bytes_per_row``. ``opaque``: what an opaque layer makes of a tile's rows,
+    are taken together) and every row, and ``bytes_per_row``; ``held_bytes_per_edge`` besides, of all edges of a tile
+    whose pieces wait for one another. ``opaque``: what an opaque layer makes of a tile's rows,
     all together, so that they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for
     other rows of each tile, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it
     is computed once more while it is added.
@@ -172,6 +173,7 @@ class PerEdge:
     bytes_per_row: int
     opaque: bool = False
     row_edges: int = 0
+    held_bytes_per_edge: int = 0
     waiting_bytes_per_edge: int = 0
     waiting_edges: int = 1 << 62
     copied_columns: tuple[int, ...] = ()

@@ -64,7 +64,7 @@ class Chain(nn.Module):
 
 
 class Quantiles(nn.Module):
-    """Two layers that need all edges of a row at once, the second without parameters and twice as wide as before."""
+    """Two layers of which entries of a row wait, the second without parameters and twice as wide as before."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -86,6 +86,13 @@ LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
     "MFConv": lambda i, o: MfAsItIs(i, o, max_degree=4),
     "GraphConv, powermean": lambda i, o: GraphConv(i, o, aggr="powermean", aggr_kwargs={"learn": True}),
     "ResGatedGraphConv": GatedAsItIs,
+    "SAGEConv, median": lambda i, o: SAGEConv(i, o, aggr="median"),
+    **{
+        f"quantiles, {between}": lambda i, o, between=between: SAGEConv(
+            i, o, aggr=QuantileAggregation(0.3, interpolation=between)
+        )
+        for between in ("linear", "midpoint", "lower", "nearest")
+    },
 }
 """Beside those of ``Chain``."""
 
@@ -129,10 +136,13 @@ def test_levels() -> None:
     assert {call.level for call in probed(principal(4, 6)).calls} == {1}
 
 
-def test_hubs_are_exact(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
+@pytest.mark.parametrize("make", [Chain, Quantiles])
+def test_hubs_are_exact(
+    make: Callable[[int, int], nn.Module], shared: tuple[Data, Store], tmp_path: Path, pieces: None
+) -> None:
     """Losses, gradients and scores."""
     data, store = shared
-    assert_agrees(CustomCase(make=Chain), data, tmp_path, epochs=2, store=store, tile_rows=16)
+    assert_agrees(CustomCase(make=make), data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
 def test_dropout_on_a_hub(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
@@ -178,17 +188,18 @@ def test_what_cannot_be_split_is_taken_whole(
         make_trainer(case, store, tmp_path, gpu_budget="10K", host_budget="10K")
 
 
-def test_columns_of_rows_that_are_taken_whole_come_in_slices(
+def test_columns_of_which_entries_wait_come_in_slices(
     shared: tuple[Data, Store], tmp_path: Path, pieces: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where they know nothing of one another: results are PyG's, and less memory is asked for."""
     data, store = shared
     case, least = CustomCase(make=Quantiles), []
-    for row_bytes in (1 << 30, 1 << 14):
+    for row_bytes in (1 << 30, 1 << 10):
         monkeypatch.setattr(opaque, "_ROW_BYTES", row_bytes)
         with make_trainer(case, store, tmp_path, threads=1) as trainer:
             pulls = [item.pull for item in trainer.plan.programs["train"] if item.pull is not None]
-            least.append(max(kind.bytes_per_edge for pull in pulls if (kind := pull.per_edge) is not None))
+            least.append(max(kind.held_bytes_per_edge for pull in pulls if (kind := pull.per_edge) is not None))
+            assert not any(pull.per_edge.row_edges for pull in pulls if pull.per_edge is not None)
     assert 1.5 * least[1] < least[0]
     assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=16)
 

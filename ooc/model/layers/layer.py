@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
+from ooc.kernels.quantiles import Quantiles, quantiles_of_rows
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from torch_geometric.nn.aggr import QuantileAggregation
 
 _QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
-_ENDS = {
-    **{"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,)},
-    **dict.fromkeys(("linear", "midpoint"), (torch.floor, torch.ceil)),
-}
-"""Of a quantile between two entries, by how it is interpolated: which of them count."""
 _PLAIN = (bool, int, float, str, torch.dtype)
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
@@ -334,25 +330,9 @@ def _lean_quantiles() -> "type[QuantileAggregation]":
         def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
             if dim % x.dim():
                 return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[no-any-return]
-            values_EC, quantiles = x.flatten(1), self.q.numel()
-            with torch.no_grad():
-                count_R = torch.bincount(index, minlength=dim_size)
-                place_Q = (self.q * (count_R - 1) + (count_R.cumsum(0) - count_R)).t().reshape(-1)
-                places = [end(place_Q.clamp(0, len(index) - 1)).long() for end in _ENDS[self.interpolation]]
-                entries = [values_EC.new_empty(len(place_Q), values_EC.shape[1], dtype=torch.int64) for _ in places]
-                for column, values_E in enumerate(values_EC.unbind(1)):
-                    order_E = values_E.argsort(stable=True)
-                    order_E = order_E[index[order_E].argsort(stable=True)]
-                    for found_QC, place in zip(entries, places, strict=True):
-                        found_QC[:, column] = order_E[place]
-            quantile, *above = [values_EC.gather(0, found_QC) for found_QC in entries]
-            if above:
-                share = place_Q.frac()[:, None]
-                linear = self.interpolation == "linear"
-                quantile = quantile + (above[0] - quantile) * share if linear else 0.5 * quantile + 0.5 * above[0]
-            without_Q = (count_R == 0).repeat_interleave(quantiles)
-            quantile = quantile.masked_fill(without_Q[:, None], self.fill_value)
-            return quantile.view(dim_size, quantiles * x.shape[1], *x.shape[2:])
+            quantiles = Quantiles(self.q, self.interpolation)
+            found = quantiles_of_rows(x.flatten(1), index, dim_size, quantiles, self.fill_value)
+            return found.view(dim_size, self.q.numel() * x.shape[1], *x.shape[2:])
 
     return LeanQuantiles
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ooc.kernels.caught_sums import Kind
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import InnerDropout
 from ooc.kernels.edges import TileEdges
@@ -299,6 +300,7 @@ class Opaque(EdgeAggregate):
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
+            held_bytes_per_edge=sum(call.held_bytes(found.itemsize) for call in found.calls),
             waiting_bytes_per_edge=waiting,
             waiting_edges=self.waiting_edges,
             work=work,
@@ -385,7 +387,8 @@ def lower_opaque(
         )
         setting.probed.append((question, probed))
     alone = kind is Opaque and [*layer.tails.values()] == [(source.columns,)]
-    alone = alone and not (layer.codes or probed.calls or probed.parameters or probed.dropped)
+    alone = alone and not (layer.codes or probed.parameters or probed.dropped)
+    alone = alone and all(call.kind is Kind.QUANTILES for call in probed.calls)
     if alone and (slices := _slices(layer, module, probed, source.columns, setting)):
         given, parts = len(assembly.convolved), []
         for one in slices:
@@ -410,10 +413,11 @@ def lower_opaque(
 def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:
     """Into which slices its columns are cut, of a layer that needs all edges of a row at once, where these take too
     much and columns know nothing of one another; the same whatever the budgets. None: it is not cut."""
-    of_edge = probed.edge_bytes + probed.node_bytes + columns * probed.itemsize
-    edges = setting.most_edges()
-    if columns == 1 or edges * (of_edge + _BYTES_PER_EDGE) <= _ROW_BYTES:
+    edges, of_edge, beside = setting.most_edges(), columns * probed.itemsize, 0
+    if not probed.calls:  # else only entries of quantiles wait
+        of_edge, beside = of_edge + probed.edge_bytes + probed.node_bytes, _BYTES_PER_EDGE
+    if columns == 1 or edges * (of_edge + beside) <= _ROW_BYTES:
         return []
-    width = max(1, int((_ROW_BYTES / edges - _BYTES_PER_EDGE) * columns / of_edge))
+    width = max(1, int((_ROW_BYTES / edges - beside) * columns / of_edge))
     slices = [range(first, min(columns, first + width)) for first in range(0, columns, width)]
     return slices if is_by_columns(layer, module, slices, setting.num_edge_features) else []

@@ -183,8 +183,8 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
         for later in range(changed + 1, len(levels)):
             if not torch.equal(other.given[later], plain.given[later]):
                 levels[later] = max(levels[later], levels[changed] + 1)
-    found = zip(plain.found, levels, strict=True)
-    return tuple(CaughtSum(kind, rows, level) for (kind, rows), level in found if isinstance(rows, DroppedRows))
+    found = zip(plain.found, levels, plain.columns, strict=True)
+    return tuple(CaughtSum(kind, rows, *known) for (kind, rows), *known in found if isinstance(rows, DroppedRows))
 
 
 def _in_parts(parts: Iterator[Part]) -> Iterator[Part]:

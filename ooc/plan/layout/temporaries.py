@@ -2,6 +2,7 @@
 """Bounds on the temporaries of passes, which lie beside the arena, from the tallest tile and its edges."""
 
 from functools import lru_cache
+from heapq import nlargest
 from operator import sub
 
 from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, pulled_columns
@@ -19,7 +20,8 @@ _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
 
 
 def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int) -> int:
-    """A bound on the temporaries of a pass, all threads together."""
+    """A bound on the temporaries of a pass, all threads together: one of these has the heaviest tile, each other one
+    the second heaviest at most."""
     if isinstance(item, ColumnPass):
         grid, out = matrices[item.pull.source].grid, matrices[item.output].grid
         tile = item.rows_at_once
@@ -40,27 +42,32 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += item.stage.beside_bytes + item.stage.entry_bytes * entries
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
-        edges = most_edges(topology, workload.tile_rows, item.rows, tile)
+        most, second = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
         beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
         beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
         beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in item.pull.edge_data)  # converted, some left out
-        nbytes += beside * edges
         if workload.parts is not None:
             nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
         kind = item.pull.per_edge
+
+        def of_edges(edges: int) -> int:
+            found = beside * edges
+            if kind is not None:
+                return found + _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
+            return found if workload.parts is None else found + workload.parts.nbytes(edges=edges, columns=share)
+
+        together = of_edges(most) + (workload.threads - 1) * of_edges(second)
         if kind is not None:
             copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
-            of_kernel = _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
-            once_more = of_kernel if kind.waiting_bytes_per_edge and edges > kind.waiting_edges else 0
+            together += copied * workload.pulled_itemsize
+            if kind.waiting_bytes_per_edge and most > kind.waiting_edges:  # computed once more as they are added
+                together += of_edges(most) - beside * most
             results = results_at_once(workload.threads, workload.tasks_ahead)
             results += workload.threads > 1  # being added, it is copied, while other threads compute
-            waiting = results * kind.waiting_nbytes(edges, min(item.rows, tile))
-            nbytes = workload.threads * (nbytes + of_kernel) + once_more + waiting
-            return nbytes + copied * workload.pulled_itemsize
-        if workload.parts is not None:
-            nbytes += workload.parts.nbytes(edges=edges, columns=share)
+            together += results * kind.waiting_nbytes(most, min(item.rows, tile))
+        return workload.threads * nbytes + together
     return workload.threads * nbytes
 
 
@@ -70,7 +77,7 @@ def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: in
     at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows * (not kind.opaque)
     if not kind.opaque and not kind.row_edges:  # self-loops, one a row, are among the edges of a piece
         at_once = min(at_once, kind.edges_at_once + 1)
-    of_edges = at_once * kind.bytes_per_edge * kind.heads(groups)
+    of_edges = (at_once * kind.bytes_per_edge + edges * kind.held_bytes_per_edge) * kind.heads(groups)
     of_rows = rows * kind.bytes_per_row * groups
     return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
@@ -88,10 +95,16 @@ def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_devic
     return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 
-@lru_cache(maxsize=512)
 def most_edges(topology: Topology, tile_rows: int, rows: int, height: int) -> int:
     """The most edges of ``height`` rows, whole tiles, that one step or task takes, of the first ``rows`` rows."""
+    return heaviest_tiles(topology, tile_rows, rows, height)[0]
+
+
+@lru_cache(maxsize=512)
+def heaviest_tiles(topology: Topology, tile_rows: int, rows: int, height: int) -> tuple[int, int]:
+    """The same, and the most of any other step or task."""
     edges, stride = topology.tile_edges, height // tile_rows
     end = min(-(-rows // height) * stride, len(edges) - 1)
     at = [*edges[:end:stride], edges[end]]
-    return max(map(sub, at[1:], at), default=0)
+    most, second, *_ = *nlargest(2, map(sub, at[1:], at)), 0, 0
+    return most, second
