@@ -237,7 +237,7 @@ class Exchange:
         that takes. Holds a byte a row meanwhile."""
         ranks, shares = self.ranks, self._shares[space]
         rows = shares[-1].stop
-        wanted = wanted_rows(sources, shares, shares[ranks.rank], rows)
+        wanted = ranks.all_of(lambda: wanted_rows(sources, shares, shares[ranks.rank], rows))
         counts_PP = torch.stack([*ranks.gathered(torch.tensor([len(one) for one in wanted]))])
         memory = halo_memory(counts_PP, shares, rows)
         if memory is None:

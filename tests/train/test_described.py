@@ -4,6 +4,7 @@ something that nobody has asked for, or wait for ever."""
 
 import io
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -123,6 +124,27 @@ def test_what_differs_is_named_by_all(store: Store, tmp_path: Path, monkeypatch:
         assert one.startswith("what is trained is not that of rank 0: it differs in ") and name in one
     assert second[-2] == "what fit is to do is not that of rank 0: it differs in epochs"
     assert second[-1].startswith("the software (ooc 0.1.1, torch ") and second[-1].endswith(" it differs in ooc")
+
+
+def test_a_file_that_one_cannot_read_is_told_to_all(store: Store, tmp_path: Path) -> None:
+    """They are amid finding out what to send each other, or wait for links to be written."""
+    copies = [tmp_path / f"{rank}.ooc" for rank in range(2)]
+    for copy in copies:
+        shutil.copytree(store.path, copy)
+    next((copies[1] / "in" / "indices" / "c").rglob("*")).unlink()
+    (tmp_path / "file").write_text("")
+
+    def work(rank: int) -> list[str]:
+        said = []
+        with pytest.raises(ooc.OocError) as raised:
+            _trainer(ooc.open(copies[rank]))
+        said.append(str(raised.value))
+        with pytest.raises((ooc.OocError, OSError)) as failed:
+            _on_links(store, spill_dir=tmp_path / ("links", "file")[rank])
+        return [*said, str(failed.value)]
+
+    first, second = together(2, tmp_path, work)
+    assert first == [f"rank 1 has failed: {one}" for one in second] and "in/indices" in second[0]
 
 
 _OWN = """

@@ -299,7 +299,8 @@ class LinkTrainer(Trainer):
         return LinkMetric.of(name or "mrr")
 
     def _job(self, resources: Resources) -> Job:
-        objective = LinkObjective.of(
+        make = partial(
+            LinkObjective.of,
             self._links,
             self.store,
             resources.spill_dir,
@@ -309,6 +310,7 @@ class LinkTrainer(Trainer):
             dtype=dtype_of(self.model),
             resources=resources,
         )
+        objective = self.ranks.all_of(make)
         assert objective.training is not None
         self._training, self._scorer = objective.training, objective.scorer
         asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss")}
