@@ -40,11 +40,10 @@ def _columns(values: tuple[str, ...]) -> dict[str, str]:
 
 def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from rich.console import Console
-
+        from ooc.report.console import Output
         from ooc.report.conversion_tables import print_list
 
-        print_list(Console())
+        print_list(Output())
         context.exit()
 
 
@@ -153,11 +152,10 @@ def command(
     from ooc.sources.names import named, obtain
 
     if dry_run:
-        from rich.console import Console
-
+        from ooc.report.console import Output
         from ooc.report.conversion_tables import print_forecast
 
-        print_forecast(source, out, root=root, console=Console(), as_json=as_json, **options)
+        print_forecast(source, out, root=root, console=Output(), as_json=as_json, **options)
         return
 
     def confirm(question: str) -> bool:

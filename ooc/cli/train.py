@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -241,6 +242,11 @@ def ranks_of_environment() -> "Ranks | None":
     return Ranks.of_environment(_STARTING)
 
 
+_TELLING_S = 5.0
+"""So long the one that says why has to end before those that know it from there: torchrun then stops these, and has the
+exit code of the first that has ended."""
+
+
 @contextmanager
 def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator[None]:
     """Where another process has failed and says why, this one ends as it does and says nothing; so do all but the first
@@ -252,10 +258,15 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
         is_told = error.is_told if isinstance(error, RankError) else ranks is not None and not ranks.is_first_here
         if not is_told:
             raise
+        if isinstance(error, RankError):
+            with suppress(KeyboardInterrupt):
+                time.sleep(_TELLING_S)
         context.exit(EXIT_ERROR)
     except BaseException as error:
         if ranks is not None:
             ranks.failed()
+            if isinstance(error, BrokenPipeError):
+                raise  # nobody reads what is printed any more
             of_files = isinstance(error, OSError | SpillError | StoreError) or isinstance(error.__cause__, OSError)
             if of_files or (ranks.rank and isinstance(error, OocError)):
                 why = describe_os_error(error) if isinstance(error, OSError) else str(error)

@@ -46,9 +46,17 @@ def check_drawing(path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{path}: there is no folder {path.parent}")
 
 
+class Output(Console):
+    """Standard output, whose reader may go."""
+
+    def on_broken_pipe(self) -> None:
+        """Have the error go on to who ends all commands alike; rich would end the program, with another exit code."""
+        raise
+
+
 def output() -> Console:
     """Standard output: as wide as the terminal, and where it goes to a file as wide as most are."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    return Output(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def say(console: Console, line: str) -> None:

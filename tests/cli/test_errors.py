@@ -2,6 +2,7 @@
 """Whatever goes wrong, the command says it in one line and ends with 2, without a traceback."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -18,10 +20,11 @@ from ooc import cli, interruption
 from ooc.cli import _is_unanswered
 from ooc.cli.train import command as train_command
 from ooc.cli.train import silent_where_told
-from ooc.errors import OocError, OptionError, RunError, SpillError, StoreError
+from ooc.errors import OocError, OptionError, RankError, RunError, SpillError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
+from ooc.report.console import Output
 from ooc.storage.store import open_store
 from ooc.storage.verification import verify
 from tests.cli.conftest import RunCommand
@@ -318,6 +321,24 @@ def test_where_there_are_several_the_first_says_of_files_who_it_is(error: Except
     with pytest.raises(OocError) as raised, silent_where_told(click.Context(train_command), Ranks(rank=0, count=2)):
         raise error
     assert str(raised.value) == told
+
+
+def test_tables_that_nobody_reads_any_more_end_as_lines_do() -> None:
+    gone = Mock(spec=io.StringIO())
+    gone.write.side_effect = BrokenPipeError
+    with pytest.raises(BrokenPipeError):
+        Output(file=gone).print("a table")
+
+
+def test_where_nobody_reads_what_several_print_the_first_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does; the exit code of --nproc is that of whichever has ended first."""
+    waited = list[float]()
+    monkeypatch.setattr("time.sleep", waited.append)
+    with pytest.raises(BrokenPipeError), silent_where_told(click.Context(train_command), Ranks(rank=0, count=2)):
+        raise BrokenPipeError
+    with pytest.raises(click.exceptions.Exit), silent_where_told(click.Context(train_command), Ranks(rank=1, count=2)):
+        raise RankError("rank 0 has failed", is_told=True)
+    assert len(waited) == 1 and waited[0] > 3
 
 
 def test_where_the_run_cannot_be_written_the_first_says_who_it_is() -> None:
