@@ -189,6 +189,8 @@ def test_of_every_machine_one_process_tells_what_went_wrong() -> None:
     machines = Machines([Place("a", "1"), Place("a", "1"), Place("a", "2"), Place("a", "2")])
     tells = {by: [rank for rank in range(4) if not machines.is_told(by, rank)] for by in range(4)}
     assert tells == {0: [0, 2], 1: [1, 2], 2: [0, 2], 3: [0, 3]}
+    of_three = Machines([Place("a", "1"), Place("a", "2"), Place("a", "2")])
+    assert Ranks(rank=0, count=3, machines=of_three).most_on_a_machine == 2  # whose memory is divided most
     assert machines.name(3) == "rank 3 (a)" and Machines([Place("a")] * 2).name(1) == "rank 1"
 
 
