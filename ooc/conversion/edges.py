@@ -21,7 +21,7 @@ from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_s
 
 from ooc.errors import SourceError
 from ooc.sources.source import EdgeData, RelationSource, Source
-from ooc.storage.array import AnyArray
+from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
 Keys = npt.NDArray[np.uint64]
@@ -80,6 +80,13 @@ class ValueForm:
             with np.errstate(over="ignore"):
                 found[name] = values
             _check_finite(found[name], values, name, kind, first)
+            wide = np.float64 if kind == "float64" else np.float32
+            if (rounded := whole_numbers_rounded(values.astype(wide), values)) is not None:
+                at = np.argwhere(rounded)[0]
+                raise SourceError(
+                    f"the {_what(name, at)} of edge {first + int(at[0])} is {values[tuple(at)]}, which "
+                    f"{np.dtype(wide).name} would round; give dtype float64, or smaller numbers"
+                )
         return found
 
     def added(self, count: int) -> Values:
@@ -108,9 +115,12 @@ def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first
         return
     at = np.argwhere(~finite)[0]
     value = given[tuple(at)]
-    what = "weight" if name == EDGE_WEIGHT else f"feature {at[1]}"
     limit = f", more than {kind} can hold" if np.isfinite(value) else ""
-    raise SourceError(f"the {what} of edge {first + int(at[0])} is {value:g}{limit}")
+    raise SourceError(f"the {_what(name, at)} of edge {first + int(at[0])} is {value:g}{limit}")
+
+
+def _what(name: str, at: npt.NDArray[np.int64]) -> str:
+    return "weight" if name == EDGE_WEIGHT else f"feature {at[1]}"
 
 
 class Run(NamedTuple):

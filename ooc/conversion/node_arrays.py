@@ -20,7 +20,7 @@ from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source, ranges
-from ooc.storage.array import AnyArray
+from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
@@ -235,8 +235,9 @@ def _feature_blocks(
             values = _values(rows)
             double, given = np.float64 in (values.dtype, wanted), values
             values = values.astype(np.float64 if double else np.float32, copy=False)
-            if given.dtype.kind in "iu" and given.itemsize > 2 and (rounded := values != given).any():
-                raise _rounded(*_first(rows, start, rounded))
+            if (rounded := whole_numbers_rounded(values, given)) is not None:
+                at = rows._replace(values=given) if isinstance(rows, Entries) else given
+                raise _rounded(*_first(at, start, rounded), values.dtype.name)
             if double and whole is not None:
                 whole.look_at(rows, start)
             rows = rows._replace(values=values) if isinstance(rows, Entries) else values
@@ -284,6 +285,6 @@ class _WholeColumns:
                 raise _rounded(*self._rounded[column])
 
 
-def _rounded(what: str, value: Any) -> SourceError:
-    number = int(value)
-    return SourceError(f"{what} is {number}, which float32 would round; give dtype float64, or smaller numbers")
+def _rounded(what: str, value: Any, kind: str = "float32") -> SourceError:
+    wider = "dtype float64, or " if kind == "float32" else ""
+    return SourceError(f"{what} is {int(value)}, which {kind} would round; give {wider}smaller numbers")

@@ -49,6 +49,8 @@ class HeldArray:
             given = given.tocsr()
         elif hasattr(given, "detach"):  # A tensor.
             given = given.detach().cpu().numpy()
+        if np.ma.is_masked(given):
+            raise SourceError(f"{name} have values that are masked; fill them, or leave these nodes out")
         self._array: Any = given if self._sparse else np.asarray(given)
         self.shape: tuple[int, ...] = tuple(self._array.shape)
         self.dtype: np.dtype[Any] = self._array.dtype

@@ -64,6 +64,9 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
     if is_held_graph(source):
         return held_source(source, request)
     if isinstance(source, Mapping):
+        for name, array in source.items():
+            if np.ma.is_masked(array):
+                raise SourceError(f"arrays: {name} has values that are masked; fill them, or leave these nodes out")
         arrays = {name: np.asarray(array) for name, array in source.items() if name in ARRAY_NAMES}
         return array_source(arrays, ArrayOptions(request=request, name="arrays", format="arrays"))
     if is_many_graphs(source):

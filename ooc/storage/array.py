@@ -35,6 +35,7 @@ AnyArray = npt.NDArray[Any]
 PAGE_BYTES = 4096
 CHUNK_BYTES = 4 << 20
 MIN_CHUNK_ROWS = 1024
+_COMPARED_NUMBERS = 1 << 16
 GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a disk reads in the time of a request.
 READ_BYTES = 4 << 20
 CHECKSUM_FILE = "checksums.bin"
@@ -48,6 +49,19 @@ _HERE = -100  # AT_FDCWD: relative paths are from the current folder
 _EXCHANGE = 2  # RENAME_EXCHANGE
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
 """What some network file systems answer; files are only less protected there."""
+
+
+def whole_numbers_rounded(stored: AnyArray, given: AnyArray) -> npt.NDArray[np.bool_] | None:
+    """Which of the whole numbers ``given`` are others as ``stored``; None: none of them, or they are no whole numbers.
+    They are compared as whole numbers: as floating-point ones both would be rounded."""
+    if given.dtype.kind not in "iu" or given.itemsize <= 2:
+        return None
+    found, height = np.zeros(given.shape, dtype=np.bool_), max(1, _COMPARED_NUMBERS * len(given) // max(1, given.size))
+    for start in range(0, len(given), height):
+        some = slice(start, start + height)
+        with np.errstate(invalid="ignore"):  # past the type: another number then
+            found[some] = stored[some].astype(given.dtype) != given[some]
+    return found if found.any() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,15 @@ _BAD: dict[str, tuple[Arrays, str]] = {
         _replaced(x=np.column_stack((np.linspace(0, 1, 60), np.arange(60.0) + 2**24))),
         r"feature 1 of node 1 is 16777217, which float32 would round; give dtype float64",
     ),
+    "whole numbers that no number of float32 is near": (
+        _replaced(x=np.full((60, 12), 2**63 - 1)),
+        r"feature 0 of node 0 is 9223372036854775807, which float32 would round",
+    ),
+    "masked": (_replaced(x=np.ma.array(np.ones((60, 12)), mask=np.eye(60, 12))), "x has values that are masked"),
+    "weights that are rounded": (
+        _replaced(edge_weight=np.full(random_arrays()["edge_index"].shape[1], 2**24 + 1)),
+        "the weight of edge 0 is 16777217, which float32 would round; give dtype float64",
+    ),
     "CSR of whole numbers": (
         _sparse(x_data=np.full(216, 2.0**24 + 1)),
         "is 16777217, which float32 would round",
