@@ -133,7 +133,7 @@ class Trainer:
                 state.check_loss(loss)
             if unscored is not None:
                 weights = self._weights_seen()
-                self._conclude(records, unscored.scored(self._scores()))
+                self._conclude(records, unscored.scored(self._scores()), eval_every)
                 unscored = None
                 if self._weights_seen() != weights:
                     raise TrainingError(
@@ -155,7 +155,7 @@ class Trainer:
             if due and state.epoch < last and "train_and_score" in self._prepared.steps:
                 unscored = record
             else:
-                self._conclude(records, self._evaluated(record) if due else record)
+                self._conclude(records, self._evaluated(record) if due else record, eval_every)
             if state.epoch < last:
                 self._even_out(record, len(records) + (unscored is not None))
         return records
@@ -335,8 +335,8 @@ class Trainer:
         taken = self._session.taken().since(started)
         return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
-    def _conclude(self, records: list[EpochRecord], record: EpochRecord) -> None:
-        self._state.conclude(record)
+    def _conclude(self, records: list[EpochRecord], record: EpochRecord, eval_every: int) -> None:
+        self._state.conclude(record, in_turn=bool(eval_every) and record.epoch % eval_every == 0)
         records.append(record)
         self._resources.listener(EpochFinished(record))
 

@@ -128,6 +128,21 @@ def test_a_plateau_goes_by_the_validation_score(store: Store, tmp_path: Path, dr
     assert rate == optimizer.param_groups[0]["lr"] < LR
 
 
+def test_scores_out_of_turn_step_no_plateau(store: Store, tmp_path: Path) -> None:
+    """Of the last epoch that is asked for, which is scored whatever ``eval_every`` is: who goes on has the rates of a
+    training that did not stop there."""
+    made: list[lrs.ReduceLROnPlateau] = []
+
+    def plateau(optimizer: torch.optim.Optimizer) -> lrs.ReduceLROnPlateau:
+        made.append(lrs.ReduceLROnPlateau(optimizer, mode="max", patience=0))
+        return made[-1]
+
+    with make(store, tmp_path, schedule=plateau) as trainer:
+        for epochs, stepped in ((1, 0), (1, 1), (3, 2)):
+            assert trainer.fit(epochs, eval_every=2)[-1].valid_acc is not None
+            assert made[-1].last_epoch == stepped
+
+
 def test_gradients_are_clipped_as_torch_does(store: Store, tmp_path: Path) -> None:
     """By the norm of all gradients together, before the step."""
     with make(store, tmp_path, clip_norm=0.05) as trainer:

@@ -144,7 +144,7 @@ class BatchTrainer(Trainer):
             if eval_every and (state.epoch % eval_every == 0 or state.epoch == last):
                 started = time.perf_counter()
                 record = record.scored(self.evaluate(), eval_s=time.perf_counter() - started)
-            self._conclude(records, record)
+            self._conclude(records, record, eval_every)
         return records
 
     def _epoch(self, epoch: int) -> EpochRecord:

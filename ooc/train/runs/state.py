@@ -50,11 +50,17 @@ class TrainingState:
     stale: int = field(default=0, init=False)
     _saved: int = field(default=0, init=False)
 
-    def conclude(self, record: EpochRecord) -> None:
-        """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics."""
+    def conclude(self, record: EpochRecord, *, in_turn: bool) -> None:
+        """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics.
+        ``in_turn``: it would have been scored if the training had gone on; else no schedule goes by its score, nor
+        patience, since one that is gone on with has the steps of one that did not stop."""
         if record.valid_acc is not None:
-            self.schedules.step_scored(record.valid_acc)
+            stale = self.stale
+            if in_turn:
+                self.schedules.step_scored(record.valid_acc)
             self._compare(record, record.valid_acc)
+            if not in_turn:
+                self.stale = stale
         if self.run is not None:
             self.run.save(self._state(record))
             if self.learnt is not None:
