@@ -46,6 +46,8 @@ _SHARDED: dict[str, Callable[[int, int], nn.Module]] = {
     "heads": lambda f, c: GAT(f, 9, 3, c, heads=3, v2=True, dropout=0.3, norm="batch_norm"),
     "sums and maxima": models.MODELS["sums and maxima"],
 }
+_BY_EDGES = ["ResGatedGraphConv", "PNAConv", "SAGEConv, median"]
+"""Layers that compute something of every edge, by formulas, by autograd or by order."""
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +110,33 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     (alone,) = together(1, tmp_path, work)
     for found in together(3, tmp_path, work):
+        for name in alone:
+            _assert_same(found[name], alone[name], name)
+
+
+def test_layers_of_edges_in_float32(tmp_path: Path) -> None:
+    """Each of which drops of its input."""
+    store = ooc.convert(random_data(_CASE, dtype=torch.float32), tmp_path / "g.ooc")
+
+    def trainer(name: str) -> ooc.Trainer:
+        torch.manual_seed(0)
+        layer = layers.LAYERS[name]
+        model = layers.Two(store.num_features, store.num_classes, layer)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        options: dict[str, Any] = {"memory": "300M", "threads": 1, "tile_rows": 8, "input_dropout": 0.2}
+        return tuned_trainer(model, store, optimizer=optimizer, **options)
+
+    def work(rank: int) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name in _BY_EDGES:
+            with trainer(name) as one:
+                found[name] = _trained(one)
+        return found
+
+    for name in _BY_EDGES:  # what is traced here is not traced by each
+        trainer(name).close()
+    (alone,) = together(1, tmp_path, work)
+    for found in together(2, tmp_path, work):
         for name in alone:
             _assert_same(found[name], alone[name], name)
 
