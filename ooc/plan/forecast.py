@@ -128,7 +128,7 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
         steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows))
-        steps *= item.slabs // item.processes
+        steps *= item.slabs // item.processes * item.parts
     portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.together_s(workload, hardware)

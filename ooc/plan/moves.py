@@ -125,6 +125,10 @@ class Moves:
         held = [[*self.direct(choice, group), *self.overlap_last(choice, group)] for group in groups]
         return [replace(choice, spare_writes=not choice.spare_writes), *chain(*held)]
 
+    def tall_pulls(self, choice: Choice) -> list[Choice]:
+        """More rows pulled at once, in memory of their own."""
+        return [replace(choice, lean=False)] if choice.lean else []
+
     # ---- where to begin ------------------------------------------------------------------------------------
 
     def of_one_width(self, like: Choice) -> Iterator[Choice]:
@@ -152,6 +156,7 @@ class Moves:
                 spare_writes,
                 bucketed=dict.fromkeys(bucketed, 0),
                 parts=parts,
+                lean=self.on_device and parts > 1,
             )
             for width in widths
         ]

@@ -87,7 +87,9 @@ class Problem:
         choice = self._as_asked(choice)
         same = layout_key(choice, self.workload)
         if same not in self._layouts:
-            self._layouts[same] = lay_out(self.workload, choice)
+            found = lay_out(self.workload, choice)
+            like = self._layouts.get(layout_key(replace(choice, lean=not choice.lean), self.workload))
+            self._layouts[same] = like if like == found else found
         return self._layouts[same]
 
     def candidate(self, choice: Choice, below_s: float = inf) -> Candidate | None:

@@ -47,6 +47,8 @@ _SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, parts) for parts in (4, 16, 64
 """The same where nothing fits so."""
 _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
+_LEAST_FRAME_BYTES = 3 << 20
+"""Where frames are no smaller, it may have any number: then it is of several terabytes."""
 _ROUNDS = 3
 _SIMULATED_STEPS = 20_000
 """Of all epochs that are simulated for one plan to find where to go on from, and then on the way."""
@@ -107,7 +109,7 @@ def _leanest(
     most_steps, direct, parts = beginning
     for height in moves.heights(most_steps):
         choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
-        if parts == 1 or blocks_in(layout, moves.workload) <= _MOST_BLOCKS:
+        if parts == 1 or layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, moves.workload) <= _MOST_BLOCKS:
             yield choice, layout
 
 
@@ -194,6 +196,7 @@ class _Solver:
     def descend(self, best: Candidate) -> Candidate:
         """The best that single steps from ``best`` lead to."""
         moves = self.moves
+        best = next(filter(None, map(self.problem.candidate, moves.tall_pulls(best.choice))), best)
         in_memory = moves.in_memory(best.choice)
         if best.score > (0, 0):
             best = self._better(best, moves.whole(best.choice))
@@ -212,6 +215,7 @@ class _Solver:
             best = self._better(best, moves.spills(best.choice))
             best = self._better(best, moves.buckets(best.choice))
             best = self._better(best, moves.parts(best.choice))
+            best = self._better(best, moves.tall_pulls(best.choice))
             heights = moves.heights(FEW_STEPS, best.choice.parts * best.layout.frame_bytes // best.layout.step_rows)
             best = self._better(best, [replace(best.choice, step_rows=height) for height in heights])
             if self.on_device:

@@ -85,6 +85,10 @@ others', or of all from what was forecast."""
 _EDGES_AT_ONCE = 1 << 20
 _BYTES_OF_AN_EDGE = 34
 """That a device takes of a tile's in a pass that sums: indices put together, parts of long rows, and blocks."""
+_BYTES_OF_A_PULL = 16, 10
+"""Of a row and an edge that a kernel pulls, beside what it makes of the row: offsets, indices, parts of long rows."""
+_BESIDE_A_PULL = 5, 4
+"""Times as much as that there is with a frame that is being widened."""
 
 T = TypeVar("T")
 Programs = Callable[[StageBuilder], dict[str, list[Step]]]
@@ -748,8 +752,11 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int,
     )
     stages = [step.spec for step in (*builder.prepare(), *builder.train())]
     moved = max(sum(builder.columns[name] for name in (*stage.loads, *stage.stores)) for stage in stages)
-    computed = max(stage.scratch_bytes_per_row for stage in stages)
     edges = ceil(store.num_edges / store.num_nodes)
+    of_row, of_edge = _BYTES_OF_A_PULL
+    kinds = (stage.pull.per_edge for stage in stages if stage.pull is not None)
+    pulled = max((kind.bytes_per_row // kind.groups + of_row + of_edge * edges for kind in kinds if kind), default=0)
+    computed = max(*(stage.scratch_bytes_per_row for stage in stages), pulled * _BESIDE_A_PULL[0] // _BESIDE_A_PULL[1])
     return computed, max(2 * moved * network.dtype.itemsize, _BYTES_OF_AN_EDGE * edges)
 
 

@@ -70,10 +70,10 @@ def test_passes_of_a_layer_say_so_and_take_one_tile_at_a_time() -> None:
         titles = [item.title for item in plan.programs["train"] if item.pull is not None and item.pull.is_opaque]
         assert len(titles) == 2 and all(title.endswith(", general path") for title in titles)
     pulls = [item.pull for item in slabs.programs["train"] if isinstance(item, ColumnPass) and item.pull.is_opaque]
-    assert pulls and all(rows_pulled_at_once(pull, 256, 1024, on_device=False) == 256 for pull in pulls)
+    assert pulls and all(rows_pulled_at_once(pull, 256, 1024) == 256 for pull in pulls)
     plain = Pull("m", "p", Direction.IN)
-    assert rows_pulled_at_once(plain, 256, 1024, on_device=False) == PULL_TILE_ROWS
-    assert rows_pulled_at_once(plain, 256, 8192, on_device=True) == 8192
+    assert rows_pulled_at_once(plain, 256, 0) == PULL_TILE_ROWS
+    assert rows_pulled_at_once(plain, 256, 8192) == 8192
 
 
 def test_what_a_layer_makes_of_its_edges_is_named_where_it_does_not_fit() -> None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
 from ooc.plan.layout.temporaries import PULL_TILE_ROWS, most_edges, scratch_nbytes
+from ooc.plan.program.build import build_plan
+from ooc.plan.program.capacity import Capacity
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Parts, PerEdge, Workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
@@ -73,6 +76,26 @@ def test_a_device_pulls_as_many_rows_at_once_as_others_leave_room_for(
     assert scratch(height) <= plan.scratch_bytes
     assert height == step_rows or scratch(2 * height) > plan.scratch_bytes
     assert scratch(PULL_TILE_ROWS) <= plan.scratch_bytes == max(room, *(scratch_of(i) for i in plan.programs["train"]))
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_lean_plan_pulls_low_steps_in_what_other_passes_take(kernel: bool) -> None:
+    """Steps of a part of a block, whose edges fit a frame, or of a tile; and no more rows at once than take what other
+    passes take. The plan is proved."""
+    work = attending((), 1) if kernel else workload(ROWS, WIDTH, layers=2)
+    work = replace(work, parts=Parts(edges=512, itemsize=4, bytes_each=16))
+    cuts = {name: SlabChoice(16, 1, direct=False) for name in pulled_sources(work)}
+    lean = lay_out(work, Choice(2 * PULL_TILE_ROWS, cuts, parts=64, lean=True))
+    verify_plan(build_plan(lean, Capacity(work, Limits(10**9, 10**9), WITH_DEVICE_MEMORY)))
+    pulls = [item for item in lean.programs["train"] if isinstance(item, ColumnPass)]
+    assert any(item.parts > 1 for item in pulls)
+    for item in pulls:
+        step_rows = column_step_rows(item, lean.matrices, lean.step_rows)
+        edges = most_edges(work.topologies[item.pull.direction], work.tile_rows, item.rows, step_rows)
+        assert 4 * edges <= lean.frame_bytes or step_rows == work.tile_rows
+    every = [item for passes in lean.programs.values() for item in passes]
+    fewest = [replace(item, rows_at_once=PULL_TILE_ROWS) if isinstance(item, ColumnPass) else item for item in every]
+    assert lean.scratch_bytes == max(scratch_nbytes(one, lean.matrices, work, lean.frame_bytes) for one in fewest)
 
 
 def test_a_processor_pulls_the_same_rows_whatever_room_there_is() -> None:

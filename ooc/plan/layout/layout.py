@@ -23,7 +23,7 @@ from ooc.plan.layout.passes import (
     streaming_memory,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
-from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes
+from ooc.plan.layout.temporaries import most_edges, rows_pulled_at_once, scratch_nbytes
 from ooc.plan.workload import Kind, Matrix, Pull, Share, Stage, Workload, processes_of
 
 _PART_OF_SLABS = 64
@@ -57,7 +57,8 @@ class Choice:
     read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
     memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
     little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
-    that much smaller."""
+    that much smaller. ``lean``: a device pulls no more rows at once than take what other passes take anyway, in steps
+    whose edges fit a frame."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Choice:
     spilled_sums: frozenset[str] = frozenset()
     bucketed: dict[str, int] = field(default_factory=dict)
     parts: int = 1
+    lean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
         buffers = _buffers(cut, slabs, processes_of(workload.share))
         cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
-    return choice.step_rows, frame_bytes, tuple(cuts), choice.spare_writes, choice.spilled_sums, bucketed
+    ways = choice.spare_writes, choice.spilled_sums, choice.lean
+    return choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
@@ -154,7 +157,7 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
     scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
     if workload.parts is not None:
         programs = {
-            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice.step_rows)
+            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice)
             for name, passes in programs.items()
         }
         scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
@@ -171,16 +174,20 @@ def _heaviest(
 
 
 def _taller_pulls(
-    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most: int, step_rows: int
+    passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most: int, choice: Choice
 ) -> Passes:
-    """The same on a device, where a column pass that makes something of every edge pulls as many rows at once, up to a
-    step's, as take ``most`` bytes, which another pass takes anyway, or a small part of the slabs that it gathers from.
-    To launch a pull costs the host the same for a few rows as for many."""
+    """The same on a device, where a column pass pulls as many rows at once, up to a step's, as take ``most`` bytes,
+    which another pass takes anyway, or a small part of the slabs that it gathers from, where there is the memory for
+    that. To launch a pull costs the host the same for a few rows as for many."""
     found: list[Pass] = []
     for item in passes:
-        if isinstance(item, ColumnPass) and item.pull.per_edge is not None and not item.pull.is_opaque:
-            room = max(most, slabs_nbytes(item, passes, matrices, workload.share) // _PART_OF_SLABS)
-            while column_step_rows(item, matrices, step_rows) % (2 * item.rows_at_once) == 0:
+        if isinstance(item, ColumnPass) and not item.pull.is_opaque:
+            slabs = 0 if choice.lean else slabs_nbytes(item, passes, matrices, workload.share)
+            room = max(most, slabs // _PART_OF_SLABS)
+            most_rows = column_step_rows(item, matrices, choice.step_rows)
+            if item.pull.per_edge is None:  # those of several blocks would be copied there
+                most_rows = min(most_rows, matrices[item.output].grid.block_rows)
+            while most_rows % (2 * item.rows_at_once) == 0:
                 taller = replace(item, rows_at_once=2 * item.rows_at_once)
                 if scratch_nbytes(taller, matrices, workload, frame_bytes) > room:
                     break
@@ -291,14 +298,30 @@ def _passes(
     pulled = _pulled_matrix(stage, columns, stage.pull, source, matrices, workload)
     width = stage.pull.output_columns(grid.slab_columns, grid.columns)
     matrices[pulled.name] = _plan_matrix(pulled, choice, frame_bytes, workload, width)
-    block_rows, on_device = matrices[pulled.name].grid.block_rows, workload.parts is not None
-    at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, block_rows, on_device=on_device)
+    summed_rows = matrices[pulled.name].grid.block_rows if workload.parts is not None and not choice.lean else 0
+    at_once = rows_pulled_at_once(stage.pull, workload.tile_rows, summed_rows)
     slabs = grid.slabs - overlap_last
     pulls = stage.rows, stage.pull, pulled.name, at_once
     sweeps = ColumnPass(index, *pulls, slabs, buffers, cut.direct, spills, stage.space, processes)
+    if choice.lean:
+        sweeps = _low_enough(sweeps, matrices, workload, choice.step_rows, frame_bytes)
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
+
+
+def _low_enough(
+    item: ColumnPass, matrices: dict[str, MatrixPlan], workload: Workload, step_rows: int, frame_bytes: int
+) -> ColumnPass:
+    """The same in steps of as few rows, down to a tile, as have edges that fit a frame."""
+    topology = workload.topologies[item.pull.direction]
+    edge_bytes = max(topology.arrays[data].edge_bytes for data in (None, *item.pull.edge_data))
+    height = column_step_rows(item, matrices, step_rows)
+    while height % (2 * workload.tile_rows) == 0:
+        if most_edges(topology, workload.tile_rows, item.rows, height) * edge_bytes <= frame_bytes:
+            break
+        item, height = replace(item, parts=2 * item.parts), height // 2
+    return item
 
 
 def _pulled_matrix(

@@ -174,6 +174,8 @@ class ColumnPass:
     is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
     them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
     ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
+    parts: int = 1
+    """In how many steps rows are pulled that others would be in one."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
@@ -392,6 +394,6 @@ def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
 
 def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:
     """Rows of a step of a column pass: a block of the output, or of the own rows that go with it, but no fewer than
-    the ``step_rows`` of a row pass."""
+    the ``step_rows`` of a row pass; or a part of that."""
     heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
-    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))
+    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights])) // item.parts

@@ -13,8 +13,8 @@ PULL_TILE_ROWS = 2048
 _BYTES_PER_TILE_EDGE = 32
 """What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
 indices kept), and indices that lie in two frames put together."""
-_BYTES_PER_TILE_EDGE_ON_A_DEVICE = 16
-"""The same where kernels leave neighbours out by themselves: indices put together, the smallest and largest found."""
+_MARKS_OF_AN_EDGE_ON_A_DEVICE = 4
+"""The same where kernels leave neighbours out by themselves, beside indices put together: whether a row's ascend."""
 _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
 """Where a row's edges begin, brought from the host, and counted from the tile's first in another type."""
 
@@ -43,7 +43,8 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
         most, second = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
-        beside = _BYTES_PER_TILE_EDGE if workload.parts is None else _BYTES_PER_TILE_EDGE_ON_A_DEVICE
+        on_device = _MARKS_OF_AN_EDGE_ON_A_DEVICE + topology.index_itemsize
+        beside = _BYTES_PER_TILE_EDGE if workload.parts is None else on_device
         beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
         beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in item.pull.edge_data)  # converted, some left out
         if workload.parts is not None:
@@ -82,16 +83,15 @@ def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: in
     return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 
-def rows_pulled_at_once(pull: Pull, tile_rows: int, block_rows: int, *, on_device: bool) -> int:
+def rows_pulled_at_once(pull: Pull, tile_rows: int, summed_rows: int) -> int:
     """Rows that one thread pulls at a time in a column pass: whole tiles, one where what it gives depends on it.
 
-    A device sums a block of ``block_rows`` rows at once: one launch instead of several, of sums that take nothing for
-    an edge.
+    A device sums the ``summed_rows`` of a block at once: one launch instead of several.
     """
     if pull.is_opaque:
         return tile_rows
-    if on_device and pull.per_edge is None:
-        return max(tile_rows, block_rows)
+    if summed_rows and pull.per_edge is None:
+        return max(tile_rows, summed_rows)
     return max(1, PULL_TILE_ROWS // tile_rows) * tile_rows
 
 

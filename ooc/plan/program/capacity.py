@@ -287,7 +287,8 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
     count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
     for _, topology, array in edges_swept(item, workload):
         most = most_edges(topology, workload.tile_rows, item.rows, height)
-        count += 2 * (-(-most // edge_grid(array, topology.edges, layout.frame_bytes).block_rows) + 1)
+        grid = edge_grid(array, topology.edges, layout.frame_bytes)
+        count += 2 * min(-(-most // grid.block_rows) + 1, grid.blocks)
     return count
 
 
