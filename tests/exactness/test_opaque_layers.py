@@ -630,6 +630,9 @@ BY_SIZE: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
     "the least of two": lambda s, x, e: x.mul(min(200, x.shape[0]) // 200 + 1),
     "edges": lambda s, x, e: x.mul(2 if e.shape[1] > 1_000 else 1),
     "numbers": lambda s, x, e: x.mul(2 if e.numel() > 2_000 else 1),
+    "a fraction": lambda s, x, e: x.mul(2 if x.size(0) / 2 > 100 else 1),
+    "a number with a point": lambda s, x, e: x.mul(2 if float(x.size(0)) > 200.5 else 1),
+    "a tensor": lambda s, x, e: x.mul(2 if torch.tensor(x.size(0)) > 200 else 1),
     "largest index": lambda s, x, e: x.mul(2 if e.max() > 200 else 1),
     "largest index as a number": lambda s, x, e: x.mul(2 if int(e.max()) > 200 else 1),
 }

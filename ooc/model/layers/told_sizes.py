@@ -38,6 +38,15 @@ class ToldSize(int):
             return compare(int(self), other)
         return compare(self.told, other)
 
+    def __float__(self) -> float:
+        return float(self.told)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.told / _told(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _told(other) / self.told
+
     def __lt__(self, other: Any) -> bool:
         return self._compared(operator.lt, other)
 

@@ -58,6 +58,7 @@ _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _ORIGINAL: Any = fx._symbolic_trace
 """Has what modules do while nothing is traced."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
+_MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _PLACE = "place in the model"
 _MODEL = "model"
 """What a traced module calls the one that it was made of."""
@@ -137,8 +138,21 @@ class Calls:
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
-        with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
+            for make in _MADE_OF_NUMBERS:
+                patches.enter_context(mock.patch.object(torch, make.__name__, self._of_numbers(make)))
             yield
+
+    def _of_numbers(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """``make`` reads a tensor's memory where something says that it is one, which of a stand-in there is not."""
+
+        def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+            if any(type(leaf) is _StandIn for leaf in tree_leaves(data)):
+                raise self._refuse(f"torch.{make.__name__} is given what only a run knows")
+            return make(data, *args, **kwargs)
+
+        return made
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
         """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
