@@ -20,6 +20,7 @@ from ooc.cli.arguments.recipe import (
     build_optimizer,
     links_of,
     optimizer_options,
+    planned_model,
     with_decoder,
 )
 from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
@@ -217,7 +218,7 @@ class Planning:
     def _job(self, spill_dtype: str, limits: Limits) -> Job:
         if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
-            model = build_model(settings, store)
+            model = planned_model(settings, store)
             resources = Resources(
                 limits=limits,
                 tile_rows=0,

@@ -4,8 +4,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -305,7 +303,7 @@ def test_a_faster_disk_is_forecast_to_be_no_slower(run: RunCommand, tmp_path: Pa
     slow = load_hardware("laptop").as_dict()
     slow["disk"] |= {"read_bytes_per_s": 1e6, "write_bytes_per_s": 1e6, "both_ways_bytes_per_s": 1e6}
     (tmp_path / "slow.json").write_text(json.dumps(slow))
-    tight = ("--graph", GRAPH, "--gpu-budget", "8M", "--host-budget", "2M", "--no-advice")
+    tight = ("--graph", GRAPH, "--gpu-budget", "8M", "--host-budget", "1M", "--no-advice")
     fast = planned(run, *tight, "--hardware", "laptop")
     assert fast["epoch_s"] < planned(run, *tight, "--hardware", str(tmp_path / "slow.json"))["epoch_s"]
 
@@ -417,14 +415,3 @@ def test_a_run_without_a_forecast_is_refused(here: Path, run: RunCommand) -> Non
     assert "has finished no epoch" in run("plan", "--compare", "r")[2]
     Path("r/metrics.jsonl").write_text(record(1).to_line())
     assert "plan.json is damaged" in run("plan", "--compare", "r")[2]
-
-
-def test_what_nothing_is_asked_of_is_not_imported() -> None:
-    """Neither Triton nor sympy, half a second each."""
-    code = (
-        "import sys; from ooc.cli import main\n"
-        "main(['plan', '--graph', 'nodes=9000,edges=90000,features=24,classes=5', '--hardware', 'a5000'])\n"
-        "print({'sympy', 'triton'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()", done.stdout

@@ -26,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ooc.cli.arguments.settings import TrainSettings, edge_type, model_name, own_model, refuse
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
+from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
 from ooc.sizes import format_size
 from ooc.storage.store import Task
 from ooc.storage.types import Types
@@ -33,6 +34,7 @@ from ooc.suggestions import did_you_mean, did_you_mean_path
 from ooc.train.embedding import Embedding
 from ooc.train.loss import training_classes
 from ooc.train.schedule import Scheduler, by_factor, constant, cosine, steps
+from ooc.train.setup import edge_data_used
 
 if TYPE_CHECKING:
     from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from ooc.train.runs.run import RunFolder
     from ooc.train.trainer import Trainer
 
+_SHAPES: dict[str, Shape] = {"gcn": GCN, "sage": SAGE, "gin": GIN}
 MODELS_WITH_HEADS = frozenset(("gat", "gatv2", "transformer", "hgt", "han"))
 MODELS_WITH_AGGREGATION = frozenset(("sage", "gin"))
 MODELS_FOR_TYPES = ("rgcn", "sage", "hgt", "han")
@@ -79,15 +82,20 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     where memory cannot hold its weights, without which no budget can be planned for."""
     _loaded(settings.model)  # which may draw random numbers, once, and what its file makes is no weight
     sizes = _Sizes(store.num_features, store.num_classes, store.num_edge_features, store.num_graphs)
+    make = partial(_model, settings, sizes, store.types)
+    _admit(settings, make)
+    torch.manual_seed(settings.seed)
+    return make()
+
+
+def _admit(settings: TrainSettings, make: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
-        nbytes = sum(parameter.nbytes for parameter in _model(settings, sizes, store.types).parameters())
+        nbytes = sum(parameter.nbytes for parameter in make().parameters())
     if nbytes > (free := available_memory_bytes()):
         raise BudgetError(
             f"the weights of {settings.layers} layers, {settings.hidden} wide, need {format_size(nbytes)}, "
             f"{format_size(free)} are free; give a smaller --hidden or fewer --layers"
         )
-    torch.manual_seed(settings.seed)
-    return _model(settings, sizes, store.types)
 
 
 def input_columns(settings: TrainSettings, features: int, types: Types | None) -> dict[str, int]:
@@ -109,6 +117,27 @@ def with_decoder(settings: TrainSettings, model: nn.Module, types: Types | None)
     of_all = types is not None and len(types.nodes) == 1 and settings.link_type is None
     relations = len(types.edges) if types is not None and of_all and len(types.edges) > 1 else 0
     return LinkPredictor(model, settings.decoder, channels=settings.hidden, relations=relations)
+
+
+def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
+    """What ``build_model`` would make, as far as a plan asks: its shape, where one is known. A plan neither makes nor
+    tries weights of gigabytes."""
+    plain = settings.norm == "none" and settings.jk == "none" and not settings.residual
+    plain = plain and settings.heads == 1 and settings.aggr == "auto" and settings.links is None
+    plain = plain and store.types is None and not store.num_graphs
+    if settings.model not in _SHAPES or not plain or edge_data_used(store, settings.edge_data_left_out):
+        return build_model(settings, store)
+    make = partial(
+        ModelShape,
+        _SHAPES[settings.model],
+        input_columns(settings, store.num_features, None)[""],
+        settings.hidden,
+        store.num_classes,
+        layers=settings.layers,
+        dropout=settings.dropout,
+    )
+    _admit(settings, make)
+    return make()
 
 
 def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool) -> str:

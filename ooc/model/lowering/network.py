@@ -18,6 +18,7 @@ from ooc.model.layers.layer import ARGUMENTS
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import Attention, EdgeAggregate, Result
 from ooc.model.lowering.assembly import Assembly, Setting
+from ooc.model.lowering.model_shape import ModelShape
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import Made, Projection
 from ooc.model.lowering.values import Aggregate, Dense, Dropout, Learnt, Moments, Multiplied, Value
@@ -280,6 +281,8 @@ def _is_scaled(aggregate: Aggregate) -> bool:
 def _assembled(model: nn.Module, setting: Setting) -> tuple[Assembly, Value]:
     """What the model gives, and what is known of how."""
     assembly = Assembly(setting)
+    if isinstance(model, ModelShape):
+        return assembly, model.values(assembly)
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.layers.links import lower_links
     from ooc.model.lowering.tracing import trace  # imports PyG, which is there if the model is of it

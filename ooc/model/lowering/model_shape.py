@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by their shapes alone, for whoever plans one and does not run it.
+
+What ``trace`` makes of PyG's GCN, GraphSAGE and GIN is written down here, so that planning them takes neither PyG,
+whose import costs more than most plans do, nor a trace. Tests hold the two equal, value by value.
+"""
+
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ooc.model.graph import Scaling
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.values import Value
+
+
+class Shape(NamedTuple):
+    """A convolution: the shapes of its ``parameters`` by its columns in and out, in PyG's order, and, in the place of a
+    forward, its ``values`` for rows and these parameters."""
+
+    parameters: Callable[[int, int], list[tuple[int, ...]]]
+    values: Callable[[Assembly, Value, list[nn.Parameter]], Value]
+
+
+def _gcn(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
+    """GCNConv: A (X Wᵀ) + b."""
+    bias, weight = parameters
+    return assembly.sum([(1.0, assembly.aggregate_product(x, weight, Scaling.GCN))], (bias,))
+
+
+def _sage(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
+    """SAGEConv with means: (A X) Wlᵀ + b + X Wrᵀ."""
+    weight_left, bias, weight_right = parameters
+    product = assembly.aggregate_product(x, weight_left, Scaling.MEAN)
+    return assembly.sum([(1.0, product), (1.0, assembly.linear(x, weight_right))], (bias,))
+
+
+def _gin(assembly: Assembly, x: Value, parameters: list[nn.Parameter]) -> Value:
+    """GINConv: relu((A X + X) W₁ᵀ + b₁) W₂ᵀ + b₂."""
+    weight1, bias1, weight2, bias2 = parameters
+    total = assembly.sum([(1.0, assembly.aggregate(x, Scaling.SUM)), (1.0, x)])
+    hidden = assembly.sum([(1.0, assembly.linear(total, weight1))], (bias1,))
+    return assembly.sum([(1.0, assembly.linear(assembly.rectified(hidden), weight2))], (bias2,))
+
+
+GCN = Shape(lambda columns, out: [(out,), (out, columns)], _gcn)
+SAGE = Shape(lambda columns, out: [(out, columns), (out,), (out, columns)], _sage)
+GIN = Shape(lambda columns, out: [(out, columns), (out,), (out, out), (out,)], _gin)
+
+
+class ModelShape(nn.Module):
+    """``layers`` convolutions one behind the other, ReLU and dropout ``dropout`` between them: PyG's ``BasicGNN``
+    without norm and jumping knowledge."""
+
+    def __init__(
+        self,
+        kind: Shape,
+        features: int,
+        hidden: int,
+        outputs: int,
+        *,
+        layers: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self._kind, self._dropout = kind, dropout
+        columns = pairwise((features, *[hidden] * (layers - 1), outputs))
+        self._layers = [
+            [nn.Parameter(torch.empty(shape)) for shape in kind.parameters(*of_layer)] for of_layer in columns
+        ]
+        self.weights = nn.ParameterList(chain(*self._layers))  # by which torch finds them; nobody asks what is in them
+
+    def values(self, assembly: Assembly) -> Value:
+        """The output, in the mode that ``assembly`` is for."""
+        x = assembly.features()
+        for at, parameters in enumerate(self._layers):
+            if at:
+                x = assembly.rectified(x)
+                x = assembly.dropout(x, self._dropout) if assembly.setting.training else x
+            assembly.convolved.append(x)
+            x = self._kind.values(assembly, x, parameters)
+        return x
