@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that drop entries inside of them, are run as they are: results are PyG's with the same masks."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -253,14 +254,14 @@ def test_coefficients_are_dropped_as_those_of_attention() -> None:
 
 
 class OfMany(MessagePassing):
-    """Drops where it is run on many nodes alone."""
+    """Drops where it is run on many nodes alone, by what Python reads off a size without asking."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return F.dropout(self.linear(self.propagate(edge_index, x=x)), 0.3, self.training and len(x) > 400)
+        return F.dropout(self.linear(self.propagate(edge_index, x=x)), 0.3, self.training and math.log(x.size(0)) > 6)
 
 
 def test_dropout_that_is_not_found_by_trying_is_refused_in_training(tmp_path: Path) -> None:

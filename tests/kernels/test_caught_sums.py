@@ -6,8 +6,11 @@ import torch
 
 from ooc.kernels.caught_sums import Kind, Total
 
+REDUCED = [kind for kind in Kind if kind is not Kind.QUANTILES]
+"""What torch does by an index."""
 
-@pytest.mark.parametrize("kind", Kind)
+
+@pytest.mark.parametrize("kind", REDUCED)
 @pytest.mark.parametrize("numbers", [[3.0, 1, 3, 2, 5], [0.0, 1, -1, 0], [0.0, 0, 0], [2.0, 2, 2, 2], [0.0, -1, 4]])
 def test_totals_are_torchs(kind: Kind, numbers: list[float]) -> None:
     """Extremes that several share, one of them the 0 that was there, and products with none, one or more zeros."""
