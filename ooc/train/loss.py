@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
-from ooc.model.layers.told_sizes import ToldSizes
 from ooc.model.task import label_columns
+from ooc.model.told_sizes import ToldSizes
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 

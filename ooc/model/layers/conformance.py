@@ -32,8 +32,8 @@ from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
-from ooc.model.layers.told_sizes import ToldSizes
 from ooc.model.lowering.assembly import first_line
+from ooc.model.told_sizes import ToldSizes
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
