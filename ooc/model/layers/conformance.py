@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
-from ooc.kernels.caught_sums import CaughtSum, Finding
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDropout
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
+from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of

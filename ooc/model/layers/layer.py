@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.quantiles import Quantiles, quantiles_of_rows
+from ooc.kernels.pieces.quantiles import Quantiles, quantiles_of_rows
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.caught_sums import Kind
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import InnerDropout
 from ooc.kernels.edges import TileEdges
@@ -40,6 +39,7 @@ from ooc.kernels.neighbourhood import (
     present,
     runs,
 )
+from ooc.kernels.pieces.caught_sums import Kind
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A row of many edges in a layer of unknown insides, taken in pieces: what the layer adds up over the row's edges is
-known before anything that needs it is computed (``kernels.caught_sums``).
+known before anything that needs it is computed (``kernels.pieces.caught_sums``).
 
 Forward, the layer runs on every piece as often as its sums have levels, each time up to the last sum that is found so,
 and then once to the end. Backward, it runs to the end with these totals as leaves; then on every piece from the highest
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels.caught_sums import AllCaught, Catching, CaughtSum, Finding, Total
 from ooc.kernels.dropout.opaque import DroppedRows
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, Neighbourhood, neighbourhood, stretches
+from ooc.kernels.pieces.caught_sums import AllCaught, Catching, CaughtSum, Finding, Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
 

@@ -55,7 +55,7 @@ class Quantiles:
 
 def quantiles_of_rows(values_EC: Tensor, index_E: Tensor, rows: int, quantiles: Quantiles, fill_value: float) -> Tensor:
     """[R, Q C]; ``fill_value`` of rows without entries. One function for torch's modes, which may give it piece by
-    piece (``kernels.caught_sums``)."""
+    piece (``kernels.pieces.caught_sums``)."""
     if has_torch_function_unary(values_EC):
         arguments: tuple[Any, ...] = (values_EC, index_E, rows, quantiles, fill_value)
         return handle_torch_function(quantiles_of_rows, (values_EC,), *arguments)

@@ -27,7 +27,7 @@ from ooc.errors import ModelError
 from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
 from ooc.kernels.fixed_order import rows_scattered
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.quantiles import Quantiles, quantiles_of_rows
+from ooc.kernels.pieces.quantiles import Quantiles, quantiles_of_rows
 
 
 class Kind(Enum):

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from ooc.kernels.caught_sums import Kind, Total
+from ooc.kernels.pieces.caught_sums import Kind, Total
 
 REDUCED = [kind for kind in Kind if kind is not Kind.QUANTILES]
 """What torch does by an index."""
