@@ -354,7 +354,7 @@ class Trainer:
         return TrainingView(*shown, tiers=self.tiers, records=[*records])
 
     def report(self, eval_every: int) -> PlanReport | None:
-        """What is promised of an epoch where every so-manieth is scored; None: it was not planned."""
+        """What is promised of an epoch where every ``eval_every``-th is scored; None: it was not planned."""
         return PlanReport.of_run(self.workload, self.plan, self.hardware, self.limits, eval_every=eval_every)
 
     @property

@@ -148,7 +148,7 @@ class BatchTrainer(Trainer):
         return records
 
     def _epoch(self, epoch: int) -> EpochRecord:
-        """A step for every group of batches, of which every process computes every so-manieth."""
+        """A step for every group of batches, of which the processes compute one after the other in turn."""
         loader, ranks, group = self._batches, self.ranks, self._a_step
         loader.epoch, before = epoch, loader.read_bytes
         count, waited, total = len(loader), 0.0, 0.0
