@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ooc
 from ooc.errors import BudgetError, SourceError
 from ooc.sources.formats.edges import bvgraph
-from ooc.sources.formats.edges.bvgraph import LENGTH_BITS, TABLE_BITS, Bits, Code, Family, Successors
+from ooc.sources.formats.edges.bvgraph import KNOWN_BITS, Code, Family, Successors
 from ooc.sources.formats.edges.webgraph import READER, _read_properties
 from ooc.sources.reading import Request
 from tests.conversion.arrays import edges_of, in_order
@@ -31,30 +31,34 @@ _MADE_UP = {"features": "random:4", "labels": "random:3"}
     st.integers(0, 15),
 )
 def test_codes_read_what_was_written(values: list[int], kind: tuple[Family, int], skipped: int) -> None:
-    """One after the other from any bit on, and by the table where it has the codeword."""
+    """One after the other from any bit on; short ones are known the second time."""
     family, k = kind
     if family is Family.UNARY:
         values = [value % 300 for value in values]
     write = {Family.ZETA: lambda value: zeta(value, k), Family.GAMMA: gamma, Family.DELTA: delta, Family.UNARY: unary}
     words = [write[family](value) for value in values]
-    text = "1" * skipped + "".join(words)
-    size = -(-len(text) // 8)
-    data = int(text.ljust(8 * size, "0"), 2).to_bytes(size, "big")
-    bits, code, at = Bits(data), Code(family, k), skipped
-    for value, word in zip(values, words, strict=True):
-        assert code.read(bits, at) == (value, at + len(word))
-        entry = code.table()[int(word.ljust(TABLE_BITS, "0")[:TABLE_BITS], 2)]
-        assert entry == (value << LENGTH_BITS | len(word) if len(word) <= TABLE_BITS else 0)
-        at += len(word)
+    bits, code = "1" * skipped + "".join(words) + "0" * KNOWN_BITS, Code(family, k)
+    for _ in range(2):
+        at = skipped
+        for value, word in zip(values, words, strict=True):
+            assert code.read(bits, at) == (value, at + len(word))
+            assert (bits[at : at + KNOWN_BITS] in code.known) == (len(word) <= KNOWN_BITS)
+            at += len(word)
 
 
-def test_numbers_past_the_end_are_noticed() -> None:
-    bits = Bits(bytes(2))
-    with pytest.raises(IndexError):
-        bits.zeros(3)
-    with pytest.raises(IndexError):
-        Bits(b"\x01").integer(5, 4)
-    assert Bits(b"\x01").integer(4, 4) == 1
+def test_codewords_past_the_end_are_noticed() -> None:
+    """At any bit in which one stops, though a shorter one would be there."""
+    for family in Family:
+        code, word = (
+            Code(family, 3),
+            {Family.UNARY: unary(20), Family.GAMMA: gamma(40), Family.DELTA: delta(40)}.get(family, zeta(40, 3)),
+        )
+        assert code.read(word, 0)[1] == len(word)
+        for stop in range(len(word)):
+            with pytest.raises(IndexError):
+                code.read(word[:stop], 0)
+    with pytest.raises(ValueError, match="62 bits"):
+        Code(Family.GAMMA).read("0" * 70 + "1" * 71, 0)
 
 
 def test_cnr_2000_is_the_published_graph(real_graphs: Path, tmp_path: Path) -> None:
@@ -93,9 +97,8 @@ def _offsets(path: Path, count: int) -> list[int]:
 
 
 def test_a_list_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 8 bytes: nearly every list is read again with a larger one; windows in place of lists."""
+    """Chunks of 8 bytes: nearly every list is read again with a larger one."""
     monkeypatch.setattr(bvgraph, "_CHUNK_BYTES", 8)
-    monkeypatch.setattr(bvgraph, "_MOST_LISTED", 64)
     made = _made("webgraph", tmp_path)
     store = ooc.convert(made.source, tmp_path / "g.ooc", **made.options)
     np.testing.assert_array_equal(edges_of(store), in_order(made.graph.edge_index))

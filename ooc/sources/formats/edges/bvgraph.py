@@ -3,36 +3,24 @@
 significant first.
 
 (γ and δ: Elias, "Universal codeword sets", 1975; ζ: Boldi and Vigna, "Codes for the World Wide Web", 2004.)
-Values start at 0. Most codewords are short: a table over the next 16 bits tells value and length at once; ``Code.read``
-takes those that are longer, bit by bit. The lookups that come for each node and each arc are written out, on purpose: a
-call costs as much as the work in it.
+Values start at 0. Bits are a text of 0 and 1 here, which Python searches, cuts and reads as numbers at the speed of C.
 """
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
-from ooc.storage.array import AnyArray
 
-TABLE_BITS = 16
-WINDOW_BYTES = 8
-LENGTH_BITS = 5
 _MOST_VALUE_BITS = 62
+KNOWN_BITS = 12
 _CHUNK_BYTES = 1 << 18
-_MOST_LISTED = 1 << 20
-_WINDOW_BYTES = 16  # Of memory for a byte of the stream, where windows are not in a list.
+_TEXT_BYTES = 20  # Of memory for a byte of the stream: its bits as a text, and what that is made of.
 _NUMBER_BYTES = 64  # Of a Python integer in two lists.
-_SHIFT = 64 - TABLE_BITS
-_MASK = (1 << TABLE_BITS) - 1
-_LENGTH = (1 << LENGTH_BITS) - 1
 _LEAST_PADDING_BITS = 128
 
 
@@ -47,84 +35,56 @@ class Family(Enum):
 
 @dataclass(frozen=True)
 class Code:
-    """A family and, for ζ, its parameter k."""
+    """A family and, for ζ, its parameter k. ``known``: value and length of short codewords that have been read, by the
+    bits from their first one on."""
 
     family: Family
     k: int = 0
+    known: dict[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
-    def read(self, bits: "Bits", at: int) -> tuple[int, int]:
-        """``(value, where the next codeword starts)`` of the one at bit ``at``."""
-        zeros = bits.zeros(at)
-        at += zeros + 1
-        match self.family:
-            case Family.UNARY:
-                return zeros, at
-            case Family.GAMMA:
-                return (1 << zeros | bits.integer(at, zeros)) - 1, at + zeros
-            case Family.DELTA:
-                length = (1 << zeros | bits.integer(at, zeros)) - 1
-                at += zeros
-                # A length that is too long is refused before it is the number of a power's bits.
-                return (bits.integer(at, length) | 1 << length) - 1, at + length
-            case Family.ZETA:
-                least, width = 1 << zeros * self.k, zeros * self.k + self.k - 1
-                short = bits.integer(at, width)
-                if short < least:
-                    return short + least - 1, at + width
-                return (short << 1 | bits.integer(at + width, 1)) - 1, at + width + 1
+    def read(self, bits: str, at: int) -> tuple[int, int]:
+        """``(value, where the next codeword starts)`` of the one at bit ``at``. IndexError where it goes on past the
+        end, ValueError for a number of more than 62 bits."""
+        value, length = self.known.get(bits[at : at + KNOWN_BITS]) or self.decoded(bits, at)
+        return value, at + length
 
-    @cache  # noqa: B019 (there are few codes)
-    def table(self) -> list[int]:
-        """For each 16 bits that may come next ``value << 5 | length`` of the codeword they start with, 0 where it
-        is longer."""
-        found = [0] * (1 << TABLE_BITS)
-        for start in range(1 << TABLE_BITS):
-            try:
-                value, length = self.read(Bits(start.to_bytes(TABLE_BITS // 8, "big")), 0)
-            except (IndexError, ValueError):
-                continue
-            found[start] = value << LENGTH_BITS | length
+    def decoded(self, bits: str, at: int) -> tuple[int, int]:
+        """``(value, length)`` of the codeword at bit ``at``, which is known from here on if it is short."""
+        found, ahead = self._decoded(bits, at), bits[at : at + KNOWN_BITS]
+        if found[1] <= len(ahead) == KNOWN_BITS:
+            self.known[ahead] = found
         return found
 
-
-class Bits:
-    """The bytes ``data`` as bits; IndexError for any past their end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._end = 8 * len(data)
-
-    def zeros(self, at: int) -> int:
-        """How many zeros there are before the next one."""
-        byte, shift = divmod(at, 8)
-        while True:
-            part = self._data[byte : byte + WINDOW_BYTES]
-            if not part:
-                raise IndexError("past the end")
-            value = int.from_bytes(part, "big") & ((1 << 8 * len(part) - shift) - 1)
-            if value:
-                return 8 * (byte + len(part)) - value.bit_length() - at
-            byte, shift = byte + len(part), 0
-
-    def integer(self, at: int, width: int) -> int:
-        """The next ``width`` bits as a number."""
-        if width > _MOST_VALUE_BITS:
-            raise ValueError("a number of more than 62 bits")
-        if at + width > self._end:
+    def _decoded(self, bits: str, at: int) -> tuple[int, int]:
+        one = bits.find("1", at)
+        if one < 0:
             raise IndexError("past the end")
-        last = -(-(at + width) // 8)
-        value = int.from_bytes(self._data[at // 8 : last], "big") >> 8 * last - at - width
-        return value & ((1 << width) - 1)
+        zeros, rest = one - at, one + 1
+        match self.family:
+            case Family.UNARY:
+                return zeros, zeros + 1
+            case Family.GAMMA:
+                return _number(bits, one, zeros + 1) - 1, 2 * zeros + 1
+            case Family.DELTA:
+                length = _number(bits, one, zeros + 1) - 1
+                rest += zeros
+                # A length that is too long is refused before it is the number of a power's bits.
+                return (_number(bits, rest, length) | 1 << length) - 1, rest + length - at
+            case Family.ZETA:
+                width = zeros * self.k + self.k - 1
+                short = _number(bits, rest, width)
+                if short < (least := 1 << zeros * self.k):
+                    return short + least - 1, rest + width - at
+                return _number(bits, rest, width + 1) - 1, rest + width + 1 - at
 
 
-def windows(data: bytes) -> AnyArray:
-    """For each byte of ``data`` the 64 bits that start with it, zeros past the end; uint64 [len(data)]."""
-    padded = np.frombuffer(data + bytes(WINDOW_BYTES - 1), dtype=np.uint8)
-    found = np.zeros(len(data), dtype=np.uint64)
-    for byte in range(WINDOW_BYTES):
-        found <<= np.uint64(8)
-        found |= padded[byte : byte + len(data)]
-    return found
+def _number(bits: str, at: int, width: int) -> int:
+    """The ``width`` bits from ``at`` on as a number."""
+    if width > _MOST_VALUE_BITS:
+        raise ValueError("a number of more than 62 bits")
+    if at + width > len(bits):
+        raise IndexError("past the end")
+    return int(bits[at : at + width], 2) if width else 0
 
 
 _GAMMA = Code(Family.GAMMA)
@@ -153,7 +113,7 @@ class Successors:
     def __init__(self, stream: Path, *, nodes: int, layout: Layout, budget_bytes: int) -> None:
         self._path, self._nodes, self._layout = stream, nodes, layout
         self._most_held = max(1 << 16, budget_bytes // 4 // _NUMBER_BYTES)
-        self._most_chunk_bytes = max(4 * _CHUNK_BYTES, budget_bytes // 4 // _WINDOW_BYTES)
+        self._most_chunk_bytes = max(4 * _CHUNK_BYTES, budget_bytes // 4 // _TEXT_BYTES)
         self._file = stream.open("rb")
         self._size = stream.stat().st_size
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._size else b""
@@ -204,12 +164,12 @@ class Successors:
         """The lists from ``node`` on that lie in the next ``chunk_bytes`` as a whole."""
         layout, nodes, slots = self._layout, self._nodes, self._layout.window + 1
         start = self._bits // 8
-        part = _Part(self._map[start : start + chunk_bytes], layout)
-        at = self._bits - 8 * start
+        data = self._map[start : start + chunk_bytes]
+        bits, at = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}" if data else "", self._bits - 8 * start
         arcs = all_copied = all_residual = 0
         try:
             while node < nodes:
-                degree, at = part.value(part.outdegrees, layout.outdegree, at)
+                degree, at = layout.outdegree.read(bits, at)
                 found: list[int] = []
                 if degree:
                     if degree > nodes:
@@ -217,31 +177,25 @@ class Successors:
                     if degree > self._most_held:
                         raise self._too_long(node)
                     if layout.window:
-                        reference, at = part.value(part.references, layout.reference, at)
+                        reference, at = layout.reference.read(bits, at)
                         if reference:
                             if reference > layout.window or reference > node:
                                 raise ValueError(f"a reference {reference} nodes back")
-                            found, at = part.copied(at, recent[(node - reference) % slots])
+                            found, at = _copied(layout, bits, at, recent[(node - reference) % slots])
                     copied = len(found)
                     left = degree - copied
                     if left and layout.least_interval:
-                        count, at = part.value(part.gammas, _GAMMA, at)
-                        if count:
-                            left, at = part.intervals(at, node, count, left, found)
+                        left, at = _intervals(layout, bits, at, node, left, found)
                     if left < 0:
                         raise ValueError(f"more successors than its {degree}")
                     if left:
-                        at = part.residuals(at, node, left, found)
+                        at = _residuals(layout.residual, bits, at, node, left, found)
                     found.sort()  # Of a few ascending runs, which is merging them.
                     if found[0] < 0 or found[-1] >= nodes:
                         raise ValueError(f"a successor that is none of {nodes} nodes")
-                    if at > part.end:
-                        return
                     all_copied += copied
                     all_residual += left
                     arcs += degree
-                elif at > part.end:
-                    return
                 recent[node % slots] = found
                 self._bits = 8 * start + at
                 node += 1
@@ -265,82 +219,60 @@ class Successors:
         )
 
 
-class _Part:
-    """A part of the stream: ``ahead``, the 64 bits from each byte on, and the tables to look codewords up in.
+# The pieces of a list, read from bit ``at`` on; each gives the bit after it, too. ValueError for what cannot be.
 
-    Its methods read a list's pieces from bit ``at`` on; with what they found they return the bit after it. IndexError
-    past the end of the part (or zeros from ``ahead``: the caller compares with ``end``), ValueError for what cannot be.
-    """
 
-    def __init__(self, data: bytes, layout: Layout) -> None:
-        self.bits, ahead = Bits(data), windows(data)
-        # What gives Python integers fastest: a list where they are few enough, else in place.
-        self.ahead: Sequence[int] = ahead.tolist() if len(ahead) <= _MOST_LISTED else ahead.data
-        self.end = 8 * len(data)
-        self.outdegrees, self.references = layout.outdegree.table(), layout.reference.table()
-        self.gammas = _GAMMA.table()
-        self._block_counts, self._blocks = layout.block_count.table(), layout.block.table()
-        self._residuals = layout.residual.table()
-        self._layout = layout
-
-    def value(self, table: list[int], code: Code, at: int) -> tuple[int, int]:
-        """The value in a ``code`` at bit ``at``, and the bit after it."""
-        entry = table[self.ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-        return (entry >> LENGTH_BITS, at + (entry & _LENGTH)) if entry else code.read(self.bits, at)
-
-    def copied(self, at: int, whole: list[int]) -> tuple[list[int], int]:
-        """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
-        blocks, code = self._blocks, self._layout.block
-        count, at = self.value(self._block_counts, self._layout.block_count, at)
-        if not count:
-            return whole[:], at
-        found: list[int] = []
-        place, copying, least = 0, True, 0
-        for _ in range(count):
-            length, at = self.value(blocks, code, at)
-            length += least
-            if copying:
-                found += whole[place : place + length]
-            place += length
-            copying, least = not copying, 1  # Only the first may be empty.
-        if place > len(whole):
-            raise ValueError("blocks past the end of the list they copy")
+def _copied(layout: Layout, bits: str, at: int, whole: list[int]) -> tuple[list[int], int]:
+    """What is copied of the list ``whole``: every second of some blocks of it; all of it where there are none."""
+    count, at = layout.block_count.read(bits, at)
+    if not count:
+        return whole[:], at
+    found: list[int] = []
+    place, copying, least = 0, True, 0
+    for _ in range(count):
+        length, at = layout.block.read(bits, at)
+        length += least
         if copying:
-            found += whole[place:]
-        return found, at
+            found += whole[place : place + length]
+        place += length
+        copying, least = not copying, 1  # Only the first may be empty.
+    if place > len(whole):
+        raise ValueError("blocks past the end of the list they copy")
+    if copying:
+        found += whole[place:]
+    return found, at
 
-    def intervals(self, at: int, node: int, count: int, left: int, found: list[int]) -> tuple[int, int]:
-        """Append ``count`` runs of consecutive ids to ``found``; how many of ``left`` successors remain."""
-        gammas, least = self.gammas, self._layout.least_interval
-        first = None
-        for _ in range(count):
-            value, at = self.value(gammas, _GAMMA, at)
-            first = node + _signed(value) if first is None else first + value + 1
-            length, at = self.value(gammas, _GAMMA, at)
-            length += least
-            left -= length
-            if left < 0:  # Before a list of any length is made.
-                break
-            found += range(first, first + length)
-            first += length
-        return left, at
 
-    def residuals(self, at: int, node: int, left: int, found: list[int]) -> int:
-        """Append ``left`` single successors to ``found``."""
-        ahead, residuals, code = self.ahead, self._residuals, self._layout.residual
-        value, at = self.value(residuals, code, at)
-        successor = node + _signed(value)
+def _intervals(layout: Layout, bits: str, at: int, node: int, left: int, found: list[int]) -> tuple[int, int]:
+    """Append runs of consecutive ids to ``found``; how many of ``left`` successors remain."""
+    count, at = _GAMMA.read(bits, at)
+    first = None
+    for _ in range(count):
+        value, at = _GAMMA.read(bits, at)
+        first = node + _signed(value) if first is None else first + value + 1
+        length, at = _GAMMA.read(bits, at)
+        length += layout.least_interval
+        left -= length
+        if left < 0:  # Before a list of any length is made.
+            break
+        found += range(first, first + length)
+        first += length
+    return left, at
+
+
+def _residuals(code: Code, bits: str, at: int, node: int, left: int, found: list[int]) -> int:
+    """Append ``left`` single successors to ``found``. What comes for each arc is written out, on purpose: a call costs
+    as much as the work in it."""
+    value, at = code.read(bits, at)
+    successor = node + _signed(value)
+    found.append(successor)
+    known = code.known
+    for _ in range(left - 1):
+        value, length = known.get(bits[at : at + KNOWN_BITS]) or code.decoded(bits, at)
+        successor += value + 1
+        at += length
         found.append(successor)
-        for _ in range(left - 1):
-            entry = residuals[ahead[at >> 3] >> _SHIFT - (at & 7) & _MASK]
-            if entry:
-                successor += (entry >> LENGTH_BITS) + 1
-                at += entry & _LENGTH
-            else:
-                value, at = code.read(self.bits, at)
-                successor += value + 1
-            found.append(successor)
-        return at
+    return at
 
 
 def _signed(value: int) -> int:
