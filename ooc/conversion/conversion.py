@@ -32,18 +32,7 @@ from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
-from ooc.storage.store import (
-    FIRST_VERSION,
-    FORMAT_VERSION,
-    VERSION_WITH_EDGE_DATA,
-    VERSION_WITH_GRAPHS,
-    VERSION_WITH_SPARSE_FEATURES,
-    VERSION_WITH_TEXTS,
-    VERSION_WITH_TYPES,
-    Store,
-    open_store,
-    write_group,
-)
+from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
 from ooc.storage.types import NODES
 from ooc.version import __version__
 
@@ -236,15 +225,7 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         work.listener(Note(f"{graph.name}: {share:.2%} of the features are not zero; only those are kept"))
     edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology.get(name)}
     attributes = {
-        "ooc_format": max(
-            FIRST_VERSION,
-            VERSION_WITH_EDGE_DATA * bool(edge_data),
-            VERSION_WITH_TEXTS * bool(graph.id_bytes),
-            VERSION_WITH_SPARSE_FEATURES * options.sparse_features,
-            VERSION_WITH_GRAPHS * (graph.graph_offsets is not None or graph.num_features == 0),
-            VERSION_WITH_TYPES * (types is not None),
-            FORMAT_VERSION * bool(types and (types.weighted or types.edge_features)),
-        ),
+        "ooc_format": FORMAT_VERSION,
         "name": name,
         "num_nodes": graph.num_nodes,
         **({} if graph.graph_offsets is None else {"num_graphs": graph.num_labelled}),

@@ -22,12 +22,7 @@ from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
 
 FORMAT_VERSION = 7
-"""Knows what edges of several types carry."""
-VERSION_WITH_TYPES, VERSION_WITH_GRAPHS, VERSION_WITH_SPARSE_FEATURES, VERSION_WITH_TEXTS = 6, 5, 4, 3
-VERSION_WITH_EDGE_DATA, FIRST_VERSION = 2, 1
-"""Those before know types of nodes and edges, many graphs in one store, nodes without features, features without their
-zeros, ids that are texts, and edge data. Stores without stay as they were, so that every ooc reads those it
-understands."""
+"""Of new stores. Those of versions before, which knew less of what a store may hold, are read as they are."""
 PARTIAL_SUFFIX = ".partial"
 SPLITS = ("train", "valid", "test")
 _BLOCK_ROWS, _BLOCK_BYTES = 1 << 16, 4 << 20

@@ -265,17 +265,16 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_a_store_says_what_its_edges_carry(tmp_path: Path) -> None:
-    """Stores without keep the format they had, so that what read them goes on to; those with have a newer one."""
     store = ooc.convert(carrying(features=3), tmp_path / "g.ooc")
     group = zarr.open(store.path, mode="r")
-    assert group.attrs["ooc_format"] == 2 and (store.has_edge_weight, store.num_edge_features) == (True, 3)
+    assert (store.has_edge_weight, store.num_edge_features) == (True, 3)
     for side in ("in", "out"):
         np.testing.assert_array_equal(group[f"{side}/edge_weight"][...], store.edge_weight(side).read())
         np.testing.assert_array_equal(group[f"{side}/edge_features"][...], store.edge_features(side).read())
     assert [array.name for array in store.edge_data("out")] == ["out/edge_weight", "out/edge_features"]
     plain = ooc.convert(carrying(), tmp_path / "plain.ooc", drop_edge_data=True)
     attributes = json.loads((plain.path / "zarr.json").read_text())["attributes"]
-    assert attributes["ooc_format"] == 1 and not any("edge" in name for name in attributes if name != "num_edges")
+    assert not any("edge" in name for name in attributes if name != "num_edges")
     assert plain.edge_data("in") == [] and not plain.has_edge_weight and plain.num_edge_features == 0
     assert files_of(plain.path) == files_of(ooc.convert(random_arrays(), tmp_path / "none.ooc").path)
     with pytest.raises(StoreError, match="has no array 'in/edge_weight'"):

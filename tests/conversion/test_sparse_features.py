@@ -212,12 +212,6 @@ def test_a_number_of_entries_that_is_none_is_one_line(entries: Any, store: Store
         open_store(copy.path)
 
 
-def test_the_format_s_version_is_the_first_that_knows_them(store: Store, tmp_path: Path) -> None:
-    """So that an older program says that it is too old; what has no such features stays as it was."""
-    assert store.attributes["ooc_format"] == 4
-    assert ooc.convert(random_arrays(), tmp_path / "g.ooc").attributes["ooc_format"] == 1
-
-
 def test_mini_batches_have_them_dense(store: Store) -> None:
     rows = torch.from_numpy(store.array("x").read())
     with ooc.NeighborLoader(store, [2, -1], 16, memory="50M", shuffle=True) as loader:

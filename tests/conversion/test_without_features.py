@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 import ooc
 from ooc.errors import OptionError, SourceError
-from ooc.storage.store import VERSION_WITH_GRAPHS, Store
+from ooc.storage.store import Store
 from ooc.storage.verification import verify
 
 
@@ -27,8 +27,7 @@ def _data() -> Data:
 
 
 def _check(store: Store) -> None:
-    assert (store.num_features, store.attributes["ooc_format"]) == (0, VERSION_WITH_GRAPHS)
-    assert not store.has("x")
+    assert store.num_features == 0 and not store.has("x")
     assert verify(store) == []
 
 

@@ -13,7 +13,7 @@ import zarr
 
 import ooc
 from ooc.errors import StoreError
-from ooc.storage.store import Store
+from ooc.storage.store import FORMAT_VERSION, Store
 from tests.conversion.arrays import random_arrays
 
 
@@ -44,7 +44,7 @@ def test_a_store_says_what_it_holds(store: Store) -> None:
 
 def test_zarr_reads_the_same_values(store: Store) -> None:
     group = zarr.open(store.path, mode="r")
-    assert group.attrs["ooc_format"] == 1
+    assert group.attrs["ooc_format"] == FORMAT_VERSION
     for name in store.arrays():
         np.testing.assert_array_equal(group[name][...], store.array(name).read())
         assert group[name].chunks == store.array(name).chunks
@@ -71,7 +71,7 @@ def test_unusable_stores_are_named(store: Store, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"ooc_format": 8}, "newer"),
+        ({"ooc_format": FORMAT_VERSION + 1}, "newer"),
         ({"ooc_format": "x"}, "damaged"),
         ({"complete": False}, "interrupted"),
         ({"num_nodes": 61}, "shape"),
@@ -88,6 +88,12 @@ def test_wrong_metadata_is_refused(store: Store, attributes: dict[str, Any], mes
     with pytest.raises(StoreError, match=message) as caught:
         ooc.open(store.path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION))
+def test_stores_of_earlier_versions_are_read(store: Store, version: int) -> None:
+    _edit(store, ooc_format=version)
+    assert ooc.open(store.path).num_nodes == store.num_nodes
 
 
 def test_a_missing_array_and_broken_json_are_refused(store: Store) -> None:
