@@ -7,7 +7,7 @@ there are rows with and rows without. Labels that are missing count nowhere.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self
@@ -24,6 +24,8 @@ from ooc.storage.store import SPLITS, Store, Task
 
 Floats = npt.NDArray[np.floating]
 Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]
+Scores = dict[str, float | None]
+"""``train_acc``, ``valid_acc`` and ``test_acc``."""
 
 
 class Metric(Enum):
@@ -227,12 +229,14 @@ RANKING_BYTES = 64
 def roc_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
     """Area under the ROC curve of ``scores`` [r] for the rows marked ``positive`` [r]; None with one class only.
 
-    By the Mann-Whitney statistic, ties counting half.
+    By the Mann-Whitney statistic, ties counting half. NaN where some scores are.
     """
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if not positives or not negatives:
         return None
+    if np.isnan(scores).any():
+        return math.nan
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last_rank = np.cumsum(counts)
     mean_rank = last_rank - (counts - 1) / 2
@@ -241,10 +245,13 @@ def roc_auc(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
 
 
 def average_precision(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
-    """Σ recall step × precision over falling thresholds, equal scores in one step; None with one class only."""
+    """Σ recall step × precision over falling thresholds, equal scores in one step; None with one class only, NaN where
+    some scores are."""
     positives = int(positive.sum())
     if not positives or positives == len(positive):
         return None
+    if np.isnan(scores).any():
+        return math.nan
     order = np.argsort(scores)[::-1]
     ranked = scores[order]
     last_of_ties = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1)
@@ -254,6 +261,11 @@ def average_precision(scores: Floats, positive: npt.NDArray[np.bool_]) -> float 
 
 
 RANKINGS: dict[Metric, Ranked] = {Metric.ROC_AUC: roc_auc, Metric.AVERAGE_PRECISION: average_precision}
+
+
+def named_scores(by_split: Mapping[str, float | None]) -> Scores:
+    """As records have them; None of what is no finite number, as outputs are none: no epoch is the best by that."""
+    return {f"{split}_acc": None if s is None or not math.isfinite(s) else s for split, s in by_split.items()}
 
 
 # ---- scoring while outputs go by ----------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.loss import RowsLoss
-from ooc.train.metrics import Metric, resolve_metric
+from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.prediction import Prediction
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 __all__ = ["Saving", "Trainer", "Tuning"]
-
-Scores = dict[str, float | None]
 
 _FEW_NUMBERS = 1 << 20
 """Of all parameters: a step of Adam takes one thread 5 ms then, and others that had helped would be awake as long."""
@@ -76,7 +74,8 @@ class Trainer:
     _state: TrainingState
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
-    _works = False
+    _works = _may_score = False
+    """Whether it is at work, and whether it may be asked for scores meanwhile."""
     _takes_apart = True
     """Whether the model is traced; else it runs as it is, and what is around its functions is its own affair."""
 
@@ -234,16 +233,19 @@ class Trainer:
 
         Where weights are averaged, these are scored.
         """
-        with self._at_work(within=True):
-            self._start()
-            self._drop_pending()
-            self._objective.begin()
-            with self._averaging.in_place():
-                self._session.run("evaluate", "evaluation")
-            return self._scores()
+        with self._at_work(scoring=True):
+            return self._evaluate()
+
+    def _evaluate(self) -> Scores:
+        self._start()
+        self._drop_pending()
+        self._objective.begin()
+        with self._averaging.in_place():
+            self._session.run("evaluate", "evaluation")
+        return self._scores()
 
     def _scores(self) -> Scores:
-        return {f"{split}_acc": score for split, score in self._objective.scores(self._prepared.exchange).items()}
+        return named_scores(self._objective.scores(self._prepared.exchange))
 
     @interruptible_by_ctrl_c()
     def predict(
@@ -267,7 +269,7 @@ class Trainer:
         options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
         with self._at_work():
             self._check_converted()
-            self._session.close()  # its memory is needed
+            self._free_memory()
             self._start_embedding()
             with (
                 self._averaging.in_place(),
@@ -278,19 +280,20 @@ class Trainer:
     # ---- what the loop needs -------------------------------------------------------------------------------
 
     @contextmanager
-    def _at_work(self, *, within: bool = False) -> Iterator[None]:
-        """While it is at work. TrainingError where it is so already: in another thread or, unless it may be ``within``
-        other work, in what has called a listener."""
+    def _at_work(self, *, scoring: bool = False) -> Iterator[None]:
+        """While it is at work. TrainingError where it is so already: in another thread or, but for ``scoring`` when an
+        epoch is over, in what has called a listener."""
         if not self._lock.acquire(blocking=False):
             raise TrainingError("the trainer is at work in another thread; it does one thing at a time")
-        before = self._works
+        before = self._works, self._may_score
         try:
-            if before and not within:
-                raise TrainingError("the trainer is at work; ask it for more than evaluate() when that is done")
-            self._works = True
+            if self._works and not (scoring and self._may_score):
+                when = "when an epoch is over, and for all else after that"
+                raise TrainingError(f"the trainer is at work; ask it for evaluate() {when}")
+            self._works, self._may_score = True, False
             yield
         finally:
-            self._works = before
+            self._works, self._may_score = before
             self._lock.release()
 
     def _weights_seen(self) -> list[tuple[int, str]]:
@@ -331,14 +334,18 @@ class Trainer:
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
         """``record`` with the scores of an evaluation of its own."""
         started = self._session.taken()
-        scores = self.evaluate()
+        scores = self._evaluate()
         taken = self._session.taken().since(started)
         return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
     def _conclude(self, records: list[EpochRecord], record: EpochRecord, eval_every: int) -> None:
         self._state.conclude(record, in_turn=bool(eval_every) and record.epoch % eval_every == 0)
         records.append(record)
-        self._resources.listener(EpochFinished(record))
+        self._may_score = True
+        try:
+            self._resources.listener(EpochFinished(record))
+        finally:
+            self._may_score = False
 
     def _shown(self, last: int, eval_every: int) -> AbstractContextManager[None]:
         """What shows the training up to epoch ``last`` to whoever has called from Python."""
@@ -597,18 +604,16 @@ class Trainer:
     def close(self) -> None:
         """Free arenas, threads and spill files. The model keeps its weights; ``fit`` may be called again."""
         with self._at_work():
-            self._session.close()
-            if self._learnt is not None:
-                self._learnt.close()
-            if self._kept is not None:
-                self._kept.close()
-            self._close_run()
+            self._free_memory()
+            for files in (self._learnt, self._kept, self._run):
+                if files is not None:
+                    files.close()
+            if self._converted is not None:
+                self._converted.cleanup()
 
-    def _close_run(self) -> None:
-        if self._run is not None:
-            self._run.close()
-        if self._converted is not None:
-            self._converted.cleanup()
+    def _free_memory(self) -> None:
+        """Give back what the next epoch makes anew."""
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self

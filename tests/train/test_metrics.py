@@ -137,6 +137,20 @@ def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tm
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("labels", "metric"), [("values", "mae"), ("values", "r2"), ("multilabel", "roc-auc"), ("two classes", "roc-auc")]
+)
+def test_outputs_that_are_no_numbers_have_no_score(labels: str, metric: str, tmp_path: Path) -> None:
+    """And no epoch is the best by it. An error of NaN ended a run that was to go on, as JSON has none."""
+    store, _, outputs = case_of(labels, tmp_path)
+    model = GCN(store.num_features, 6, 2, outputs).double()
+    with tuned_trainer(model, store, "64M", "64M", metric=metric, spill_dir=tmp_path, out=tmp_path / "run") as trainer:
+        for parameter in model.parameters():
+            parameter.data.fill_(torch.nan)
+        (record,) = trainer.fit(1, allow_nonfinite=True, progress=False)
+        assert record.valid_acc is record.test_acc is trainer.best is None
+
+
 def test_the_usual_metric_follows_from_the_labels(tmp_path: Path) -> None:
     """Accuracy, ROC-AUC, mean absolute error."""
     for labels, metric in (("classes", Metric.ACCURACY), ("multilabel", Metric.ROC_AUC), ("values", Metric.MAE)):

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN
 import ooc
 from ooc import memory
 from ooc.errors import OptionError, TrainingError
-from ooc.events import EpochFinished, Event
+from ooc.events import EpochFinished, Event, TaskAdvanced
 from ooc.storage.store import Store
 from ooc.train.runs.run import RunFolder
 from tests.exactness.comparison import store_of
@@ -160,6 +160,19 @@ def test_what_listeners_may_ask_of_the_trainer(store: Store) -> None:
             trained(asked)
     with pytest.raises(TrainingError, match="a listener has changed weights"):
         trained(lambda trainer: next(trainer.model.parameters()).data.zero_())
+
+
+@pytest.mark.parametrize("asked", [ooc.Trainer.evaluate, ooc.Trainer.predict, ooc.Trainer.close])
+def test_amid_an_epoch_nothing_may_be_asked(asked: Callable[[ooc.Trainer], object], store: Store) -> None:
+    """Not even scores, whose pass would take the memory of the one under way: it ended in a KeyError."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TaskAdvanced) and event.task == "epoch 1":
+            with pytest.raises(TrainingError, match=r"ask it for evaluate\(\) when an epoch is over"):
+                asked(trainer)
+
+    with ooc.Trainer(GCN(store.num_features, 8, 2, store.num_classes), store, listener=listen) as trainer:
+        assert len(trainer.fit(2, progress=False)) == 2
 
 
 def test_a_trainer_works_for_one_thread_at_a_time(store: Store) -> None:

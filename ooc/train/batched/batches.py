@@ -44,9 +44,10 @@ from ooc.sampling.normalization import GcnNormalization
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
+from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
 from ooc.train.setup import Job, Saving, edge_data_used, lower_model, prepare
-from ooc.train.trainer import Scores, Trainer
+from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -143,7 +144,7 @@ class BatchTrainer(Trainer):
             self._averaging.update(state.epoch)
             if eval_every and (state.epoch % eval_every == 0 or state.epoch == last):
                 started = time.perf_counter()
-                record = record.scored(self.evaluate(), eval_s=time.perf_counter() - started)
+                record = record.scored(self._evaluate(), eval_s=time.perf_counter() - started)
             self._conclude(records, record, eval_every)
         return records
 
@@ -225,13 +226,12 @@ class BatchTrainer(Trainer):
         folder, hardware = self._allowed.spill_dir, self._allowed.hardware
         return Offload(self.batch_model, self._saving, spill_dir=folder, hardware=hardware)
 
-    def evaluate(self) -> Scores:
-        """Score all splits, with the model as it is, or the average of its weights. Of several processes the first
-        does, and all have to ask."""
-        return self.ranks.told(self._evaluate)
+    def _evaluate(self) -> Scores:
+        """Of several processes the first does, and all have to ask."""
+        return self.ranks.told(self._evaluate_alone)
 
     @abstractmethod
-    def _evaluate(self) -> Scores: ...
+    def _evaluate_alone(self) -> Scores: ...
 
     @abstractmethod
     def _model_bytes(self, most: Any, left: int) -> int:
@@ -278,10 +278,8 @@ class BatchTrainer(Trainer):
             self._listener(Note(f"{what}: memory is not bounded"))
             return 0
 
-    def close(self) -> None:
-        """Free everything but the model. ``fit`` may be called again."""
+    def _free_memory(self) -> None:
         self._batches.close()
-        super().close()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -408,12 +406,12 @@ class SampledTrainer(BatchTrainer):
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
         return of_results(model(x, batch.edge_index, **given), every=self._takes_results)
 
-    def _evaluate(self) -> Scores:
+    def _evaluate_alone(self) -> Scores:
         if self._both_fit:
-            return Trainer.evaluate(self)
+            return Trainer._evaluate(self)
         self.loader.close()
         try:
-            return Trainer.evaluate(self)
+            return Trainer._evaluate(self)
         finally:
             self._session.close()
 
@@ -447,10 +445,9 @@ class SampledTrainer(BatchTrainer):
         step = lambda model: self._outputs(model, batch)[: most[0][0]]  # noqa: E731
         return kept + self._step_bytes(step, given, left - kept, partial(self._normalized, batch=batch))
 
-    def predict(self, *given: Any, **named: Any) -> Tensor | None:
-        """As ``Trainer.predict``."""
-        self.loader.close()
-        return super().predict(*given, **named)
+    def _free_memory(self) -> None:
+        super()._free_memory()
+        self._session.close()
 
 
 def _trims(model: nn.Module, fanouts: Sequence[int], carried: frozenset[EdgeData]) -> bool:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc.errors import ModelError, OptionError
 from ooc.events import reported
+from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.conformance import Watch
 from ooc.offloading.measure import META, DryRuns, on_meta
 from ooc.plan import Hardware
@@ -34,11 +35,10 @@ from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
-from ooc.train.metrics import make_scorer
+from ooc.train.metrics import Scores, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.setup import edge_data_used
-from ooc.train.trainer import Scores
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -299,7 +299,7 @@ class GraphTrainer(BatchTrainer):
         outputs = torch.empty(0, self._runs.outputs, dtype=self._runs.dtype)
         return self._targets.of(split, y[:, None] if y.dim() == 1 else y, rows, outputs=outputs)
 
-    def _evaluate(self) -> Scores:
+    def _evaluate_alone(self) -> Scores:
         members = self._members
         scored = np.flatnonzero(np.logical_or.reduce([*members.values()]))
         batches = self.loader.bounds.cut(scored)
@@ -317,13 +317,14 @@ class GraphTrainer(BatchTrainer):
                         if tally is not None:
                             self._scorer.add(split, tally)
                 advance(number)
-        return {f"{split}_acc": score for split, score in self._scorer.scores().items()}
+        return named_scores(self._scorer.scores())
 
     def _update(self) -> None:
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
 
+    @interruptible_by_ctrl_c()
     def predict(  # type: ignore[override]  # of graphs
         self,
         what: str = "logits",
@@ -334,14 +335,12 @@ class GraphTrainer(BatchTrainer):
     ) -> Tensor | None:
         """Logits or labels of all graphs, or of those of these numbers in this order, [n, C] or [n]. With ``out`` they
         go to that file, as of ``Trainer.predict``."""
-        self.loader.close()
         made = partial(GraphPrediction, self.model, self.store, self._resources, self._bounds, what)
-        with self._averaging.in_place(), closing(made(graphs=graphs, ignore_edge_data=self._ignored)) as found:
-            return found.result(out, force=force)
-
-    def close(self) -> None:
-        self.loader.close()
-        self._close_run()
+        with self._at_work():
+            self._check_converted()
+            self._free_memory()
+            with self._averaging.in_place(), closing(made(graphs=graphs, ignore_edge_data=self._ignored)) as found:
+                return found.result(out, force=force)
 
     # ---- memory ------------------------------------------------------------------------------------------------
 

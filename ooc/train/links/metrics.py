@@ -6,6 +6,7 @@ its own counts one that scores the same as half a place; hits among negatives th
 higher than the K-th best of these.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,11 @@ class LinkMetric:
         raise OptionError(f"metric {name!r} of links is not one of mrr, hits@K, roc-auc")
 
     def of_shared(self, positive_E: Scores, negative_M: Scores) -> float | None:
-        """Of links against negatives that all of them share; None where there are none."""
+        """Of links against negatives that all of them share; None where there are none, NaN where some scores are."""
         if not len(negative_M):
             return None
+        if np.isnan(positive_E).any() or np.isnan(negative_M).any():
+            return math.nan
         if self.value == "roc-auc":
             is_link = np.arange(len(positive_E) + len(negative_M)) < len(positive_E)
             return roc_auc(np.concatenate((positive_E, negative_M)), is_link)
@@ -65,9 +68,11 @@ class LinkMetric:
         return float((1 / (len(ascending) - 0.5 * (below_E + not_above_E) + 1)).mean())
 
     def total_of_own(self, scores_EK: Scores) -> float:
-        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own; NaN is
-        none."""
+        """Of links, in the first column, the sum over them of what is averaged, against negatives of their own, NaN
+        being none; NaN where a link's own score is."""
         positive_E1, negative_EK = scores_EK[:, :1], scores_EK[:, 1:]
+        if np.isnan(positive_E1).any():
+            return math.nan
         better = (negative_EK > positive_E1).sum(axis=1) + (negative_EK >= positive_E1).sum(axis=1)
         rank_E = 0.5 * better + 1
         return float((rank_E <= self.hits).sum() if self.hits else (1 / rank_E).sum())

@@ -366,7 +366,7 @@ class LinkTrainer(Trainer):
         options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
         with self._at_work():
             self._check_converted()
-            self._session.close()  # its memory is needed
+            self._free_memory()
             asked = PairScores(self.model, self.store, self._resources, pairs, **options)
             with self._averaging.in_place(), closing(asked) as found:
                 return found.read()

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch_geometric.utils import coalesce, remove_self_loops
 
 import ooc
 from ooc.cli import main
+from ooc.errors import TrainingError
+from ooc.events import Event, TaskAdvanced
 from ooc.models import Pooled
 from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
@@ -435,3 +438,26 @@ def test_results_do_not_depend_on_the_number_of_processes(stores: dict[str, Stor
     for found in together(2, tmp_path, work):
         assert found.keys() == alone.keys()
         assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(alone[name])) for name in alone)
+
+
+@pytest.mark.parametrize("asked", ["evaluate", "predict", "close"])
+def test_another_thread_does_not_disturb_an_epoch(stores: dict[str, Store], asked: str) -> None:
+    """What it asks for is refused; the epoch ended with an error, as its loader had been closed."""
+    met: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            getattr(trainer, asked)()
+        except TrainingError as error:
+            met.append(error)
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TaskAdvanced) and event.task.startswith("epoch") and not met:
+            other = Thread(target=ask)
+            other.start()
+            other.join()
+
+    options: dict[str, Any] = {"batch_size": 9, "ignore_edge_data": "all", "listener": listen}
+    with GraphTrainer(_model(), stores["values"], **options) as trainer:
+        assert len(trainer.fit(2)) == 2
+    assert "at work in another thread" in str(met[0])

@@ -18,6 +18,8 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
+from ooc.errors import TrainingError
+from ooc.events import Event, TaskAdvanced
 from ooc.model.lowering.trimming import Trimmed
 from ooc.offloading.saved import Saving
 from ooc.sizes import parse_size
@@ -281,3 +283,24 @@ def test_what_does_not_go_together_is_one_line(
     line = capsys.readouterr().err
     assert said in line and not (tmp_path / "run").exists()
     assert "Traceback" not in line
+
+
+@pytest.mark.parametrize("asked", ["evaluate", "predict", "close"])
+def test_what_is_refused_amid_an_epoch_does_not_end_it(store: Store, asked: str) -> None:
+    """It closed the loader first, of whose next batch the epoch then made an error."""
+    met: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TaskAdvanced) and event.task.startswith("epoch"):
+            with pytest.raises(TrainingError, match="the trainer is at work"):
+                getattr(trainer, asked)()
+            met.append(event.task)
+
+    trained = _train(_model(GraphSAGE, dropout=0.5), store, _FEW, ignore_edge_data="weight")
+    model = _model(GraphSAGE, dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    options: dict[str, Any] = {"optimizer": optimizer, "memory": "100M", "ignore_edge_data": "weight"}
+    with SampledTrainer(model, store, _FEW, listener=listen, **options) as trainer:
+        losses = [record.loss for record in trainer.fit(3)]
+    assert losses == [record.loss for record in trained]
+    assert {*met} == {"epoch 1", "epoch 2", "epoch 3"}

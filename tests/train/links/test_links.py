@@ -341,6 +341,16 @@ def test_metrics_are_as_defined() -> None:
     assert LinkMetric.of("hits@7").total_of_own(own) == sum(rank <= 7 for rank in ranks)
 
 
+@pytest.mark.parametrize("metric", ["mrr", "hits@3", "roc-auc"])
+def test_links_whose_scores_are_no_numbers_have_no_rank(store: Store, links: ooc.Links, metric: str) -> None:
+    """No negative is above NaN: they were all the first."""
+    model = _model()
+    with ooc.LinkTrainer(model, store, links, metric=metric) as trainer:
+        for parameter in model.parameters():
+            parameter.data.fill_(torch.nan)
+        assert {*trainer.evaluate().values()} == {None}
+
+
 @pytest.mark.parametrize("metric", ["hits@0", "hits@", "accuracy"])
 def test_a_metric_that_is_none_of_links_is_refused(store: Store, links: ooc.Links, metric: str) -> None:
     with pytest.raises(ooc.OptionError, match="mrr, hits@K, roc-auc"):
