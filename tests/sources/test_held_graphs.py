@@ -167,6 +167,19 @@ def test_undirected_graphs_of_networkx_go_both_ways(tmp_path: Path) -> None:
     assert store.class_names == ("Mr. Hi", "Officer") and store.num_features == 2 and not store.has("ids")
 
 
+def test_edges_between_the_same_two_nodes_of_a_multigraph_stay_as_many(tmp_path: Path) -> None:
+    """As PyG's ``from_networkx`` has them: both ways, and an edge from a node to itself once."""
+    graph = networkx.MultiGraph()
+    graph.add_nodes_from((node, {"x": float(node), "y": node % 2}) for node in range(3))
+    graph.add_edges_from([(0, 1), (1, 0), (2, 2)])
+    store = ooc.convert(graph, tmp_path / "g.ooc")
+    assert edges_of(store).tolist() == [[1, 1, 0, 0, 2], [0, 0, 1, 1, 2]] and store.undirected
+    for number, (*_, carried) in enumerate(graph.edges(data=True)):
+        carried["weight"] = 2.0 + number
+    store = ooc.convert(graph, tmp_path / "w.ooc")
+    assert store.num_edges == 5 and store.edge_weight("in").read().tolist() == [2, 3, 2, 3, 4]
+
+
 def test_sparse_matrices_of_scipy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     matrix = scipy.sparse.random_array((20, 20), density=0.2, rng=rng)

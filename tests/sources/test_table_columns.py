@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the columns of a table of nodes are taken for: ids, labels, splits, features, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -238,6 +240,27 @@ def test_whole_numbers_that_would_be_rounded_are_named(tmp_path: Path, form: str
         ooc.convert(_folder(tmp_path, form, nodes), tmp_path / "g.ooc")
     store = ooc.convert(_folder(tmp_path, form, nodes), tmp_path / "g.ooc", dtype="float64")
     assert store.array("x").read()[2].tolist() == [2**24 + 1, 2**24 + 1]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "parquet of lists", "frame", "jsonl"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_whole_numbers_beyond_float64_are_named(tmp_path: Path, form: str, at: int) -> None:
+    """Where the type is float64, too, and whatever stands beside them."""
+    cells: list[Any] = [1, 2, 3, 4]
+    cells[at] = 2**53 + 1
+    nodes = _NODES | {"many": [[cell, 0] for cell in cells] if form == "parquet of lists" else cells}
+    if form == "jsonl":
+        source: Any = _folder(tmp_path, "csv", nodes)
+        (source / "nodes.csv").unlink()
+        rows = [dict(zip(nodes, row, strict=True)) for row in zip(*nodes.values(), strict=True)]
+        (source / "nodes.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif form == "frame":
+        source = {"nodes": pandas.DataFrame(nodes), "edges": pandas.DataFrame(_EDGES)}
+    else:
+        source = _folder(tmp_path, form.split()[0], nodes)
+    options: dict[str, Any] = {"columns": {"many": "feature"}, "dtype": "float64"}
+    with pytest.raises(SourceError, match=r"column many holds '?9007199254740993'?.*a whole number that float64 would"):
+        ooc.convert(source, tmp_path / "g.ooc", **options)
 
 
 @pytest.mark.parametrize("text", ["NA", "None", "null"])

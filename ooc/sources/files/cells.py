@@ -18,6 +18,8 @@ _TRUTH = {"": False, **dict.fromkeys(("0", "0.0", "false"), False), **dict.fromk
 _TIME = re.compile(
     r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{4}/\d\d?/\d\d?( .*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?|\d\d?:\d\d(:\d\d.*)?"
 )
+MOST_EXACT = 2**53
+"""Up to which float64 has all whole numbers."""
 _LARGE = 100_000_000
 """Seconds since 1970 are more since 1973; dates written as one number are near."""
 
@@ -31,6 +33,15 @@ class Cells(Enum):
     REAL = "numbers"
     TEXT = "texts"
     MEMBER = "true or false (1 or 0) as a split does; if it is a feature, say columns={'NAME': 'feature'}"
+
+
+class Rounded(ValueError):
+    """A whole number is another one as float64."""
+
+    MEANING = "a whole number that float64 would round"
+
+    def __init__(self) -> None:
+        super().__init__(self.MEANING)
 
 
 class NoWholeNumber(SourceError):
@@ -55,6 +66,8 @@ def is_number(cell: str) -> bool:
     """Whether the text is a number; true and false are none, though they can be read as such."""
     try:
         cell_value(cell.strip() or "empty", Cells.REAL)
+    except (Rounded, OverflowError):
+        return True
     except ValueError:
         return False
     return cell.strip().lower() not in _TRUTH or not cell.strip().isalpha()
@@ -85,6 +98,13 @@ def kind_of(cells: list[str]) -> ColumnKind:
     return ColumnKind.TEXTS if cells else ColumnKind.NUMBERS
 
 
+def exact(number: int) -> float:
+    """The whole ``number`` as float64. Rounded where that cannot hold it."""
+    if abs(number) > MOST_EXACT and int(float(number)) != number:
+        raise Rounded
+    return float(number)
+
+
 def cell_value(cell: str, cells: Cells) -> int | float | str:
     """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included."""
     if cells is not Cells.TEXT and ("_" in cell or not cell.isascii()):
@@ -99,6 +119,8 @@ def cell_value(cell: str, cells: Cells) -> int | float | str:
             return value
         case Cells.REAL:
             truth = _TRUTH.get(cell.lower()) if cell.isalpha() else None
+            if WHOLE_NUMBER.fullmatch(cell):
+                return exact(int(cell))
             return float(truth) if truth is not None else float(cell) if cell else float("nan")
         case Cells.TEXT:
             return cell

@@ -21,11 +21,21 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.files.cells import LOOKED_AT_ROWS, Block, Cells, ColumnKind, NoWholeNumber, cell_value, kind_of
+from ooc.sources.files.cells import (
+    LOOKED_AT_ROWS,
+    Block,
+    Cells,
+    ColumnKind,
+    NoWholeNumber,
+    Rounded,
+    cell_value,
+    exact,
+    kind_of,
+)
 from ooc.sources.files.lines import LineTable, line_blocks, optional, plain_suffix, text_block_bytes
 from ooc.sources.files.streams import size_of
 from ooc.sources.files.text_table import CSV_SUFFIXES, TextTable
-from ooc.storage.array import AnyArray
+from ooc.storage.array import AnyArray, whole_numbers_rounded
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _PARQUET_BUFFER_BYTES = 1 << 20
@@ -277,21 +287,33 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
     """``values`` as ``cells``. SourceError, saying ``where``, for one of the rows from ``row`` on that is none."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and (values.ndim == 1 or cells is Cells.REAL):
         if cells is Cells.REAL:
-            return values if values.dtype.kind == "f" else values.astype(np.float64)
+            return _reals(values, where, row)
         if cells is Cells.WHOLE and values.dtype.kind in "iu" and values.dtype != np.uint64:
             return values.astype(np.int64)
     found = _list(values)
     if cells is Cells.REAL and any(isinstance(value, list | tuple | np.ndarray) for value in found):
-        return _matrix(found, where)
+        return _reals(_matrix(found, where), where, row)
     take, dtype = _TAKEN_BY[cells]
     out: AnyArray = np.empty(len(found), dtype=dtype)
     for at, value in enumerate(found):
         try:
             out[at] = take(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError) as error:
             kind = NoWholeNumber if cells is Cells.WHOLE else SourceError
-            raise kind(f"{where} holds {str(value)[:60]!r} in row {row + at}, not {cells.value}") from None
+            why = str(error) if isinstance(error, Rounded) else f"not {cells.value}"
+            raise kind(f"{where} holds {str(value)[:60]!r} in row {row + at}, {why}") from None
     return out
+
+
+def _reals(values: AnyArray, where: str, row: int) -> AnyArray:
+    """Numbers as floating-point ones. SourceError for a whole one that would be another."""
+    if values.dtype.kind == "f":
+        return values
+    found = values.astype(np.float64)
+    if (rounded := whole_numbers_rounded(found, values)) is not None:
+        at = tuple(np.argwhere(rounded)[0])
+        raise SourceError(f"{where} holds {values[at]} in row {row + at[0]}, {Rounded.MEANING}")
+    return found
 
 
 def _list(values: Values) -> list[Any]:
@@ -324,7 +346,7 @@ def _whole(value: Any) -> int:
 def _real(value: Any) -> float:
     if isinstance(value, str) and value:
         raise ValueError("a text")
-    return float("nan") if _is_nothing(value) else float(value)
+    return float("nan") if _is_nothing(value) else exact(value) if type(value) is int else float(value)
 
 
 def _text(value: Any) -> str:
@@ -352,7 +374,7 @@ def _matrix(values: list[Any], where: str) -> AnyArray:
         found = np.empty(0)
     if found.ndim != 2 or found.dtype.kind not in "biuf":
         raise SourceError(f"{where} holds lists that are not of as many numbers each")
-    return found.astype(np.float64, copy=False) if found.dtype.kind != "f" else found
+    return found
 
 
 # ---- which kind one is ----------------------------------------------------------------------------------------------

@@ -18,11 +18,13 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.cells import (
     LOOKED_AT_ROWS,
+    MOST_EXACT,
     WHOLE_NUMBER,
     Block,
     Cells,
     ColumnKind,
     NoWholeNumber,
+    Rounded,
     cell_value,
     is_number,
     kind_of,
@@ -117,8 +119,8 @@ class TextTable(LineTable):
             if self._delimiter is None and not {*wanted.values()} - {*numbers}:  # How many there are must be seen.
                 kinds = [(name, _TYPES[wanted.get(name, Cells.REAL)]) for name in self.columns]
                 rows: AnyArray = np.loadtxt(io.StringIO(text), kinds, comments=None, ndmin=1)
-                return {name: rows[name] for name in wanted}
-            for kind in Cells:
+                found = {name: rows[name] for name in wanted}
+            for kind in Cells if not found else ():
                 names = [name for name, cells in wanted.items() if cells is kind]
                 places = [self.columns.index(name) for name in names]
                 if names and kind in numbers:
@@ -131,6 +133,9 @@ class TextTable(LineTable):
                     for name, at in zip(names, places, strict=True):
                         found[name] = of_texts([row[at].strip() for row in cells], kind)
         except (ValueError, OverflowError):
+            return None
+        # A whole number beyond may be another one than the file has.
+        if any((np.abs(found[name]) >= MOST_EXACT).any() for name, cells in wanted.items() if cells is Cells.REAL):
             return None
         if self._delimiter and text.count(self._delimiter) != len(next(iter(found.values()))) * (columns - 1):
             return None
@@ -148,11 +153,11 @@ class TextTable(LineTable):
                 cell = row[self.columns.index(name)].strip()
                 try:
                     found[name].append(cell_value(cell, cells))
-                except (ValueError, OverflowError):
+                except (ValueError, OverflowError) as error:
                     kind = NoWholeNumber if cells is Cells.WHOLE else SourceError
-                    raise kind(
-                        f"{self.path}, line {number}: the column {name} holds {cell[:60]!r}, not {cells.value}"
-                    ) from None
+                    why = str(error) if isinstance(error, Rounded) else f"not {cells.value}"
+                    where = f"{self.path}, line {number}: the column {name}"
+                    raise kind(f"{where} holds {cell[:60]!r}, {why}") from None
         return {name: np.array(column, dtype=_TYPES[wanted[name]]) for name, column in found.items()}
 
     @cached_property

@@ -128,6 +128,8 @@ def _column(series: Any) -> Column:
 
 def _of_networkx(graph: Any, request: Request) -> Source:
     """Its nodes, by what they are called, with their attributes for columns; undirected edges both ways."""
+    if graph.is_multigraph() and not graph.is_directed():  # Edges between the same two nodes stay as many.
+        graph = graph.to_directed(as_view=True)
     nodes, edges = list(graph.nodes(data=True)), list(graph.edges(data=True))
     if not nodes or not edges:
         raise SourceError(f"the networkx graph has {len(nodes)} nodes and {len(edges)} edges, nothing to train on")
