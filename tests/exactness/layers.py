@@ -28,7 +28,7 @@ from torch_geometric.nn import (
     ResGatedGraphConv,
     SAGEConv,
 )
-from torch_geometric.nn.aggr import AttentionalAggregation, DegreeScalerAggregation
+from torch_geometric.nn.aggr import AttentionalAggregation, DeepSetsAggregation, DegreeScalerAggregation, Set2Set
 from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, softmax
 
@@ -252,6 +252,11 @@ def scaled(inputs: int, outputs: int) -> nn.Module:
     return SAGEConv((12 * inputs, inputs), outputs, aggr=aggregation)
 
 
+def squashed(width: int) -> nn.Module:
+    """A network that works row by row."""
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+
 LAYERS: dict[str, Make] = {
     "an MLP on edges, mean": MlpMessages,
     "an MLP on edges, softmax": lambda i, o: MlpMessages(i, o, "softmax"),
@@ -265,6 +270,8 @@ LAYERS: dict[str, Make] = {
     "ResGatedGraphConv": ResGatedGraphConv,
     "GeneralConv": lambda i, o: GeneralConv(i, o, heads=2, l2_normalize=True),
     "SAGEConv, attentional": lambda i, o: SAGEConv(i, o, aggr=AttentionalAggregation(nn.Linear(i, 1), nn.Linear(i, i))),
+    "SAGEConv, networks of sums": lambda i, o: SAGEConv(i, o, aggr=DeepSetsAggregation(squashed(i), nn.Linear(i, i))),
+    "SAGEConv, sets": lambda i, o: SAGEConv((2 * i, i), o, aggr=Set2Set(i, processing_steps=3, num_layers=2)),
     "GeneralConv, attention": lambda i, o: GeneralConv(i, o, attention=True, heads=2, l2_normalize=True),
     "FeaStConv": lambda i, o: FeaStConv(i, o, heads=2),
     "LEConv": LeAsItIs,

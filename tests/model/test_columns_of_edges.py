@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import AGNNConv, EdgeConv, FAConv, GeneralConv, GraphConv, SAGEConv
-from torch_geometric.nn.aggr import AttentionalAggregation
+from torch_geometric.nn.aggr import AttentionalAggregation, DeepSetsAggregation, Set2Set
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from ooc.model.graph import ActiveRows
@@ -65,10 +65,12 @@ def test_ready_models_have_no_such_layer(model: type[nn.Module]) -> None:
 FORMULAS = [
     *(FAConv(8), GeneralConv(8, 8), SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 1)))),
     *(SAGEConv(8, 8, aggr=["mean", "max"]), SAGEConv(8, 8, aggr="softmax")),
+    *(SAGEConv((16, 8), 8, aggr=Set2Set(8, 2)), SAGEConv(8, 8, aggr=DeepSetsAggregation(nn.Linear(8, 8), nn.ReLU()))),
 ]
 OTHERS = [
     *(EdgeConv(nn.Linear(16, 8)), Own(), GeneralConv(8, 8, attention=True)),
     *(SAGEConv(8, 8, aggr=AttentionalAggregation(nn.Linear(8, 8))), SAGEConv(8, 8, aggr=["mean", "median"])),
+    SAGEConv(8, 8, aggr=DeepSetsAggregation(nn.Sequential(nn.Linear(8, 8), nn.Dropout()))),
 ]
 
 

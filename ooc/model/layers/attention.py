@@ -215,9 +215,9 @@ def lower_transformer(conv: Any, call: Call) -> Value:
 
 def lower_agnn(conv: Any, call: Call) -> Value:
     """AGNNConv: by the cosine of two rows, times β. Keys and values are pulled whole."""
-    x, beta, setting = call.matrix("x"), conv.beta, call.assembly.setting
-    fits = 2 * setting.num_nodes * x.columns * setting.dtype.itemsize <= _WHOLE_NBYTES
-    call.needs(conv.aggr in _SUMS and (fits or setting.types is not None))
+    x, beta = call.matrix("x"), conv.beta
+    call.needs(conv.aggr in _SUMS)
+    _check_fits_whole(call, x)
     loops = SelfLoops.EXACTLY_ONE if conv.add_self_loops else SelfLoops.AS_STORED
     options = AttentionOptions(1, x.columns, loops, 0.0, 0)
     unscaled = math.sqrt(x.columns)
@@ -232,6 +232,13 @@ def lower_agnn(conv: Any, call: Call) -> Value:
     source = call.assembly.rowwise(call.where, key_and_value, [x])
     target = call.assembly.rowwise(call.where, query, [x], (beta,) if conv.requires_grad else ())
     return call.per_edge(partial(by_dot_products, options=options), source, target)
+
+
+def _check_fits_whole(call: Call, x: Value) -> None:
+    """NoFormulaError where keys and values as wide as ``x`` would take much, and the layer can be run without."""
+    setting = call.assembly.setting
+    fits = 2 * setting.num_nodes * x.columns * setting.dtype.itemsize <= _WHOLE_NBYTES
+    call.needs(fits or setting.types is not None)
 
 
 def lower_fa(conv: Any, call: Call) -> Value:
@@ -304,11 +311,51 @@ def is_attentional(aggregation: Any) -> bool:
     """Whether it is one whose networks are known to work row by row, with one score a row."""
     if type(aggregation) is not gnn.aggr.AttentionalAggregation or replaced_functions(aggregation):
         return False
-    parts = [*aggregation.modules()][1:]
     scoring = [part for part in getattr(aggregation.gate_nn, "modules", list)() if type(part) in LINEAR]
-    known = (nn.Sequential, *LINEAR, *ROWWISE_MODULES)
-    of_rows = all(type(part) in known and not replaced_functions(part) for part in parts)
+    of_rows = all(map(works_by_rows, aggregation.children()))
     return of_rows and bool(scoring) and scoring[-1].weight.shape[0] == 1
+
+
+def works_by_rows(network: nn.Module) -> bool:
+    """Whether it is made of what is known to work row by row, so that it may be given each neighbour's row once."""
+    known = (nn.Sequential, *LINEAR, *ROWWISE_MODULES)
+    return all(type(part) in known and not replaced_functions(part) for part in network.modules())
+
+
+def lower_set2set(aggregation: Any, call: Call, x: Value) -> Value:
+    """Set2Set: attention by dot products, of a query that an LSTM makes of what has been found before."""
+    assembly, columns, lstm = call.assembly, x.columns, aggregation.lstm
+    _check_fits_whole(call, x)
+    options = AttentionOptions(1, columns, SelfLoops.AS_STORED, 0.0, 0)
+    source = assembly.rowwise(call.where, lambda rows: torch.cat((rows, rows), dim=1), [x])
+    query = slice((lstm.num_layers - 1) * columns, lstm.num_layers * columns)
+
+    def state(*before: Tensor) -> Tensor:
+        """What the LSTM's layers give, the last of them the query, and remember: [R, 2 · layers · C]."""
+        rows = len(before[0])
+        if len(before) == 1:
+            query_star, memory = before[0].new_zeros(rows, 2 * columns), before[0].new_zeros(rows, 2 * query.stop)
+        else:
+            query_star, memory = torch.cat((before[0][:, query], before[1]), dim=1), before[0]
+        given, remembered = memory.view(rows, 2, lstm.num_layers, columns).permute(1, 2, 0, 3).contiguous()
+        _, after = lstm(query_star[None], (given, remembered))
+        return torch.stack(after).permute(2, 0, 1, 3).reshape(rows, -1)
+
+    found: list[Value] = [Ones(assembly.next_index(), x)]
+    for _ in range(aggregation.processing_steps):
+        made = assembly.rowwise(call.where, state, found, tuple(lstm.parameters()), heavy=True)
+        scaled = assembly.rowwise(call.where, lambda s: s[:, query] * math.sqrt(columns), [made])
+        found = [made, call.per_edge(partial(by_dot_products, options=options), source, scaled)]
+    return assembly.rowwise(call.where, lambda s, r: torch.cat((s[:, query], r), dim=1), found)
+
+
+def is_set2set(aggregation: Any) -> bool:
+    """Whether it is one that has at least a step, and an LSTM of which nothing but the layers is other than usual."""
+    if type(aggregation) is not gnn.aggr.Set2Set or replaced_functions(aggregation):
+        return False
+    lstm = aggregation.lstm
+    usual = not (lstm.bidirectional or lstm.proj_size or lstm.batch_first or lstm.dropout)
+    return type(lstm) is nn.LSTM and usual and aggregation.processing_steps > 0 and not replaced_functions(lstm)
 
 
 def lower_res_gated(conv: Any, call: Call) -> Value:

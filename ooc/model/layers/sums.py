@@ -7,12 +7,12 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn.aggr import SoftmaxAggregation
+from torch_geometric.nn.aggr import DeepSetsAggregation, SoftmaxAggregation
 
 from ooc.kernels.edges import SelfLoops
 from ooc.kernels.functions import Rectified
 from ooc.model.graph import Scaling
-from ooc.model.layers.attention import is_attentional, lower_attentional
+from ooc.model.layers.attention import is_attentional, is_set2set, lower_attentional, lower_set2set, works_by_rows
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention
 from ooc.model.layers.layer import Call
 from ooc.model.layers.per_edge import AttentionOptions, Maximum
@@ -59,7 +59,26 @@ def aggregated(call: Call, x: Value, aggr: Any, conv: Any) -> Value:
         return lower_aggregation(conv.aggr_module, call, x)
     if is_attentional(conv.aggr_module):
         return lower_attentional(conv.aggr_module, call, x)
+    if is_set2set(conv.aggr_module):
+        return lower_set2set(conv.aggr_module, call, x)
+    if _is_deep_sets(conv.aggr_module):
+        return _lower_deep_sets(conv.aggr_module, call, x)
     return softmax_of(conv, call, x)
+
+
+def _is_deep_sets(aggregation: Any) -> bool:
+    """Whether it is one whose network of neighbours is known to work row by row."""
+    if type(aggregation) is not DeepSetsAggregation or replaced_functions(aggregation):
+        return False
+    has_mlp = aggregation.local_mlp is not None or aggregation.global_mlp is not None  # these are told of the edges
+    return not has_mlp and (aggregation.local_nn is None or works_by_rows(aggregation.local_nn))
+
+
+def _lower_deep_sets(aggregation: Any, call: Call, x: Value) -> Value:
+    """DeepSetsAggregation: a network of a sum over in-neighbours of what another one makes of their rows."""
+    rows = x if aggregation.local_nn is None else call.apply(aggregation.local_nn, x)
+    total = call.aggregate(rows, Scaling.SUM)
+    return total if aggregation.global_nn is None else call.apply(aggregation.global_nn, total)
 
 
 def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, eps: float = 0.0) -> Value:
