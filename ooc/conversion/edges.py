@@ -13,12 +13,14 @@ N nodes, E edges, F features of an edge, n edges of a block.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
+from ooc.conversion.whole_numbers import WholeColumns, rounded_by
 from ooc.errors import SourceError
 from ooc.sources.source import EdgeData, RelationSource, Source
 from ooc.storage.array import AnyArray, whole_numbers_rounded
@@ -83,11 +85,16 @@ class ValueForm:
             wide = np.float64 if kind == "float64" else np.float32
             if (rounded := whole_numbers_rounded(values.astype(wide), values)) is not None:
                 at = np.argwhere(rounded)[0]
-                raise SourceError(
-                    f"the {_what(name, at)} of edge {first + int(at[0])} is {values[tuple(at)]}, which "
-                    f"{np.dtype(wide).name} would round; give dtype float64, or smaller numbers"
-                )
+                raise rounded_by(np.dtype(wide).name, _number_of(name, first + at[0], *at[1:]), values[tuple(at)])
         return found
+
+    def whole_columns(self) -> "dict[str, WholeColumns]":
+        """Of each array that would round whole numbers in float64, by its name in `EdgeData`."""
+        return {
+            name.removeprefix("edge_"): WholeColumns(width or 1, partial(_number_of, name))
+            for name, kind, width in self.columns
+            if kind != "float64"
+        }
 
     def added(self, count: int) -> Values:
         """Of ``count`` edges that are no source's: ones, as in PyG's add_remaining_self_loops."""
@@ -116,11 +123,12 @@ def _check_finite(stored: AnyArray, given: AnyArray, name: str, kind: str, first
     at = np.argwhere(~finite)[0]
     value = given[tuple(at)]
     limit = f", more than {kind} can hold" if np.isfinite(value) else ""
-    raise SourceError(f"the {_what(name, at)} of edge {first + int(at[0])} is {value:g}{limit}")
+    raise SourceError(f"{_number_of(name, first + at[0], *at[1:])} is {value:g}{limit}")
 
 
-def _what(name: str, at: npt.NDArray[np.int64]) -> str:
-    return "weight" if name == EDGE_WEIGHT else f"feature {at[1]}"
+def _number_of(name: str, edge: int, column: int = 0) -> str:
+    """What messages call a number that an edge carries."""
+    return f"the {'weight' if name == EDGE_WEIGHT else f'feature {column}'} of edge {edge}"
 
 
 class Run(NamedTuple):

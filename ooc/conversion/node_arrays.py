@@ -15,6 +15,7 @@ import numpy as np
 
 from ooc.conversion.budget import Options
 from ooc.conversion.output import Journal, Workplace
+from ooc.conversion.whole_numbers import WholeColumns, first_of, rounded_by, values_of
 from ooc.errors import SourceError
 from ooc.events import reported
 from ooc.sources.files.prefetching import prefetched
@@ -29,9 +30,6 @@ _FEATURES = "features"
 _LEAST = "least feature"
 _LABELS = "labels"
 _TIMES_FEWER = 8  # Products with them are about as fast then as with all.
-_LOOKED_AT_VALUES = 1 << 16
-_MOST_WHOLE = 2**53
-"""Above, every number of float64 is whole."""
 _COUNTED_VALUES = 1 << 18
 _WRITTEN = ("y", "perm", "split")
 _ROWS = 1 << 16
@@ -160,7 +158,7 @@ def mostly_zeros(source: Source, dtype: str, *, row_normalize: bool) -> bool:
         return not row_normalize and source.feature_entries is not None and source.feature_entries <= most
     block_rows, sparse = max(1, _COUNTED_VALUES // source.num_features), source.feature_entries is not None
     for row, rows in _feature_blocks(source, wanted, block_rows, sparse=sparse):
-        values, stop = _values(rows), row + len(rows.counts if sparse else rows)
+        values, stop = values_of(rows), row + len(rows.counts if sparse else rows)
         entries += int(np.count_nonzero(values))
         if entries * source.num_nodes > most * stop or (row_normalize and values.min(initial=0) < 0):
             return False
@@ -177,24 +175,17 @@ def _normalized(rows: Any, smallest: AnyArray) -> Any:
 
 
 def _cast(rows: Any, wanted: np.dtype[np.generic], row: int) -> Any:
-    values = _values(rows)
+    values = values_of(rows)
     with np.errstate(over="ignore"):
         cast = values.astype(wanted, copy=False)
     if cast.dtype.itemsize < values.dtype.itemsize and not (fits := np.isfinite(cast)).all():
-        what, value = _first(rows, row, ~fits)
-        raise SourceError(f"{what} is {value:g}, more than {wanted.name} can hold")
+        at, column, value = first_of(rows, row, ~fits)
+        raise SourceError(f"{_feature(at, column)} is {value:g}, more than {wanted.name} can hold")
     return rows._replace(values=cast) if isinstance(rows, Entries) else cast
 
 
-def _values(rows: AnyArray | Entries) -> AnyArray:
-    return rows.values if isinstance(rows, Entries) else rows
-
-
-def _first(rows: AnyArray | Entries, row: int, wrong: AnyArray) -> tuple[str, Any]:
-    """Which of some values that are ``wrong`` comes first, and the value; ``rows`` begin with row ``row``."""
-    at = tuple(np.argwhere(wrong)[0])
-    place = (rows.rows[at], rows.columns[at]) if isinstance(rows, Entries) else at
-    return f"feature {place[1]} of node {row + place[0]}", _values(rows)[at]
+def _feature(node: int, column: int) -> str:
+    return f"feature {column} of node {node}"
 
 
 def _smallest(source: Source, wanted: np.dtype[np.generic], block_rows: int, work: Workplace) -> AnyArray:
@@ -217,7 +208,7 @@ def _feature_blocks(
     """``(row, rows)``, finite, as float64 where the source or the store has that, else float32; ``sparse``: without
     their zeros, and else with them, however they come."""
     row, wanted_shape = 0, (source.num_nodes, source.num_features)
-    whole = _WholeColumns(source.num_features) if wanted != np.float64 else None
+    whole = WholeColumns(source.num_features, _feature) if wanted != np.float64 else None
     with prefetched(source.features(block_rows)) as blocks:
         for rows in blocks:
             start = row
@@ -232,59 +223,19 @@ def _feature_blocks(
                     shape = (row, *rows.shape[1:])
                     raise SourceError(f"{source.name} has features of the shape {shape} or more, not {wanted_shape}")
                 rows = Entries.of_rows(rows) if sparse else rows
-            values = _values(rows)
+            values = values_of(rows)
             double, given = np.float64 in (values.dtype, wanted), values
             values = values.astype(np.float64 if double else np.float32, copy=False)
             if (rounded := whole_numbers_rounded(values, given)) is not None:
-                at = rows._replace(values=given) if isinstance(rows, Entries) else given
-                raise _rounded(*_first(at, start, rounded), values.dtype.name)
+                before = rows._replace(values=given) if isinstance(rows, Entries) else given
+                at, column, value = first_of(before, start, rounded)
+                raise rounded_by(values.dtype.name, _feature(at, column), value)
             if double and whole is not None:
                 whole.look_at(rows, start)
             rows = rows._replace(values=values) if isinstance(rows, Entries) else values
             if not (finite := np.isfinite(values)).all():
-                what, value = _first(rows, start, ~finite)
-                raise SourceError(f"{what} is {value}")
+                at, column, value = first_of(rows, start, ~finite)
+                raise SourceError(f"{_feature(at, column)} is {value}")
             yield start, rows
     if whole is not None:
         whole.check()
-
-
-class _WholeColumns:
-    """Columns of float64 in which there are whole numbers alone, as tables and sparse matrices give what was whole in
-    them, and the first number in each that float32 would round."""
-
-    def __init__(self, columns: int) -> None:
-        self._whole_F = np.ones(columns, dtype=np.bool_)
-        self._rounded: dict[int, tuple[str, Any]] = {}
-
-    def look_at(self, rows: AnyArray | Entries, start: int) -> None:
-        """``rows`` begin with row ``start``."""
-        if isinstance(rows, Entries):
-            self._look(rows, start, rows.columns)
-            return
-        height = max(1, _LOOKED_AT_VALUES // len(self._whole_F))
-        for first in range(0, len(rows), height):
-            if not self._whole_F.any():
-                return
-            some = rows[first : first + height]
-            self._look(some, start + first, np.broadcast_to(np.arange(len(self._whole_F)), some.shape))
-
-    def _look(self, rows: AnyArray | Entries, start: int, columns: AnyArray) -> None:
-        values = _values(rows)
-        is_whole = values == np.trunc(values)
-        self._whole_F[columns[~is_whole]] = False
-        with np.errstate(over="ignore"):
-            rounded = is_whole & (np.abs(values) < _MOST_WHOLE) & (values.astype(np.float32) != values)
-        for column in set(columns[rounded].tolist()) - {*self._rounded}:
-            self._rounded[column] = _first(rows, start, rounded & (columns == column))
-
-    def check(self) -> None:
-        """SourceError for the first that would be rounded, when all rows have been looked at."""
-        for column in sorted(self._rounded):
-            if self._whole_F[column]:
-                raise _rounded(*self._rounded[column])
-
-
-def _rounded(what: str, value: Any, kind: str = "float32") -> SourceError:
-    wider = "dtype float64, or " if kind == "float32" else ""
-    return SourceError(f"{what} is {int(value)}, which {kind} would round; give {wider}smaller numbers")

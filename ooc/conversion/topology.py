@@ -239,6 +239,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
     found, done = relation.edges, 0
     symmetric = options.symmetrize and relation.within_type
     without_loops = isinstance(found, Source) and found.drop_self_loops
+    whole = {} if values is None else values.whole_columns()
     with prefetched(found.edges(size)) as blocks:
         for block in blocks:
             _check(block, done, relation)
@@ -247,6 +248,9 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
                 raise SourceError(f"{relation.name} has more edges{relation.called} than the {found.num_edges} it says")
             sources, targets, data = block
             carried = values.records(data, count, done) if values is not None else None
+            for name, columns in whole.items():
+                if (given := getattr(data, name)).dtype == np.float64:
+                    columns.look_at(given.reshape(count, -1), done)
             done += count
             kept = sources != targets if without_loops else None
             if options.hold_out is not None:
@@ -262,6 +266,8 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
             else:
                 once = options.drop_duplicates and relation.kind is None
                 yield done, [("in", both_ways(forward, reverse, carried, once=once))]
+    for columns in whole.values():
+        columns.check()
     if done != found.num_edges:
         raise SourceError(f"{relation.name} has {done} edges{relation.called}, not the {found.num_edges} it says")
 

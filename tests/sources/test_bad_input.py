@@ -90,6 +90,14 @@ _BAD: dict[str, tuple[Arrays, str]] = {
         _replaced(edge_weight=np.full(random_arrays()["edge_index"].shape[1], 2**24 + 1)),
         "the weight of edge 0 is 16777217, which float32 would round; give dtype float64",
     ),
+    "whole weights in float64": (
+        _replaced(edge_weight=2.0**24 + np.arange(random_arrays()["edge_index"].shape[1])),
+        "the weight of edge 1 is 16777217, which float32 would round; give dtype float64",
+    ),
+    "whole features of edges in float64": (
+        _replaced(edge_attr=np.array([[0.5, 2.0**24 + 1]] * random_arrays()["edge_index"].shape[1])),
+        "feature 1 of edge 0 is 16777217, which float32 would round; give dtype float64",
+    ),
     "CSR of whole numbers": (
         _sparse(x_data=np.full(216, 2.0**24 + 1)),
         "is 16777217, which float32 would round",

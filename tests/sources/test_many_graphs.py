@@ -56,6 +56,9 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
         r"graph 4 has features, .* \(3, 2, 0, 0\)": [*graphs, *many_graphs(1, edge_features=0)],
         "graph 1 has no label y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],
         "an edge leaves its graph": [Data(x=torch.ones(2, 1), edge_index=torch.full((2, 1), 5), y=torch.ones(1))] * 2,
+        r"an entry for each of its nodes; .* make it \[1, labels\]": [
+            Data(x=one.x, edge_index=one.edge_index, y=torch.arange(one.num_nodes)) for one in graphs[:1] * 2
+        ],
         "graph 1 has no nodes": [graphs[0], Data(x=graphs[0].x[:0], edge_index=graphs[0].edge_index[:, :0],
                                  edge_attr=graphs[0].edge_attr[:0], y=graphs[0].y)],
     }  # fmt: skip

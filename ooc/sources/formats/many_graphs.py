@@ -162,6 +162,7 @@ class _Graphs:
         self.sizes = array("q")
         self.edges, self.only_answers = 0, True
         self.columns: dict[str, int] = {}
+        of_nodes = True
         for at, data in enumerate(graphs):
             if type(data).__name__ != "Data" or data.edge_index is None:
                 raise SourceError(f"{name}: graph {at} is no homogeneous PyG Data with an edge_index")
@@ -180,8 +181,14 @@ class _Graphs:
                     f"first has {wanted}"
                 )
             self.sizes.append(int(data.num_nodes))
+            of_nodes = of_nodes and np.shape(data.y) == (self.sizes[-1],) != (1,)
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
+        if of_nodes and self.sizes:
+            raise SourceError(
+                f"{name}: y of every graph has an entry for each of its nodes; labels are of graphs: make it "
+                "[1, labels] if it is those of the graph"
+            )
 
     def y(self, data: Any, at: int) -> AnyArray:
         """[1, L]."""
