@@ -79,13 +79,13 @@ class Bench:
         return statistics.median(one.own_s for one in rounds)
 
     def _on_threads(self, compute: Task, tasks: int) -> Round:
-        clock, cpu, waited = perf_counter(), process_time(), _waited_s()
+        clock, cpu, waited = perf_counter(), process_time(), waited_s()
         with OrderedPipeline(self._pool, compute, lambda _: None) as flow:
             for task in range(tasks):
                 flow.put(0, task)
             flow.drain()
         clock_s, cpu_s = perf_counter() - clock, process_time() - cpu
-        return Round(clock_s, cpu_s / self.cores, max(0.0, _waited_s() - waited) / self.cores)
+        return Round(clock_s, cpu_s / self.cores, max(0.0, waited_s() - waited) / self.cores)
 
     @torch.no_grad()
     def _on_device(self, compute: Task, tasks: int) -> Round:
@@ -107,7 +107,7 @@ class Bench:
         self._pool.close()
 
 
-def _waited_s() -> float:
+def waited_s() -> float:
     """How long threads of this process have been ready and had no processor, all together; 0 where nobody counts it."""
     waited_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):

@@ -133,7 +133,7 @@ def test_so_many_times_the_work_takes_so_many_times_as_long(waited_s: float, mon
 
     monkeypatch.setattr("ooc.profile.bench.perf_counter", lambda: busy_s + waited_s * busy_s)
     monkeypatch.setattr("ooc.profile.bench.process_time", lambda: busy_s)
-    monkeypatch.setattr("ooc.profile.bench._waited_s", lambda: waited_s * busy_s)
+    monkeypatch.setattr("ooc.profile.bench.waited_s", lambda: waited_s * busy_s)
     with Bench(torch.device("cpu"), 1) as bench:
         assert [bench.seconds(compute, tasks) for tasks in (3, 12)] == pytest.approx([0.75, 3.0])
 
