@@ -12,17 +12,7 @@ import psutil
 import torch
 
 from ooc.cli import in_options, print_json
-from ooc.cli.arguments.recipe import (
-    build_average,
-    build_embedding,
-    build_loss,
-    build_model,
-    build_optimizer,
-    links_of,
-    optimizer_options,
-    planned_model,
-    with_decoder,
-)
+from ooc.cli.arguments import recipe
 from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
 from ooc.errors import OptionError
 from ooc.events import ignore
@@ -35,34 +25,9 @@ from ooc.plan.simulate.together import together
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter
 from ooc.ranks import ALONE, Ranks
+from ooc.report import tables, what_if
 from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
-from ooc.report.tables import (
-    describe_budgets,
-    describe_ranks,
-    describe_store,
-    describe_waiting,
-    print_assumptions,
-    print_changes,
-    print_fits,
-    print_floor,
-    print_ranks,
-    print_report,
-    print_summary,
-)
-from ooc.report.what_if import (
-    REQUEST_BYTES,
-    SHARE_OF_MEMORY,
-    SUFFIXES,
-    changes,
-    draw,
-    full_axes,
-    grid,
-    parse_axes,
-    print_grid,
-    print_steps,
-    steps,
-)
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
 from ooc.train.embedding import LearntRows
@@ -114,8 +79,8 @@ class Planning:
         if not self._described:
             on_device, whole = default_budgets(free_device_bytes(self._device))
         else:
-            whole = int(SHARE_OF_MEMORY * machine.host_memory_bytes)
-            on_device = int(SHARE_OF_MEMORY * machine.device_memory_bytes)
+            whole = int(what_if.SHARE_OF_MEMORY * machine.host_memory_bytes)
+            on_device = int(what_if.SHARE_OF_MEMORY * machine.device_memory_bytes)
             if not machine.has_device_memory:
                 on_device, whole = divide_memory(whole)
         if settings.memory is not None:
@@ -151,7 +116,7 @@ class Planning:
             "memory_bytes": limits.memory_bytes,
             "gpu_budget_bytes": limits.device_bytes,
             "host_budget_bytes": limits.host_bytes,
-            "ssd_bytes_per_s": int(disk.read_bytes_per_s.at(REQUEST_BYTES)),
+            "ssd_bytes_per_s": int(disk.read_bytes_per_s.at(what_if.REQUEST_BYTES)),
         }
 
     def report(
@@ -218,7 +183,7 @@ class Planning:
     def _job(self, spill_dtype: str, limits: Limits) -> Job:
         if spill_dtype not in self._jobs:
             settings, store = self.settings, self._store
-            model = planned_model(settings, store)
+            model = recipe.planned_model(settings, store)
             resources = Resources(
                 limits=limits,
                 tile_rows=0,
@@ -232,15 +197,15 @@ class Planning:
             )
             # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
-            embedding = build_embedding(settings)
+            embedding = recipe.build_embedding(settings)
             what: dict[str, Any] = {
-                "averaging": Averaging(model, build_average(settings, model), 1),
+                "averaging": Averaging(model, recipe.build_average(settings, model), 1),
                 "input_dropout": settings.input_dropout,
                 "savings": self._savings,
                 "ignore_edge_data": settings.edge_data_left_out,
                 "compute_dtype": settings.dtype,
-                "optimizer": partial(build_optimizer, settings, model),
-                "optimizer_options": [optimizer_options(settings)],
+                "optimizer": partial(recipe.build_optimizer, settings, model),
+                "optimizer_options": [recipe.optimizer_options(settings)],
                 "optimizer_state": settings.optimizer_state,
                 "learnt": None,
             }
@@ -248,10 +213,10 @@ class Planning:
                 what["learnt"] = LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip)
             if settings.links is None:
                 metric = resolve_metric(settings.metric, store.task, store.num_classes)
-                what |= {"loss": build_loss(of_loss, store), "metric": metric}
+                what |= {"loss": recipe.build_loss(of_loss, store), "metric": metric}
                 self._jobs[spill_dtype] = prepare(model, self.graph, resources, **what)
             else:
-                model = with_decoder(settings, model, store.types)
+                model = recipe.with_decoder(settings, model, store.types)
                 self._jobs[spill_dtype] = self._objective_of_links(resources).prepared(model, store, resources, **what)
         return self._jobs[spill_dtype]
 
@@ -263,7 +228,7 @@ class Planning:
         if isinstance(self.graph, GraphStatistics):
             raise OptionError("--links are those of a store, not of a graph that --graph describes")
         return LinkObjective.of(
-            links_of(settings),
+            recipe.links_of(settings),
             self.graph,
             Path(settings.spill_dir or "."),
             metric=LinkMetric.of(settings.metric or "mrr"),
@@ -302,9 +267,9 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
     found: list[dict[str, Any]] = []
-    of_ranks = describe_ranks(ranks, joined, planning.alone().report().epoch_s) if len(ranks) > 1 else None
+    of_ranks = tables.describe_ranks(ranks, joined, planning.alone().report().epoch_s) if len(ranks) > 1 else None
     if advice and of_ranks is None:
-        found = changes(report, planning.report, spilled_narrow=narrow)
+        found = what_if.changes(report, planning.report, spilled_narrow=narrow)
     if as_json:
         more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
         if of_ranks is not None:
@@ -313,15 +278,15 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
         return
     console = output()
     say(console, planning.describe_graph())
-    say(console, f"{planning.hardware.name}: {describe_budgets(report)}")
-    say(console, f"waiting in memory: {describe_waiting(report)}")
-    print_summary(report, console)
-    print_report(report, console)
+    say(console, f"{planning.hardware.name}: {tables.describe_budgets(report)}")
+    say(console, f"waiting in memory: {tables.describe_waiting(report)}")
+    tables.print_summary(report, console)
+    tables.print_report(report, console)
     if of_ranks is not None:
-        print_ranks(of_ranks, console)
+        tables.print_ranks(of_ranks, console)
     if found:
-        print_changes(found, console)
-    print_assumptions(planning.assumptions(), console)
+        tables.print_changes(found, console)
+    tables.print_assumptions(planning.assumptions(), console)
 
 
 def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any], as_json: bool) -> None:
@@ -333,7 +298,7 @@ def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any],
         raise OptionError(f"--batches is for stores of many graphs; {store.path} is one")
     settings = TrainSettings(store=str(store.path), **options)
     check_sampling(settings, many_graphs=True)
-    model = build_model(settings, store)
+    model = recipe.build_model(settings, store)
     sizes = sorted({parse_size(text, name="--batches") for text in memories.split(",")})
     fits = fitting_batches(
         model,
@@ -348,8 +313,8 @@ def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any],
         print_json({"store": str(store.path), "batches": [asdict(fit) for fit in fits]})
         return
     console = output()
-    say(console, describe_store(store))
-    print_fits(fits, console)
+    say(console, tables.describe_store(store))
+    tables.print_fits(fits, console)
 
 
 def print_least(planning: Planning, as_json: bool) -> None:
@@ -359,23 +324,25 @@ def print_least(planning: Planning, as_json: bool) -> None:
         return
     console = output()
     say(console, planning.describe_graph())
-    print_floor(parts, console)
-    print_assumptions(planning.assumptions(), console)
+    tables.print_floor(parts, console)
+    tables.print_assumptions(planning.assumptions(), console)
 
 
 def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
-        check_drawing(plot, *SUFFIXES)
+        check_drawing(plot, *what_if.SUFFIXES)
     limits, machine, memory_bytes = planning.limits, planning.hardware, planning.memory_bytes
     least_bytes = sum(planning.floor().values())
-    axes = full_axes(parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes)
+    axes = what_if.full_axes(
+        what_if.parse_axes(texts), machine, limits, memory_bytes=memory_bytes, least_bytes=least_bytes
+    )
     with Reporter() as reporter:
-        cells = grid(axes, limits, machine, planning.report, reporter)
+        cells = what_if.grid(axes, limits, machine, planning.report, reporter)
     command = click.get_current_context().command
     for cell in cells:
         if not cell["feasible"]:
             cell["reason"] = in_options(cell["reason"], command)
-    found = steps(cells, planning.has())
+    found = what_if.steps(cells, planning.has())
     assumptions = planning.assumptions()
     if machine.has_device_memory:
         assumptions.append(f"cards are as fast as {machine.name}'s, and differ in memory alone")
@@ -384,8 +351,8 @@ def print_what_if(planning: Planning, texts: Sequence[str], *, plot: Path | None
     else:
         console = output()
         say(console, planning.describe_graph())
-        print_grid(cells, console)
-        print_steps(found, console)
-        print_assumptions(assumptions, console)
+        what_if.print_grid(cells, console)
+        what_if.print_steps(found, console)
+        tables.print_assumptions(assumptions, console)
     if plot is not None:
-        draw(cells, plot, title=planning.describe_training())
+        what_if.draw(cells, plot, title=planning.describe_training())

@@ -25,22 +25,11 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.ranks import Ranks
+from ooc.report import tables
 from ooc.report.console import output, print_hanging, say
 from ooc.report.logs import Correction, CsvLog, EpochLog, TensorBoardLog, epoch_as_json, note_start
 from ooc.report.page.document import write_report
 from ooc.report.runs import describe_run, describe_seed, describe_summary, summarize
-from ooc.report.tables import (
-    describe_batches,
-    describe_forecast,
-    describe_graph_batches,
-    describe_memory,
-    describe_store,
-    describe_waiting,
-    print_briefing,
-    print_outcome,
-    print_report,
-    print_summary,
-)
 from ooc.storage.store import open_store
 from ooc.train.batched.batches import SampledTrainer
 from ooc.train.batched.graphs import GraphTrainer
@@ -169,7 +158,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
     if call.as_json and call.is_first:
         say_as_json("end", describe_run(run.path, held=True))
     elif call.alone and call.is_first:
-        print_outcome(
+        tables.print_outcome(
             run.records(), report, output(), metric=trainer.metric, store_bytes=trainer.store.nbytes, run=run.path
         )
 
@@ -227,7 +216,7 @@ def _brief(
     """Say what will be trained within what, and what is expected of it; ``verbosity`` DEBUG: the whole plan."""
     console, store = output(), trainer.store
     lines = [
-        ("graph", describe_store(store)),
+        ("graph", tables.describe_store(store)),
         ("model", describe_model(settings, trainer.model, weighted=store.has_edge_weight)),
     ]
     if report is not None and trainer.ranks.count > 1:
@@ -235,20 +224,22 @@ def _brief(
         lines.append(("links", f"{report.links}, {given}"))
     if report is not None:
         lines += [
-            ("memory", describe_memory(report, trainer.spill_dir)),
-            ("in memory", describe_waiting(report)),
-            ("forecast", describe_forecast(report, epochs)),
+            ("memory", tables.describe_memory(report, trainer.spill_dir)),
+            ("in memory", tables.describe_waiting(report)),
+            ("forecast", tables.describe_forecast(report, epochs)),
         ]
     elif isinstance(trainer, GraphTrainer):
-        lines += describe_graph_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
+        lines += tables.describe_graph_batches(
+            trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes
+        )
     elif isinstance(trainer, SampledTrainer):
-        lines += describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
-    print_briefing(lines, console)
+        lines += tables.describe_batches(trainer.loader, a_step=settings.accumulate, memory_bytes=trainer.memory_bytes)
+    tables.print_briefing(lines, console)
     if report is None:
         return
     if verbosity >= Verbosity.DEBUG:
-        print_summary(report, console)
-        print_report(report, console)
+        tables.print_summary(report, console)
+        tables.print_report(report, console)
     if trainer.hardware in (UNMEASURED, UNMEASURED_DEVICE):
         of_device = " --device cuda" if settings.device == "cuda" else ""
         spill = shlex.quote(str(trainer.spill_dir))
