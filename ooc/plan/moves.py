@@ -8,7 +8,7 @@ from itertools import chain, product
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, layout_key
-from ooc.plan.problem import WHOLE, Goal, Problem
+from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program.capacity import ExchangeForm
 
 BLOCK_BYTES = 4 << 20
@@ -148,7 +148,7 @@ class Moves:
         widths = [NARROW_COLUMNS << k for k in range(4)] + [max(NARROW_COLUMNS, of_frame)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
-        spare_writes = self.problem.goal is not Goal.SECONDS
+        spare_writes = self.problem.most_written is not None
         choices = [
             Choice(
                 height,

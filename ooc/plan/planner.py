@@ -20,7 +20,7 @@ from ooc.errors import BudgetError
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout.passes import shuffles_in
-from ooc.plan.problem import Goal, Problem, Recomputed, Variants
+from ooc.plan.problem import Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.solver import PlannedLayout, simulated_best, solve
@@ -69,11 +69,11 @@ def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> Plann
     limit = limits.ssd_write_bytes
     if limit is None or fastest.plan.ssd_write_bytes <= limit:
         return fastest
-    fewest = solve(Problem(workload, limits, hardware, Goal.WRITES))
+    fewest = solve(Problem(workload, limits, hardware, most_written=0))
     if fewest.plan.ssd_write_bytes > limit:
         least = min(fewest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
         raise BudgetError(_excess(least, limits))
-    within = solve(Problem(workload, limits, hardware, Goal.EXCESS_WRITES))
+    within = solve(Problem(workload, limits, hardware, most_written=limit))
     return within if within.plan.ssd_write_bytes <= limit else fewest
 
 
@@ -191,7 +191,7 @@ def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Cho
 def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> float:
     """The least limit on written bytes for which this planner finds a plan; infinity where memory is short."""
     try:
-        plans = [solve(Problem(workload, limits, hardware, goal)).plan for goal in (Goal.WRITES, Goal.SECONDS)]
-        return min(plan.ssd_write_bytes for plan in plans)
+        problems = [Problem(workload, limits, hardware, most_written=most) for most in (0, None)]
+        return min(solve(problem).plan.ssd_write_bytes for problem in problems)
     except BudgetError:
         return float("inf")

@@ -9,8 +9,8 @@ is chosen: for given frames, Belady's rule (``ooc.plan.program.replacement``) sa
 *Choices.* Single steps lead from a state to others (``ooc.plan.moves``); ``ooc.plan.planner`` goes by them.
 
 *Cost.* Forecast seconds of the epoch (``ooc.plan.forecast``), what it waits for other processes included, behind bytes
-written to the SSD where they count. On a device with memory of its own, among the best of these: simulated seconds
-(``ooc.plan.simulate``), of states that lead to others by steps of single sources.
+written to the SSD beyond a limit, if there is one. On a device with memory of its own, among the best of these:
+simulated seconds (``ooc.plan.simulate``), of states that lead to others by steps of single sources.
 
 *Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 
@@ -20,7 +20,6 @@ stages pays at most if that adds less to the bound than the epoch waits for data
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
 from math import inf
 
@@ -40,17 +39,6 @@ Score = tuple[float, float]
 WHOLE = SlabChoice(0, 0)
 
 
-class Goal(Enum):
-    """What is made small."""
-
-    SECONDS = "seconds"
-    """The epoch's forecast time."""
-    EXCESS_WRITES = "excess writes"
-    """What is written to the SSD beyond its limit; then time."""
-    WRITES = "writes"
-    """What is written to the SSD; then time. Found without regard to the limit: the least limit that would do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A state that fits, but for the recomputed stages, which are the problem's."""
@@ -65,13 +53,16 @@ class Candidate:
 
 
 class Problem:
-    """``workload`` within ``limits`` on ``hardware``. What choices lead to is remembered."""
+    """``workload`` within ``limits`` on ``hardware``. What is made small is time, behind bytes beyond ``most_written``
+    (None: any number) that an epoch writes to the SSD. What choices lead to is remembered."""
 
-    def __init__(self, workload: Workload, limits: Limits, hardware: Hardware, goal: Goal = Goal.SECONDS) -> None:
+    def __init__(
+        self, workload: Workload, limits: Limits, hardware: Hardware, *, most_written: int | None = None
+    ) -> None:
         self.workload = workload
         self.limits = limits
         self.hardware = hardware
-        self.goal = goal
+        self.most_written = most_written
         self.capacity = Capacity(workload, limits, hardware)
         self.sources = pulled_sources(workload)
         self.received_bytes_per_s = limits.received_bytes_per_s(hardware)
@@ -98,7 +89,7 @@ class Problem:
         choice = self._as_asked(choice)
         layout = self.layout(choice)
         if id(layout) not in self._known:
-            if self.goal is Goal.SECONDS and below_s < inf and self._moving_nothing_s(layout) >= below_s:
+            if self.most_written is None and below_s < inf and self._moving_nothing_s(layout) >= below_s:
                 return None
             fits = self.capacity.fits(layout)
             self._known[id(layout)] = Candidate(choice, layout, self.score(layout)) if fits else None
@@ -144,13 +135,7 @@ class Problem:
                 exposed_s(one, s, self.received_bytes_per_s) for one, s in zip(received, taken_s, strict=True)
             )
         written = sum(moved.ssd_write_bytes for moved in traffic) + workload.state_bytes
-        match self.goal:
-            case Goal.SECONDS:
-                return 0, seconds
-            case Goal.EXCESS_WRITES:
-                return max(0, written - (self.limits.ssd_write_bytes or 0)), seconds
-            case Goal.WRITES:
-                return written, seconds
+        return 0 if self.most_written is None else max(0, written - self.most_written), seconds
 
     def like(self, choice: Choice) -> Candidate | None:
         """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as

@@ -118,7 +118,7 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
     problem = first.problem
     if problem.limits.slab_columns is not None:
         return None
-    solver = _Solver(Problem(problem.workload, problem.limits, problem.hardware, problem.goal))
+    solver = _Solver(Problem(problem.workload, problem.limits, problem.hardware, most_written=problem.most_written))
     tried = [solver.problem.candidate(choice) for choice in solver.moves.of_one_width(first.choice)]
     best = min((one for one in tried if one is not None), key=lambda one: one.score, default=None)
     return None if best is None else solver.planned(solver.descend(best))
