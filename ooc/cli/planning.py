@@ -30,7 +30,9 @@ from ooc.report.console import check_drawing, output, say
 from ooc.report.gantt import write_gantt
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store, open_store
+from ooc.train.edge_counts import store_of_statistics
 from ooc.train.embedding import LearntRows
+from ooc.train.job import Job
 from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
@@ -41,7 +43,7 @@ from ooc.train.resources import (
     hardware_for,
 )
 from ooc.train.schedule import Averaging
-from ooc.train.setup import Job, Saving, prepare, store_of_statistics
+from ooc.train.setup import Saving, prepare
 
 if TYPE_CHECKING:
     from ooc.train.links.trainer import LinkObjective

@@ -31,11 +31,13 @@ from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.storage.types import perm_name
+from ooc.train.edge_counts import edge_counts
 from ooc.train.embedding import LearntRows
+from ooc.train.job import Job
 from ooc.train.objective import no_objective
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids, RowsFile
-from ooc.train.setup import Job, Saving, check_types, edge_counts, lower_model, whole_tiles
+from ooc.train.setup import Saving, check_types, lower_model, whole_tiles
 
 _SEARCH_BYTES_PER_NODE = 3
 _SEARCH_BYTES_PER_WANTED = 40

@@ -39,6 +39,7 @@ from ooc.ranks import ALONE, Ranks
 from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
+from ooc.train.job import Job
 from ooc.train.loss import RowsLoss
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
@@ -48,7 +49,8 @@ from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Averaging, Scheduler, Schedules
-from ooc.train.setup import Job, Saving, Tuning, check_optimizer, prepare
+from ooc.train.setup import Saving, Tuning, check_optimizer, prepare
+from ooc.train.sharing import SharedJob
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -165,6 +167,7 @@ class Trainer:
         exchange = self._prepared.exchange
         if exchange is None or trained & (trained - 1):
             return
+        assert isinstance(self._planned, SharedJob), "there are several processes"
         program = record.passes[0].program
         a_thread = self._planned.resources.threads / self._planned.resources.own_threads  # some have fewer than planned
         of_threads_s = sum(item.compute_s for item in record.passes) * a_thread

@@ -28,7 +28,7 @@ from ooc.model.lowering.symbolic import Calls
 from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train.setup import Job
+from ooc.train.job import Job
 from ooc.train.trainer import Saving, Trainer, Tuning
 from tests.exactness.reference import (
     Epoch,

@@ -24,7 +24,7 @@ from ooc.model.stages import panels
 from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program import received
 from ooc.storage.store import Store
-from ooc.train import setup as train_setup
+from ooc.train import sharing
 from tests.exactness import layers, models, test_global_attention
 from tests.exactness.comparison import make_trainer, tuned_trainer
 from tests.exactness.reference import ModelCase
@@ -53,7 +53,7 @@ _BY_EDGES = ["ResGatedGraphConv", "PNAConv", "SAGEConv, median"]
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long tiles take on a busy machine is to have no part in what is sent."""
-    monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", inf)
+    monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", inf)
 
 
 def _outcome(model: nn.Module, store: Store, *, nearby: bool = False, **options: Any) -> dict[str, Any]:
@@ -230,14 +230,14 @@ def test_what_is_slow_is_planned_anew(tmp_path: Path, monkeypatch: pytest.Monkey
                 return compute(run, task)
 
             monkeypatch.setattr(kind, "compute", slowly)
-        monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", 0.1)
+        monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", 0.1)
         monkeypatch.setattr(panels, "_TOLD_BYTES", 2000)  # then some panels are told together, not all
         torch.manual_seed(0)
         model = GCN(store.num_features, 8, 3, store.num_classes, dropout=0.2)
         with tuned_trainer(model, store, memory="100M", threads=1, tile_rows=5, link="20M") as trainer:
             first = trainer.plan
             losses = [one.loss for one in trainer.fit(2, progress=False)]
-            sharded = [bool(train_setup._sharded(plan)) for plan in (first, trainer.plan)]
+            sharded = [bool(sharing._sharded(plan)) for plan in (first, trainer.plan)]
             return {"losses": losses, "rows": len(trainer.plan.share or ()), "sharded": sharded}
 
     (alone,) = together(1, tmp_path, work)

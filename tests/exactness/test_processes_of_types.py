@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 import ooc
 from ooc.model.layers import opaque
 from ooc.models import Relational, RelationalAttention
-from ooc.train import setup as train_setup
+from ooc.train import sharing
 from ooc.train.setup import Tuning
 from tests.exactness import test_types as with_features
 from tests.exactness.comparison import probed_once, trace_once
@@ -27,7 +27,7 @@ _WRITES = ("author", "writes", "paper")
 
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", inf)
+    monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", inf)
     trace_once(monkeypatch)
     monkeypatch.setattr(opaque, "probe_layer", probed_once)
 

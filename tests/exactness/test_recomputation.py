@@ -15,7 +15,7 @@ from ooc.plan import Hardware, Limits, Workload, make_plan
 from ooc.plan.planner import Chosen
 from ooc.plan.problem import Recomputed, Variants
 from ooc.storage.store import Store
-from ooc.train import setup
+from ooc.train import job
 from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import on_device, use
 from tests.exactness.comparison import make_trainer, store_of
@@ -41,7 +41,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
         def choose(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
             return Chosen(recomputed, make_plan(variants(recomputed), limits, hardware))
 
-        monkeypatch.setattr(setup, "choose_workload", choose)
+        monkeypatch.setattr(job, "choose_workload", choose)
 
     return forced
 

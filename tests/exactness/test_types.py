@@ -312,7 +312,7 @@ def test_what_is_not_kept_is_computed_again_to_the_same_bits(tmp_path: Path) -> 
     for forced in (frozenset[int](), None):
         with pytest.MonkeyPatch.context() as patch:
             if forced is None:
-                patch.setattr("ooc.train.setup.choose_workload", _recompute_all)
+                patch.setattr("ooc.train.job.choose_workload", _recompute_all)
             model = made(MODELS["rgcn"], data)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
             with ooc.Trainer(model, store, optimizer=optimizer, spill_dir=tmp_path / "spill") as trainer:

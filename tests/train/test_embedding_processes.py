@@ -16,8 +16,7 @@ import ooc
 from ooc.engine.exchange import Exchange
 from ooc.ranks import group
 from ooc.storage.store import Store
-from ooc.train import optimizer_state
-from ooc.train import setup as train_setup
+from ooc.train import optimizer_state, sharing
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
 from tests.exactness.comparison import tuned_trainer
@@ -37,7 +36,7 @@ _CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", inf)
+    monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", inf)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +110,7 @@ def test_a_killed_process_and_a_run_that_others_go_on_with(
 
     def slowly(rank: int) -> Any:
         monkeypatch.setattr(Exchange, "of_all", lambda *_: [1.0, 3.0, 1.0])  # seconds that each has computed
-        monkeypatch.setattr(train_setup, "_WORTH_PLANNING_S", 0.1)
+        monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", 0.1)
         return gone_on(rank, 3)
 
     in_memory = options | {"optimizer_state": "memory"}

@@ -16,9 +16,10 @@ from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
 from ooc.storage.store import Store
+from ooc.train.edge_counts import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources, usual_tile_rows
-from ooc.train.setup import prepare, store_of_statistics
+from ooc.train.setup import prepare
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase
 

@@ -43,10 +43,11 @@ from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
+from ooc.train.job import Job
 from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
-from ooc.train.setup import Job, Saving, edge_data_used, lower_model, prepare
+from ooc.train.setup import Saving, edge_data_used, lower_model, prepare
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:

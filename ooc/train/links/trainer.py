@@ -32,6 +32,7 @@ from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
 from ooc.storage.store import SPLITS, Store
 from ooc.train.embedding import LearntRows
+from ooc.train.job import Job
 from ooc.train.links.drawn import TrainingLinks, words
 from ooc.train.links.metrics import NOBODY, LinkMetric, LinkScorer, Ranked, pairs_at_once
 from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks, Links, Places
@@ -39,7 +40,7 @@ from ooc.train.objective import Objective
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.rows_file import AnyArray, Ids
-from ooc.train.setup import Job, Saving, prepare
+from ooc.train.setup import Saving, prepare
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:

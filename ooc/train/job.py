@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network on a graph, planned: for this machine, to be run, or for any machine and budgets.
+
+A ``Job`` plans, and never runs. Of the graph, only where the edges of every tile begin is read, and for layers of
+unknown insides the in-edges, once, a tile's at a time, and once more where what they gather does not fit in memory;
+what that takes beside a tile's edges is a few bytes a node (``ooc.engine.shuffle_counts``). ``Job.ready`` is what a
+``Session`` runs on this machine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from ooc.engine.exchange import Exchange
+from ooc.engine.first_aggregation import find_aggregation
+from ooc.engine.session import Prepared
+from ooc.errors import BudgetError, ModelError
+from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
+from ooc.model.lowering.network import Network
+from ooc.model.stages import StageBuilder, Step
+from ooc.model.workload import EdgeCounts, counted, describe_workload, matrix_columns, store_matrices
+from ooc.plan import Hardware, Limits, Plan, Workload
+from ooc.plan.planner import choose_workload
+from ooc.plan.problem import Problem
+from ooc.plan.program.verifier import verify_plan
+from ooc.plan.solver import minimum_memory
+from ooc.plan.workload import Direction
+from ooc.ranks import Ranks
+from ooc.sizes import format_size
+from ooc.storage.array import Array
+from ooc.storage.store import Store
+from ooc.train.embedding import LearntRows
+from ooc.train.objective import Objective
+from ooc.train.optimizer_state import StateOnDisk
+from ooc.train.resources import Resources, spill_dtype
+
+Programs = Callable[[StageBuilder], dict[str, list[Step]]]
+"""The programs to be planned, by the names they are run by. The planner weighs ``train`` most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The programs of a network, and what they ask of memory, before anybody has decided what is kept where."""
+
+    builder: StageBuilder
+    steps: dict[str, list[Step]]
+    workload: Workload
+
+
+@dataclass(eq=False)
+class Job:
+    """A network on a graph, its programs, and plans of them for any machine and budgets.
+
+    ``extra_host_bytes`` and ``extra_device_bytes`` are needed beside what the programs ask for. ``learnt``: the
+    embedding that the network reads. ``make_state`` makes what is known of what the optimizer keeps, where it can be on
+    the SSD, as it is if ``state_where`` says so, or where no plan is found otherwise.
+    """
+
+    network: Network
+    store: Store
+    counts: EdgeCounts
+    resources: Resources
+    active: ActiveRows
+    objective: Objective
+    programs: Programs
+    seed: int = 0
+    extra_host_bytes: int = 0
+    extra_device_bytes: int = 0
+    learnt: LearntRows | None = None
+    make_state: Callable[[], StateOnDisk | None] | None = None
+    state_where: str = "memory"
+    has_state_on_disk: bool = field(default=False, init=False)
+    """Whether what the optimizer keeps is on the SSD in the plan that was made last."""
+
+    def __post_init__(self) -> None:
+        network, store, resources = self.network, self.store, self.resources
+        self._learnt_arrays = {} if self.learnt is None else self.learnt.arrays
+        self._arrays = _arrays(network, store, resources.ranks) | self._learnt_arrays
+        self._rows = GraphRows()
+        self._spill_dtype = spill_dtype(resources, network)
+        laplacian = bool(set(LAPLACIANS) & set(network.scalings))
+        if self._spill_dtype != network.dtype and laplacian and store.num_self_loops:
+            raise ModelError(
+                "ChebConv on a graph with self-loops keeps intermediates in its own type; give no spill_dtype"
+            )
+        self._fixed_host_bytes = self.extra_host_bytes + rows_nbytes(
+            store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
+        )
+        self._candidates: dict[frozenset[int], Candidate] = {}
+
+    @property
+    def workload(self) -> Workload:
+        """What is to be done where nothing is recomputed."""
+        return self._candidate(frozenset()).workload
+
+    def plan(self, limits: Limits, hardware: Hardware) -> tuple[Workload, Plan]:
+        """What is to be done, and the verified plan for a machine within ``limits``; BudgetError where there is none,
+        with the least budgets that would do."""
+        self._admit_rows(limits, hardware)
+        candidate, plan = self._choose(limits, hardware)
+        return candidate.workload, plan
+
+    def plans_by_rank(self, limits: Limits, hardware: Hardware) -> list[tuple[Workload, Plan]]:
+        """The same of each of the processes that train the graph together."""
+        return [self.plan(limits, hardware)]
+
+    def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
+        """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
+        what is fixed by hand counts, no budget."""
+        limits = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None)
+        self._keep_state(on_disk=True)
+        problem = Problem(self.workload, limits, hardware)
+        return problem.capacity.parts(minimum_memory(problem))
+
+    def ready(self) -> Prepared:
+        """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
+        planned around it. Raises BudgetError with the least budgets that would do."""
+        resources, network = self.resources, self.network
+        self._admit_rows(resources.limits, resources.hardware)
+        if not self._rows.offsets:
+            self._rows = load_rows(self.store, network.scalings, network.dtype, on_device=resources.on_device)
+            self.counts = replace(self.counts, tile_edges=counted(self._rows))
+        self._candidates.clear()
+        candidate, plan, exchange = self._planned_here()
+        return Prepared(
+            store=self.store,
+            network=network,
+            arrays=self._arrays,
+            builder=candidate.builder,
+            steps=candidate.steps,
+            workload=candidate.workload,
+            plan=plan,
+            spill_dir=resources.spill_dir,
+            spill_dtype=self._spill_dtype,
+            threads=resources.own_threads,
+            device=resources.device,
+            listener=resources.listener,
+            exchange=exchange,
+        )
+
+    def _planned_here(self) -> tuple[Candidate, Plan, Exchange | None]:
+        """The plan of this process, and what goes between it and others."""
+        return *self._choose(self.resources.limits, self.resources.hardware), None
+
+    def _admit_rows(self, limits: Limits, hardware: Hardware) -> None:
+        """BudgetError where the host budget is smaller than what is known of every row and what is needed besides."""
+        fixed, has = self._fixed_host_bytes, limits.memory_bytes if limits.one_memory else limits.host_bytes
+        if fixed <= has:
+            return
+        needs = f"row offsets, scalings and scores of {self.store.num_nodes:,} nodes need {format_size(fixed)}"
+        if not limits.one_memory:
+            there = f"the host budget is {format_size(has)}; give host_budget={limits.of_all(fixed)}"
+            raise BudgetError(f"{needs} on the host, {there}")
+        least = sum(self.floor(limits, hardware).values())
+        there = f"it may take {format_size(has)}; give memory={limits.of_all(least)}"
+        raise BudgetError(f"{needs} of memory, and all together {format_size(least)}; {there}")
+
+    @cached_property
+    def state(self) -> StateOnDisk | None:
+        """What the optimizer keeps, where it can be on the SSD."""
+        return None if self.make_state is None else self.make_state()
+
+    def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
+        """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD only
+        where there is no plan otherwise."""
+        self._keep_state(on_disk=False)
+        try:
+            return self._chosen(limits, hardware)
+        except BudgetError:
+            before = self.has_state_on_disk
+            self._keep_state(on_disk=True)
+            if self.has_state_on_disk == before:
+                raise
+        return self._chosen(limits, hardware)
+
+    def _keep_state(self, *, on_disk: bool) -> None:
+        """What the optimizer keeps is on the SSD, if that spares memory, or not, unless it is settled."""
+        where = self.state_where
+        on_disk = where == "ssd" or (where == "auto" and on_disk)
+        if on_disk:
+            state = self.state
+            spares = state is not None and state.spared_bytes > state.pieces_bytes + state.step_bytes
+            on_disk = spares or (state is not None and where == "ssd")
+        if on_disk != self.has_state_on_disk:
+            self.has_state_on_disk = on_disk
+            self._candidates.clear()
+
+    def _chosen(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
+        chosen = choose_workload(lambda recomputed: self._candidate(recomputed).workload, limits, hardware)
+        verify_plan(chosen.plan)
+        return self._candidate(chosen.recomputed), chosen.plan
+
+    def _candidate(self, recomputed: frozenset[int]) -> Candidate:
+        """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
+        if recomputed not in self._candidates:
+            builder = self._builder(recomputed)
+            steps = self.programs(builder)
+            workload = self._described(builder, steps)
+            self._candidates[recomputed] = Candidate(builder=builder, steps=steps, workload=workload)
+        return self._candidates[recomputed]
+
+    def _builder(self, recomputed: frozenset[int]) -> StageBuilder:
+        network, store, resources = self.network, self.store, self.resources
+        return StageBuilder(
+            network=network,
+            rows=self._rows,
+            backward_direction=Direction.IN if store.undirected else Direction.OUT,
+            objective=self.objective,
+            columns=matrix_columns(network, store) | {name: one.columns for name, one in self._learnt_arrays.items()},
+            aggregated=frozenset(self._arrays),
+            recomputed_stages=recomputed,
+            active=self.active,
+            seed=self.seed,
+            place=resources.place,
+            on_device=resources.on_device,
+            sparse="x" if store.sparse_features is not None else None,
+            embedding=None if self.learnt is None else self.learnt.stepping,
+        )
+
+    def _described(self, builder: StageBuilder, steps: dict[str, list[Step]]) -> Workload:
+        """What these programs ask of memory, with what is needed beside them."""
+        resources, network = self.resources, self.network
+        workload = describe_workload(
+            network,
+            builder,
+            self.store,
+            self._arrays,
+            self.counts,
+            tile_rows=resources.tile_rows,
+            fixed_host_bytes=self._fixed_host_bytes,
+            spill_dtype=self._spill_dtype,
+            threads=resources.threads,
+            steps=steps,
+        )
+        fixed_host, fixed_device, state_bytes = workload.fixed_host_bytes, workload.fixed_device_bytes, 0
+        if self.has_state_on_disk and self.state is not None:
+            pieces, state_bytes = self.state.pieces_bytes, self.state.nbytes
+            fixed_host += pieces if resources.on_device else 0
+            fixed_device += self.state.step_bytes - self.state.spared_bytes + (0 if resources.on_device else pieces)
+        kept = workload.kept
+        if self._spill_dtype != network.dtype:
+            # What is computed again comes of rounded values: then the plan would change results.
+            kept = tuple(replace(one, recomputable=False) for one in kept)
+        return replace(
+            workload,
+            fixed_host_bytes=fixed_host,
+            fixed_device_bytes=fixed_device + self.extra_device_bytes + resources.overhead_bytes,
+            state_bytes=state_bytes,
+            kept=kept,
+        )
+
+
+def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
+    """The store's matrices, with the first aggregations that were kept and are of use: by all processes, each of whose
+    stores may be another one."""
+    without_zeros = {"x"} if store.sparse_features is not None else set()
+    names = [name for name in store_matrices(store) if store.has(name) and name not in without_zeros]
+    arrays = {name: store.array(name) for name in names}
+    kept = [find_aggregation(store, scaling, network.dtype) for scaling in network.aggregated_once]
+    of_all = ranks.gathered(torch.tensor([one is not None for one in kept])) if kept and ranks.have_met else []
+    for number, (scaling, one) in enumerate(zip(network.aggregated_once, kept, strict=True)):
+        if one is not None and all(found[number] for found in of_all):
+            arrays[network.first_aggregation(scaling)] = one
+    return arrays
