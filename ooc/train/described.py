@@ -21,11 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ooc.ranks import Ranks
-from ooc.train.model_snapshot import PLAIN, constants
+from ooc.train.model_snapshot import NOBODYS, PLAIN, constants, surroundings
 from ooc.version import __version__
 
 _DEPTH = 4
 """So far parts of parts are looked at, where somebody's own objects hold each other."""
+_COMPARED = (*PLAIN, Tensor, np.ndarray, list, tuple, dict, FunctionType)
+"""Of what a function finds by the name of a global, what is no affair of the process alone."""
 
 
 def check_software(ranks: Ranks) -> None:
@@ -67,12 +69,15 @@ def _said(value: Any, depth: int = _DEPTH, *, weights: bool = False) -> Any:
     if isinstance(value, AveragedModel):  # its weights are those of the model as it is first averaged
         return _said([value.avg_fn, value.multi_avg_fn, value.use_buffers, value.n_averaged], depth)
     name = getattr(value, "__qualname__", type(value).__qualname__)
-    if depth <= 0 or isinstance(value, (type, Optimizer)):
+    # Of packages whose versions are compared.
+    is_nobodys = isinstance(value, FunctionType) and (value.__module__ or "").startswith(NOBODYS)
+    if depth <= 0 or is_nobodys or isinstance(value, (type, Optimizer)):
         return name
     inner = partial(_said, depth=depth - 1)
     if isinstance(value, FunctionType):
         enclosed = [one.cell_contents for one in value.__closure__ or () if one != CellType()]
-        return [inner(one) for one in (value.__code__, value.__defaults__, value.__kwdefaults__, *enclosed)]
+        named = [(place, inner(one)) for place, one in surroundings(value) if isinstance(one, _COMPARED)]
+        return [*(inner(one) for one in (value.__code__, *enclosed)), named]
     if isinstance(value, partial):
         return [inner(one) for one in (value.func, value.args, value.keywords)]
     if isinstance(value, (set, frozenset)):

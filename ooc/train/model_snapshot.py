@@ -21,7 +21,7 @@ from ooc.model.lowering.network import has_hooks, hooks_of
 PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
 """What every module has: its mode, which programs decide, and what is looked at by itself."""
-_NOBODYS = ("torch", "builtins", "numpy")
+NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
 _EMPTY = CellType()
 _CHANGED = (
@@ -59,7 +59,7 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, module
-        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(_NOBODYS)]
+        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(NOBODYS)]
         for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
             if name in _OF_ALL:
                 continue
@@ -82,7 +82,7 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
         function, _ = functions.popitem()
         seen.add(function)
         yield f"{function.__module__}.{function.__qualname__}", function
-        for name, value in _around(function):
+        for name, value in surroundings(function):
             functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
             if isinstance(value, (*PLAIN, list, tuple, dict)):
                 yield name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
@@ -94,11 +94,11 @@ def _functions_in(value: object) -> list[FunctionType]:
         value = value.__func__
     elif isinstance(value, (property, partial)):
         value = value.fget if isinstance(value, property) else value.func
-    is_own = isinstance(value, FunctionType) and not (value.__module__ or "").startswith(_NOBODYS)
+    is_own = isinstance(value, FunctionType) and not (value.__module__ or "").startswith(NOBODYS)
     return [value] if is_own and isinstance(value, FunctionType) else []
 
 
-def _around(function: FunctionType) -> Iterator[tuple[str, object]]:
+def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
     """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
     defaults of its arguments."""
     codes, names = [function.__code__], set[str]()
@@ -110,7 +110,7 @@ def _around(function: FunctionType) -> Iterator[tuple[str, object]]:
         value, place = function.__globals__[name], f"{function.__module__}.{name}"
         yield place, value
         owner = value if isinstance(value, type) else type(value)
-        if not (value.__name__ if isinstance(value, ModuleType) else owner.__module__).startswith(_NOBODYS):
+        if not (value.__name__ if isinstance(value, ModuleType) else owner.__module__).startswith(NOBODYS):
             parts = getattr(value, "__dict__", {})
             yield from ((f"{place}.{part}", parts[part]) for part in sorted(names & parts.keys()))
     place = f"{function.__module__}.{function.__qualname__}"

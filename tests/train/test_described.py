@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,23 @@ def test_commands_and_their_files_are_compared(tmp_path: Path, monkeypatch: pyte
     line = "the command is not that of rank 0: it differs in --model, --layers"
     assert first[:3] == second[:3] == [0, "", 2]
     assert second[3] == f"ooc: error: rank 1: {line}\n"
+
+
+def test_globals_that_a_loss_goes_by_are_compared() -> None:
+    """As a script's constants: two of them that differ trained silently."""
+
+    def with_globals(**given: Any) -> str:
+        loss = FunctionType(_smoothed.__code__, globals() | given)
+        return described.described(nn.Linear(2, 2), None, {"loss": loss})["loss"]
+
+    assert with_globals() == with_globals() == with_globals(_CASE=None)
+    assert with_globals(_SMOOTHING=0.2) != with_globals()
+    weights = [torch.tensor([weight, 1.0]) for weight in (1.0, 2.0)]
+    assert with_globals(_SMOOTHING=weights[0]) != with_globals(_SMOOTHING=weights[1])
+
+
+_SMOOTHING = 0.1
+
+
+def _smoothed(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, label_smoothing=_SMOOTHING, reduction="none")
