@@ -4,20 +4,8 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
-
-_NEWER = {
-    "io_busy_s",
-    "hit_rate",
-    "passes",
-    "to_device_bytes",
-    "to_host_bytes",
-    "ssd_way",
-    "received_bytes",
-    "exchange_wait_s",
-}
-"""Fields that records written by earlier versions lack."""
 
 
 class Taken(NamedTuple):
@@ -113,9 +101,10 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EpochRecord":
-        """The inverse of `as_dict`. Raises ValueError when a field is missing or unknown, or of another kind."""
+        """The inverse of `as_dict`; fields with a default may be missing, as from earlier versions' records. Raises
+        ValueError when another one is, or is unknown, or of another kind."""
         names = {field.name for field in fields(cls)}
-        if not names - _NEWER <= set(values) <= names:
+        if not {field.name for field in fields(cls) if field.default is MISSING} <= set(values) <= names:
             raise ValueError(f"fields {sorted(values)} are not those of an epoch's record")
         for name in names & set(values) - {"passes", "ssd_way"}:
             value = values[name]

@@ -24,8 +24,7 @@ from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division
 from ooc.sampling.loader import BatchLoader, Held, Loop, ahead, foreseen, order_of, read_ahead, rows_of
 from ooc.sampling.pages import MOST_BATCHES, pages_of, resident_bytes
 from ooc.sampling.paths import (
-    check_hops,
-    check_paths,
+    check_lengths,
     count_paths,
     count_walks,
     find_near,
@@ -77,8 +76,7 @@ class GraphSizes:
     def __init__(self, store: Store, paths: int, hops: int = 0) -> None:
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.NeighborLoader makes batches of its nodes")
-        check_paths(paths)
-        check_hops(hops)
+        check_lengths(paths=paths, hops=hops)
         self.path_edges, self.hops, self.walks = paths, hops, 0
         self.nodes: Ints = store.array("graphs/indptr").read()
         self.edges = np.zeros_like(self.nodes)

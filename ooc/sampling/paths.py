@@ -21,10 +21,11 @@ _WALK_BYTES = 128
 """Of each of them: its nodes before and after, where its edges lie, whether it stays."""
 
 
-def check_paths(edges: int) -> None:
-    """OptionError unless paths of so many edges can be made."""
-    if edges not in (0, 2, 3):
-        raise OptionError(f"paths={edges} is neither 2 nor 3 edges (0: none)")
+def check_lengths(**lengths: int) -> None:
+    """OptionError unless ``paths`` of so many edges, and pairs of nodes of so many ``hops``, can be made."""
+    for name, edges in lengths.items():
+        if edges not in (0, 2, 3):
+            raise OptionError(f"{name}={edges} is neither 2 nor 3 (0: none)")
 
 
 def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
@@ -41,19 +42,11 @@ def count_paths(sources: Ints, targets: Ints, nodes: int, edges: int) -> Ints:
     return counts.astype(np.int64, copy=False)
 
 
-def check_hops(hops: int) -> None:
-    """OptionError unless pairs of nodes of so many hops can be made."""
-    if hops not in (0, 2, 3):
-        raise OptionError(f"hops={hops} is neither 2 nor 3 (0: none)")
-
-
 def count_walks(sources: Ints, degrees: Ints, hops: int) -> Ints:
     """How many walks of ``hops`` edges or fewer, none among them, end at each node [n]."""
     walks = np.ones_like(degrees)
-    ends = np.cumsum(degrees)
     for _ in range(hops):
-        total = np.concatenate([[0], np.cumsum(walks[sources])])
-        walks = 1 + total[ends] - total[ends - degrees]
+        walks = 1 + _through_in_edges(walks, sources, degrees)
     return walks
 
 
@@ -120,10 +113,15 @@ def _walks(sources: Ints, degrees: Ints, edges: int) -> Ints:
     """How many walks of so many edges end with each edge [e]."""
     ways = degrees
     for _ in range(edges - 2):
-        ends = np.cumsum(degrees)
-        total = np.concatenate([[0], np.cumsum(ways[sources])])
-        ways = total[ends] - total[ends - degrees]
+        ways = _through_in_edges(ways, sources, degrees)
     return ways[sources]
+
+
+def _through_in_edges(ways: Ints, sources: Ints, degrees: Ints) -> Ints:
+    """How many ways lead to each node [n] by an edge more than the ``ways`` [n] to the nodes that edges come from."""
+    ends, total = np.cumsum(degrees), np.concatenate([[0], np.cumsum(ways[sources])])
+    found: Ints = total[ends] - total[ends - degrees]
+    return found
 
 
 def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:

@@ -74,6 +74,8 @@ class Trainer:
     _prepared: Prepared
     _session: Session
     _state: TrainingState
+    _stepped: Sequence[nn.Parameter]
+    """The parameters that are trained."""
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
     _works = _may_score = False
@@ -217,15 +219,15 @@ class Trainer:
         self._averaging.update(self.epoch + 1)
 
     def _update(self) -> None:
-        network = self._prepared.network
+        stepped = self._stepped
         if self._learnt is not None and self._clip_norm is not None:
-            factor = self._learnt.stepping.scale(network)
-            for gradient in (p.grad for p in network.parameters if p.grad is not None):
+            factor = self._learnt.stepping.scale(self._prepared.network)
+            for gradient in (p.grad for p in stepped if p.grad is not None):
                 gradient.mul_(factor)
         elif self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(network.parameters, self._clip_norm)
+            torch.nn.utils.clip_grad_norm_(stepped, self._clip_norm)
         if self._kept is None or not self._planned.has_state_on_disk:
-            with one_thread() if sum(map(Tensor.numel, network.parameters)) < _FEW_NUMBERS else nullcontext():
+            with one_thread() if sum(map(Tensor.numel, stepped)) < _FEW_NUMBERS else nullcontext():
                 self.optimizer.step()
         else:
             self._kept.step(self._session.engine)
@@ -518,14 +520,19 @@ class Trainer:
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
         self._converted, graph = _opened(graph, scratch, resources)
+        asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
+        asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}
         if ranks.count > 1:
             check_software(ranks)
             ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
-            settings: dict[str, Any] = {"loss": loss, "metric": metric, "seed": seed, "scheduler": scheduler}
-            settings |= {"clip_norm": clip_norm, "average": average, "average_from": average_from}
-            settings |= {"embedding": embedding, "input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data}
-            settings |= {"compute_dtype": compute_dtype, "spill_dtype": spill_dtype, "_tuning": _tuning}
-            settings |= {"optimizer_state": optimizer_state} | self._particulars()
+            settings: dict[str, Any] = {
+                "metric": metric,
+                "scheduler": scheduler,
+                "clip_norm": clip_norm,
+                "average": average,
+            }
+            settings |= {"average": average, "average_from": average_from, "embedding": embedding}
+            settings |= {"spill_dtype": spill_dtype, "_tuning": _tuning} | asked | self._particulars()
             ranks.check_alike(described(model, optimizer, settings), "what is trained")
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
@@ -546,18 +553,12 @@ class Trainer:
             given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
             self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
         stepped = self.optimizer  # for who must not hold the trainer
-        self._asked: dict[str, Any] = {
+        self._asked = asked | {
             "metric": self.metric,
-            "loss": loss,
             "averaging": self._averaging,
-            "input_dropout": input_dropout,
-            "ignore_edge_data": ignore_edge_data,
-            "compute_dtype": compute_dtype,
-            "seed": seed,
             "savings": _tuning.savings,
             "optimizer": lambda: stepped,
             "optimizer_options": self.optimizer.param_groups,
-            "optimizer_state": optimizer_state,
             "state_folder": None if out is None else out.path / OPTIMIZER,
             "learnt": self._learnt,
         }
@@ -584,6 +585,7 @@ class Trainer:
         by_itself: dict[str, Any] = {"ranks": ALONE, "threads": job.resources.own_threads, "threads_by_rank": ()}
         self._resources = replace(job.resources, **by_itself)  # each predicts so
         self._prepared = job.ready()
+        self._stepped = self._prepared.network.parameters
         self._kept = job.state
         self.hardware, self.limits = job.resources.hardware, job.resources.limits
         self.workload, self.plan = self._prepared.workload, self._prepared.plan

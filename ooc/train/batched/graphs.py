@@ -252,7 +252,7 @@ class GraphTrainer(BatchTrainer):
         model, store, asked = self.model, self.store, self._asked
         if not store.num_graphs:
             raise OptionError(f"{store.path} is one graph; ooc.Trainer trains on it")
-        self._resources, self.spill_dir = resources, resources.spill_dir
+        self._resources, self.spill_dir, self._stepped = resources, resources.spill_dir, [*model.parameters()]
         self.hardware, self.limits = resources.hardware, resources.limits
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
         loading = self._loading(model, resources, asked["seed"])
@@ -318,11 +318,6 @@ class GraphTrainer(BatchTrainer):
                             self._scorer.add(split, tally)
                 advance(number)
         return named_scores(self._scorer.scores())
-
-    def _update(self) -> None:
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        self.optimizer.step()
 
     @interruptible_by_ctrl_c()
     def predict(  # type: ignore[override]  # of graphs
