@@ -20,22 +20,14 @@ checkpoint's copy, which has all of a line but its passes. The states are zip fi
 are checked when they are read.
 
 Not thread-safe: one thread owns a run folder, and a lock keeps other processes out of it.
-
-Runs of one training by several seeds lie in one folder, each an ordinary run:
-
-    OUT/seeds.json    the seeds, and the configuration that all of them share
-    OUT/seed-3        the run of seed 3
 """
 
 import contextlib
-import copy
 import fcntl
-import io
 import json
 import os
 import shutil
-import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -43,6 +35,7 @@ from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock, lock_holder, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
+from ooc.train.runs.checkpoint import State, named, read_state, write_state
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -59,13 +52,12 @@ STARTS = "starts.jsonl"
 EMBEDDING = "embedding"
 OPTIMIZER = "optimizer"
 SEEDS = "seeds.json"
-"""In the folder around the runs of several seeds (`SeedRuns`)."""
+"""In the folder around the runs of several seeds (``ooc.train.runs.seeds``)."""
 _MOST_STARTS = 50
 _HISTORY = "history"
 """In a checkpoint: the records of the epochs before it, so that lost lines of the metrics can be written anew."""
 
 Config = dict[str, Any]
-State = dict[str, Any]
 
 
 class RunFolder:
@@ -120,7 +112,7 @@ class RunFolder:
             seeds = sorted(path.glob("seed-*")) if (path / SEEDS).is_file() else []
             hint = f"; it holds those of several seeds, such as {seeds[0]}" if seeds else did_you_mean_path(path)
             raise RunError(f"there is no run at {path}{hint}")
-        config = {**(defaults or {}), **_read_config(path / CONFIG)}
+        config = {**(defaults or {}), **read_config(path / CONFIG)}
         return cls(path, given_anew(path, config, given or {}, changeable), resumed=True)
 
     def followed(self) -> "RunFolder":
@@ -150,9 +142,9 @@ class RunFolder:
         """
         if self._lock is not None or not self._written:
             return
-        with _named(self.path):
+        with named(self.path):
             self._made.extend(make_folders(self.path))
-        with _named(self.path):
+        with named(self.path):
             self._lock = lock_folder(self.path)
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
@@ -193,7 +185,7 @@ class RunFolder:
                     return self.close()
             for name in (BEST, METRICS, FORECAST, PLANNED, TIMELINE, STARTS, REPEATED_BY, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
-        _remove_empty(self._made)
+        remove_empty(self._made)
         self.close()
 
     def save(self, state: State) -> None:
@@ -217,7 +209,7 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any] | None:
         """What was written to such a file last; None where nothing was."""
         path = self.path / name
-        return _read_config(path) if path.exists() else None
+        return read_config(path) if path.exists() else None
 
     def add_start(self, start: Mapping[str, Any]) -> None:
         """Note how the training was started or gone on with: plain data. The first, and the last of the others stay."""
@@ -231,7 +223,7 @@ class RunFolder:
         path = self.path / STARTS
         if not path.exists():
             return []
-        with _named(path):
+        with named(path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         try:
             found = [json.loads(line) for line in lines]
@@ -245,7 +237,7 @@ class RunFolder:
         if not self._written:
             return
         path = self.path / METRICS
-        with _named(path), path.open("a", encoding="utf-8") as file:
+        with named(path), path.open("a", encoding="utf-8") as file:
             file.write(record.to_line())
         self._remember(record)
 
@@ -270,11 +262,11 @@ class RunFolder:
 
     def last(self) -> State | None:
         """The last checkpoint, None before the first. Changes nothing, and takes no lock."""
-        return _read_state(self.path / CHECKPOINT)
+        return read_state(self.path / CHECKPOINT)
 
     def load_best(self) -> State | None:
         """The best weights so far, None when nothing was evaluated yet."""
-        return _read_state(self.path / BEST)
+        return read_state(self.path / BEST)
 
     def records(self) -> list[EpochRecord]:
         """The epochs so far. A last line that is torn does not count; RunError for a damaged one before others."""
@@ -303,7 +295,7 @@ class RunFolder:
         records: list[EpochRecord] = []
         if not path.exists():
             return records, None
-        with _named(path):
+        with named(path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         torn: list[int] = []
         for number, line in enumerate(lines, start=1):
@@ -332,48 +324,14 @@ class RunFolder:
         self.close()
 
     def _save(self, name: str, state: State) -> None:
-        import torch
-
-        if not self._written:
-            return
-
-        def write(file: BinaryIO) -> None:
-            noting: Any = _Noting(file)  # torch asks for no more of a file
-            summing = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(True)  # `_read_state` wants them, whatever the program around us does
-            try:
-                torch.save(_on_cpu(state), noting)
-            finally:
-                torch.serialization.set_crc32_options(summing)
-            if noting.error is not None:
-                raise noting.error
-
-        self._replace(name, write)
+        if self._written:
+            self._replace(name, lambda file: write_state(file, state))
 
     def _replace(self, name: str, data: bytes | Callable[[BinaryIO], None]) -> None:
         self.start()
         if self._written:
-            with _named(self.path / name):
+            with named(self.path / name):
                 replace_file(self.path / name, data)
-
-
-class _Noting:
-    """What torch writes to ``file``; it would report a full disk as an internal error without a cause."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: memoryview) -> int:
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-    def flush(self) -> None:
-        """Who has opened the file does that."""
 
 
 def given_anew(path: Path, config: Config, given: Mapping[str, Any], changeable: Collection[str]) -> Config:
@@ -391,7 +349,7 @@ def holds_run(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def _remove_empty(folders: Sequence[Path]) -> None:
+def remove_empty(folders: Sequence[Path]) -> None:
     """Those that were made, unless something else lives there."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
@@ -408,11 +366,11 @@ def _is_occupied(path: Path) -> bool:
         return path.is_symlink()
     if not path.is_dir():
         return True
-    with _named(path):
+    with named(path):
         return any(not entry.name.endswith(TEMPORARY_SUFFIX) for entry in path.iterdir())
 
 
-def _read_config(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -422,59 +380,6 @@ def _read_config(path: Path) -> Config:
     if not isinstance(config, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object")
     return config
-
-
-def _read_state(path: Path) -> State | None:
-    """A checkpoint's content, None where there is no such file.
-
-    Only plain data is read: a pickled program in its place is refused. torch itself looks at no checksum: a
-    flipped bit would be another weight.
-    """
-    if not path.exists():
-        return None
-    import torch
-
-    with _named(path):
-        data = path.read_bytes()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as members:
-            wrong = members.testzip()
-        if wrong is not None:
-            raise zipfile.BadZipFile(wrong)
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # damaged bytes make zipfile and pickle raise almost anything
-        raise RunError(f"{path} is damaged and cannot be read") from error
-    if not isinstance(state, dict) or "epoch" not in state:
-        raise RunError(f"{path} is no checkpoint")
-    return state
-
-
-def _on_cpu(state: Any) -> Any:
-    """``state`` with its tensors on the CPU: whoever reads it may have no other device."""
-    import torch
-
-    match state:
-        case torch.Tensor():
-            return state.cpu()
-        case dict():
-            moved = copy.copy(state)  # with what else a state_dict carries
-            moved.update((name, _on_cpu(value)) for name, value in state.items())
-            return moved
-        case list() | tuple():
-            return type(state)(_on_cpu(value) for value in state)
-        case _:
-            return state
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn a failing system call into a RunError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror or error}") from error
 
 
 def lock_folder(path: Path) -> int:
@@ -503,71 +408,3 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-# ---- several seeds --------------------------------------------------------------------------------------------------
-
-
-class SeedRuns:
-    """The folder of such runs. Make one by `create` or `open`; neither writes anything. ``start`` writes down what is
-    to be trained; ``discard`` takes that back where no run has come to a checkpoint."""
-
-    def __init__(self, path: Path, seeds: Sequence[int], config: Config) -> None:
-        self.path = path
-        self.seeds = tuple(seeds)
-        self.config = config
-        self._made: list[Path] = []
-
-    @classmethod
-    def create(cls, path: Path, seeds: Sequence[int], config: Mapping[str, Any]) -> Self:
-        """New runs below ``path``. RunError where something is there already."""
-        if (path / SEEDS).exists():
-            hint = "go on with them by resume=True, or give another folder"
-            raise RunError(f"{path} holds runs of several seeds; {hint}")
-        RunFolder.create(path, {})  # which refuses a folder that is in use
-        return cls(path, seeds, dict(config))
-
-    @classmethod
-    def open(cls, path: Path, seeds: Sequence[int] | None = None) -> Self:
-        """The runs begun at ``path``; ``seeds`` asked for now may add to those begun with."""
-        file = path / SEEDS
-        if holds_run(path):
-            raise RunError(f"{path} is the run of one seed; give several a folder of their own")
-        if not file.exists():
-            raise RunError(f"there are no runs of several seeds at {path}{did_you_mean_path(path)}")
-        content = _read_config(file)
-        try:
-            begun, config = [int(seed) for seed in content["seeds"]], dict(content["config"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{file} is damaged: {error}") from error
-        if seeds is not None and (dropped := sorted(set(begun) - set(seeds))):
-            raise RunError(f"{path} was begun with seed {dropped[0]}, too; seeds may be added, not left out")
-        return cls(path, begun if seeds is None else seeds, config)
-
-    def run_path(self, seed: int) -> Path:
-        """Where the run of ``seed`` is."""
-        return self.path / f"seed-{seed}"
-
-    @property
-    def begun(self) -> list[Path]:
-        """The runs that are there."""
-        return [path for path in map(self.run_path, self.seeds) if holds_run(path)]
-
-    def start(self) -> None:
-        """Write down what is to be trained."""
-        text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
-        with _named(self.path):
-            self._made.extend(make_folders(self.path))
-            replace_file(self.path / SEEDS, text.encode())
-
-    def discard(self) -> None:
-        """Take back what ``start`` made, unless there is a run to go on with."""
-        if self.begun or not self._made:
-            return
-        (self.path / SEEDS).unlink(missing_ok=True)
-        _remove_empty(self._made)
-
-
-def holds_seeds(path: Path) -> bool:
-    """Whether runs of several seeds were begun at ``path``."""
-    return (path / SEEDS).is_file()
