@@ -32,6 +32,7 @@ from ooc.sampling.pages import (
     Foresight,
     PagedRows,
     Pages,
+    Places,
     ResidentRows,
     Rows,
     SparseRows,
@@ -87,6 +88,7 @@ class Held:
             return PagedRows(pages, cache_pages=cached, work_pages=work)
 
         self.rows = {array.name: rows(array) for array in arrays}
+        self.paged = {name: one for name, one in self.rows.items() if isinstance(one, PagedRows)}
 
 
 class Loop(Iterator["Data"]):
@@ -339,34 +341,34 @@ def order_of(count: int, seed: int, epoch: int) -> Ints:
 
 def foreseen(
     held: Held, groups: Iterable[list[T]], needed: Callable[[T], Mapping[str, AnyArray]]
-) -> Generator[tuple[list[T], dict[str, Foresight | None]]]:
-    """Groups of batches with what they need of arrays by name, of which a batch needs rows: known of a group before
-    its first, and what comes after it as far as the next group tells."""
-    before: tuple[list[T], dict[str, list[Any]]] | None = None
+) -> Generator[tuple[list[T], dict[str, Foresight]]]:
+    """Groups of batches with what they need of arrays by name that are read in pages, of which a batch needs rows:
+    known of a group before its first, and what comes after it as far as the next group tells."""
+    before: tuple[list[T], dict[str, list[Places]]] | None = None
     for group in chain(groups, [[]]):
-        needs: dict[str, list[Any]] = {}
+        needs: dict[str, list[Places]] = {}
         for batch in group:
             for name, rows in needed(batch).items():
-                needs.setdefault(name, []).append(held.rows[name].needs(rows))
+                if name in held.paged:
+                    needs.setdefault(name, []).append(held.paged[name].needs(rows))
         if before is not None:
             own = before[1].items()
-            yield before[0], {name: held.rows[name].foresee(pages, needs.get(name, ())) for name, pages in own}
+            yield before[0], {name: held.paged[name].foresee(pages, needs.get(name, ())) for name, pages in own}
         before = group, needs
 
 
 def read_ahead(
     held: Held,
-    groups: Generator[tuple[list[T], dict[str, Foresight | None]]],
+    groups: Generator[tuple[list[T], dict[str, Foresight]]],
     made: Callable[[T, dict[str, Uses]], "Data"],
 ) -> Generator["Data"]:
     """Every batch of groups that are foreseen, ``made`` with its rows."""
     with contextlib.closing(groups):
         for group, known in groups:
-            sights = {name: one for name, one in known.items() if one is not None}
-            for name, foresight in sights.items():
-                held.rows[name].begin(foresight)
+            for name, foresight in known.items():
+                held.paged[name].begin(foresight)
             for place, batch in enumerate(group):
-                yield made(batch, {name: foresight.uses[place] for name, foresight in sights.items()})
+                yield made(batch, {name: foresight.uses[place] for name, foresight in known.items()})
 
 
 def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Uses]) -> "Data":

@@ -139,17 +139,6 @@ class ResidentRows:
                     raise array.damaged(chunk)
         self._rows = memory.view(array.dtype).reshape(array.padded_rows, *array.shape[1:])
 
-    def needs(self, rows: AnyArray) -> Places | None:
-        """Nothing that is not there."""
-        return None
-
-    def foresee(self, batches: Sequence[Places | None], later: Sequence[Places | None] = ()) -> "Foresight | None":
-        """Nothing needs to be known."""
-        return None
-
-    def begin(self, foresight: "Foresight | None") -> None:
-        """Nothing changes."""
-
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
         """``rows`` [n] in their order, [n] or [n, C]."""
         return np.take(self._rows, rows, axis=0)
