@@ -190,7 +190,7 @@ class Planning:
                 limits=limits,
                 tile_rows=0,
                 threads=settings.threads or (self.hardware.threads if self._described else torch.get_num_threads()),
-                spill_dir=Path(),
+                spill_dir=Path(settings.spill_dir or "."),
                 listener=ignore,
                 spill_dtype=SPILL_DTYPES[spill_dtype],
                 hardware=self.hardware,
@@ -232,7 +232,6 @@ class Planning:
         return LinkObjective.of(
             recipe.links_of(settings),
             self.graph,
-            Path(settings.spill_dir or "."),
             metric=LinkMetric.of(settings.metric or "mrr"),
             negatives=settings.negatives,
             seed=settings.seed,

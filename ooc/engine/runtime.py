@@ -9,7 +9,7 @@ takes that view as its operand. ``ProgramRun`` says what happens between steps, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, cast
@@ -32,7 +32,7 @@ from ooc.model.workload import edge_array
 from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import CopyTo
-from ooc.plan.workload import Direction, EdgeData, EdgesKey, Fate, Kind
+from ooc.plan.workload import Direction, EdgeData, EdgesKey, Fate, Kind, Workload
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
@@ -45,36 +45,36 @@ from ooc.storage.array import Array
 from ooc.storage.store import Store
 
 
-class Runtime:
-    """Owns the arenas, spill files and I/O threads of one trainer. ``close`` gives everything back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan for a ``workload``, and what it runs on and in. ``arrays``: matrices of the store, ``rows``: what is known
+    of every row, ``dtype``: what is computed in, ``spill_dtype``: what is kept between passes.
 
     ``device``: one with memory of its own, for which the plan has been made; None: the CPU computes. ``exchange``: with
     the other processes, where each computes a share of the rows.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        arrays: Mapping[str, Array],
-        rows: GraphRows,
-        dtype: torch.dtype,
-        spill_dir: Path,
-        *,
-        spill_dtype: torch.dtype | None = None,
-        threads: int,
-        tasks_ahead: int = 1,
-        device: Device | None = None,
-        exchange: Exchange | None = None,
-        kept_edges: tuple[int, int] = (0, 0),
-    ) -> None:
+    plan: Plan
+    workload: Workload
+    store: Store
+    arrays: Mapping[str, Array]
+    rows: GraphRows
+    dtype: torch.dtype
+    spill_dtype: torch.dtype
+    spill_dir: Path
+    threads: int
+    device: Device | None = None
+    exchange: Exchange | None = None
+
+
+class Runtime:
+    """Owns the arenas, spill files and I/O threads of one trainer. ``close`` gives everything back."""
+
+    def __init__(self, given: Planned) -> None:
+        plan, store, arrays, device = given.plan, given.store, given.arrays, given.device
         assert plan.has_tiers == (device is not None), "the plan is made for another kind of machine"
-        self.plan = plan
-        self.store = store
-        self.rows = rows
-        self.exchange = exchange
-        self.dtype = dtype
-        self.spill_dtype = spill_dtype or dtype
+        self.plan, self.store, self.rows, self.exchange = plan, store, given.rows, given.exchange
+        self.dtype, self.spill_dtype, spill_dir = given.dtype, given.spill_dtype, given.spill_dir
         self.checks: dict[EdgesKey, DeferredChecks] = {}
         """On a device, about the neighbour lists of each direction."""
         if device is not None:
@@ -87,13 +87,13 @@ class Runtime:
         if plan.retained_bytes:
             spare = Spare(plan.retained_bytes)
             self.retained = {key: Retained(spare) for key in plan.topologies if key.of_edges}
-            self._keep(spare, *kept_edges)
+            self._keep(spare, *given.workload.kept_edges)
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
             self.engine = choose_engine(spill_dir, store.path)[0]
             opening.callback(self.engine.close)
-            self.workers = WorkerPool(threads, tasks_ahead)
+            self.workers = WorkerPool(given.threads, given.workload.tasks_ahead)
             opening.callback(self.workers.close)
             self._arena = Arena(plan.arena_bytes if device is None else plan.host_frames * plan.frame_bytes)
             opening.callback(self._arena.close)

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ooc.engine.exchange import Exchange, joined_checksum
+from ooc.engine.exchange import joined_checksum
 from ooc.engine.executor import run_program
 from ooc.engine.first_aggregation import find_aggregation, keep_aggregation
 from ooc.engine.record import EpochRecord, PassRecord, Taken
 from ooc.engine.recording import EpochRecorder
-from ooc.engine.runtime import Runtime
+from ooc.engine.runtime import Planned, Runtime
 from ooc.engine.workers import one_thread
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
@@ -25,33 +24,21 @@ from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
 from ooc.model.lowering.network import Network
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
-from ooc.plan import Fate, Plan, Workload
+from ooc.plan import Fate
 from ooc.plan.workload import Direction
-from ooc.prefetch.device import Device
 from ooc.prefetch.engine import Engine
 from ooc.sizes import format_size
-from ooc.storage.array import Array
-from ooc.storage.store import Store
 from ooc.storage.versioned_array import VersionedArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A lowered model, its programs, the plan that runs them within the budgets, and what they may use."""
+class Prepared(Planned):
+    """A lowered model and its programs, with the plan that runs them within the budgets."""
 
-    store: Store
     network: Network
-    arrays: dict[str, Array]
     builder: StageBuilder
     steps: dict[str, list[Step]]
-    workload: Workload
-    plan: Plan
-    spill_dir: Path
-    spill_dtype: torch.dtype
-    threads: int
-    device: Device | None
     listener: Listener
-    exchange: Exchange | None = None
 
 
 class Session:
@@ -84,20 +71,7 @@ class Session:
             return
         prepared = self._prepared
         _keep_freed_memory()
-        self._runtime = Runtime(
-            prepared.plan,
-            self._store,
-            prepared.arrays,
-            prepared.builder.rows,
-            prepared.network.dtype,
-            self._spill_dir,
-            spill_dtype=prepared.spill_dtype,
-            threads=prepared.threads,
-            tasks_ahead=prepared.workload.tasks_ahead,
-            device=prepared.device,
-            exchange=prepared.exchange,
-            kept_edges=prepared.workload.kept_edges,
-        )
+        self._runtime = Runtime(prepared)
         try:
             if prepared.device is not None:
                 self._move(prepared.device.place)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ooc.engine.executor import run_program
-from ooc.engine.runtime import Runtime
+from ooc.engine.runtime import Planned, Runtime
 from ooc.model.graph import GraphRows
 from ooc.model.stages import PanelSums, Step, Tile
 from ooc.model.workload import TASKS_AHEAD
@@ -104,6 +104,7 @@ class _Epoch:
             fixed_device_bytes=0,
             pulled_itemsize=4,
             threads=threads,
+            tasks_ahead=TASKS_AHEAD,
         )
         plan = make_plan(workload, limits)
         self.steps = len(plan.unrolled["train"].steps)
@@ -113,9 +114,9 @@ class _Epoch:
         self._steps = [Step(stage, partial(compute, stage)) for stage in stages]
         # Without edges and matrices of a store, the store is asked for nothing but its folder.
         store: Any = SimpleNamespace(path=folder, held=nullcontext)
-        self._runtime = Runtime(
-            plan, store, {}, GraphRows(), torch.float32, folder, threads=threads, tasks_ahead=TASKS_AHEAD
-        )
+        found: dict[str, Any] = {"store": store, "arrays": {}, "rows": GraphRows(), "spill_dir": folder}
+        found |= {"dtype": rows.dtype, "spill_dtype": rows.dtype, "threads": threads}
+        self._runtime = Runtime(Planned(plan=plan, workload=workload, **found))
 
     @property
     def least(self) -> Round:

@@ -128,6 +128,8 @@ class Job:
             store=self.store,
             network=network,
             arrays=self._arrays,
+            rows=self._rows,
+            dtype=network.dtype,
             builder=candidate.builder,
             steps=candidate.steps,
             workload=candidate.workload,

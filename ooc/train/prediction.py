@@ -96,12 +96,12 @@ class Predictions(ABC):
     what they are of."""
 
     called = "node"
-    _store: Store
-    _what: What
-    _limits: Limits
     _model_dtype: torch.dtype
     _prepared: Prepared
     _session: Session
+
+    def __init__(self, store: Store, limits: Limits, what: What) -> None:
+        self._store, self._limits, self._what = store, limits, what
 
     @property
     @abstractmethod
@@ -197,8 +197,7 @@ class Prediction(Predictions):
         learnt: LearntRows | None = None,
     ) -> None:
         store.check_one_graph("prediction by the full graph", takes_types=True)
-        self._store = store
-        self._what = What.of(what, store.task)
+        super().__init__(store, resources.limits, What.of(what, store.task))
         if store.types is not None:
             check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
@@ -218,7 +217,6 @@ class Prediction(Predictions):
                 of = f": {', '.join(known)}" if known else ", of which it has none"
                 which = f"those that were trained (layer 0), of all nodes of a type{of}"
                 raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
-        self._limits = resources.limits
         self._wanted = None if nodes is None else _find(store, nodes, self._limits)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:

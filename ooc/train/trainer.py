@@ -672,8 +672,6 @@ def _close_dropped(
     if session is not None and session.started:
         warnings.warn(f"a trainer of {model} was dropped without close()", ResourceWarning, stacklevel=2)
         session.close()
-    for files in (learnt, kept):
+    for files in (learnt, kept, run):
         if files is not None:
             files.close()
-    if run is not None:
-        run.close()

@@ -74,7 +74,6 @@ class LinkObjective(Objective):
         cls,
         links: Links,
         store: Store,
-        folder: Path,
         *,
         metric: LinkMetric,
         negatives: int,
@@ -82,7 +81,8 @@ class LinkObjective(Objective):
         dtype: torch.dtype,
         resources: Resources,
     ) -> Self:
-        """That of these links of a store, whose files are made in ``folder``; OptionError for links that are none."""
+        """That of these links of a store, whose files are scratch data; OptionError for links that are none."""
+        folder = resources.spill_dir
         if resources.on_device:
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
         store.check_one_graph("link prediction", takes_types=True)
@@ -227,7 +227,7 @@ class PairScores(Predictions):
             raise OptionError("pairs are scored on the CPU; leave out device='cuda'")
         store.check_one_graph("scoring of pairs", takes_types=True)
         ends = Ends.of(store, edge_type)
-        self._store, self._limits, self._what = store, resources.limits, What.LOGITS
+        super().__init__(store, resources.limits, What.LOGITS)
         self._model_dtype = dtype_of(model)
         rows_3E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
         given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
@@ -304,7 +304,6 @@ class LinkTrainer(Trainer):
             LinkObjective.of,
             self._links,
             self.store,
-            resources.spill_dir,
             metric=self.metric,
             negatives=self._drawn,
             seed=self._asked["seed"],
