@@ -78,6 +78,8 @@ class Trainer:
     """The parameters that are trained."""
     _kept: StateOnDisk | None = None
     """What the optimizer keeps, where that may be on the SSD."""
+    _unconcluded: EpochRecord | None = None
+    """Of an epoch whose step is made, and which is not scored and kept yet."""
     _works = _may_score = False
     """Whether it is at work, and whether it may be asked for scores meanwhile."""
     _takes_apart = True
@@ -97,7 +99,8 @@ class Trainer:
         """Train for ``epochs`` more epochs (with ``resume``: up to that many in all, from the run's checkpoint).
 
         Every ``eval_every`` epochs (0: never) all splits are scored; after ``patience`` evaluations without a
-        better validation score (0: never) training stops. Returns one record an epoch trained here.
+        better validation score (0: never) training stops. Returns one record an epoch trained here, and of one whose
+        step was made when an earlier call was interrupted.
 
         Where scoring and the next epoch share a forward pass, an epoch's scores come with the next epoch's loss
         and gradients, before these are stepped; where the scores end the training, the gradients are dropped.
@@ -128,6 +131,7 @@ class Trainer:
         state = self._state
         records: list[EpochRecord] = []
         unscored: EpochRecord | None = None
+        self._conclude_interrupted(records, eval_every)
         while state.epoch < last and not (patience and state.stale >= patience):
             started = self._session.taken()
             recorder = self._recorder(len(records), scored=unscored is not None)
@@ -151,7 +155,7 @@ class Trainer:
                 state.check_weights(self._prepared.network.parameters)
             self._commit_rows()
             state.epoch += 1
-            record = self._session.record(started, epoch=state.epoch, loss=loss)
+            self._unconcluded = record = self._session.record(started, epoch=state.epoch, loss=loss)
             if recorder is not None and self._run is not None:
                 self._run.write(TIMELINE, recorder.as_dict(state.epoch))
             due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
@@ -343,7 +347,14 @@ class Trainer:
         taken = self._session.taken().since(started)
         return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
+    def _conclude_interrupted(self, records: list[EpochRecord], eval_every: int) -> None:
+        """What an earlier call of fit has left unconcluded, as it was interrupted: scored if it is its turn."""
+        if (record := self._unconcluded) is not None:
+            due = bool(eval_every) and record.epoch % eval_every == 0
+            self._conclude(records, self._evaluated(record) if due else record, eval_every)
+
     def _conclude(self, records: list[EpochRecord], record: EpochRecord, eval_every: int) -> None:
+        self._unconcluded = None
         self._state.conclude(record, in_turn=bool(eval_every) and record.epoch % eval_every == 0)
         records.append(record)
         self._may_score = True
@@ -378,6 +389,7 @@ class Trainer:
         """The number of the last epoch to train, with the state that there is or that of the run's checkpoint."""
         if resume:
             self._state.resume()
+            self._unconcluded = None
             return epochs
         if self._run is not None and self._run.resumed and not self.epoch:
             raise RunError(f"{self._run.path} holds a run already; give resume=True to go on with it")

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN
 import ooc
 from ooc import memory
 from ooc.errors import OptionError, TrainingError
-from ooc.events import EpochFinished, Event, TaskAdvanced
+from ooc.events import EpochFinished, Event, TaskAdvanced, TaskStarted
 from ooc.storage.store import Store
 from ooc.train.runs.run import RunFolder
 from tests.exactness.comparison import store_of
@@ -207,3 +207,35 @@ def test_a_closed_trainer_of_data_says_so(tmp_path: Path) -> None:
 def test_what_tests_vary_is_no_argument_of_users() -> None:
     names = inspect.signature(ooc.Trainer).parameters
     assert not {"tile_rows", "savings"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "task"), [(0.0, "epoch 4"), (0.5, "evaluation")], ids=["scored by the next epoch", "scored by itself"]
+)
+def test_an_epoch_that_is_interrupted_before_it_is_scored_is_not_lost(
+    dropout: float, task: str, store: Store, tmp_path: Path
+) -> None:
+    """Its step is made: the next call of fit scores and keeps it, as if nothing had been."""
+
+    def trained(name: str, at: int | None) -> list[tuple[int, float, float | None]]:
+        seen = 0
+
+        def listen(event: Event) -> None:
+            nonlocal seen
+            if isinstance(event, TaskStarted) and event.task == task:
+                seen += 1
+                if seen == at:
+                    raise KeyboardInterrupt
+
+        torch.manual_seed(0)
+        model = GCN(store.num_features, 8, 2, store.num_classes, dropout=dropout)
+        with ooc.Trainer(model, store, out=tmp_path / name, listener=listen) as trainer:
+            try:
+                trainer.fit(5, progress=False)
+            except KeyboardInterrupt:
+                trainer.fit(5 - trainer.epoch, progress=False)
+        return [(one.epoch, one.loss, one.valid_acc) for one in RunFolder.open(tmp_path / name).records()]
+
+    undisturbed = trained("a", None)
+    assert trained("b", 1 if task == "epoch 4" else 3) == undisturbed
+    assert [epoch for epoch, *_ in undisturbed] == [1, 2, 3, 4, 5]

@@ -134,6 +134,7 @@ class BatchTrainer(Trainer):
     def _train(self, last: int, eval_every: int, patience: int, allow_nonfinite: bool) -> list[EpochRecord]:
         state = self._state
         records: list[EpochRecord] = []
+        self._conclude_interrupted(records, eval_every)
         while state.epoch < last and not (patience and state.stale >= patience):
             self._make_room()
             record = self._epoch(state.epoch)
@@ -143,11 +144,14 @@ class BatchTrainer(Trainer):
             self._schedules.step()
             state.epoch += 1
             self._averaging.update(state.epoch)
-            if eval_every and (state.epoch % eval_every == 0 or state.epoch == last):
-                started = time.perf_counter()
-                record = record.scored(self._evaluate(), eval_s=time.perf_counter() - started)
-            self._conclude(records, record, eval_every)
+            self._unconcluded = record
+            due = bool(eval_every) and (state.epoch % eval_every == 0 or state.epoch == last)
+            self._conclude(records, self._evaluated(record) if due else record, eval_every)
         return records
+
+    def _evaluated(self, record: EpochRecord) -> EpochRecord:
+        started = time.perf_counter()
+        return record.scored(self._evaluate(), eval_s=time.perf_counter() - started)
 
     def _epoch(self, epoch: int) -> EpochRecord:
         """A step for every group of batches, of which the processes compute one after the other in turn."""
