@@ -6,10 +6,10 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
-from ooc.storage.array import AnyArray
+from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
@@ -150,19 +150,19 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
         rows = shares.feature_rows if array == "x" else shares.label_rows
         if array == "ids":  # Texts may be long.
             rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
-        _write_moved([store.array(array)], _moves(labelled.places, rows), work, f"moving {array}")
+        _write_moved([_rows_of(store.array(array))], _moves(labelled.places, rows), work, f"moving {array}")
     if x is not None:
         starts = _starts_in_order(x, labelled.places, work)
         moves = _moves(labelled.places, shares.feature_rows, x, starts)
-        _write_moved([x.indices, x.values], moves, work, "moving x")
+        _write_moved([_rows_of(x.indices), _rows_of(x.values)], moves, work, "moving x")
     if types is None:
         write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
     else:
         for kind, order in orders.items():
-            moved: list[Movable] = [store.array(name)] if store.has(name := features_name(kind)) else []
+            moved = [_rows_of(store.array(name))] if store.has(name := features_name(kind)) else []
             if kind != types.labelled:
-                name = perm_name(kind)
-                moved.append(store.array(name) if store.has(name) else _Numbers(name, order.places.shape))
+                numbers = Rows(perm_name(kind), order.places.shape, np.dtype(np.int64), np.arange)
+                moved.append(_rows_of(store.array(numbers.name)) if store.has(numbers.name) else numbers)
             for one in moved:
                 _write_moved([one], _moves(order.places, shares.feature_rows), work, f"moving {one.name}")
         write_groups_of(types, folder)
@@ -312,34 +312,20 @@ def _starts_in_order(x: SparseArray, places: Places, work: Workplace) -> npt.NDA
     return starts
 
 
-class Movable(Protocol):
-    """Rows that are read and written in other places."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    def read(self, start: int, stop: int) -> AnyArray: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """The numbers of the rows themselves."""
+class Rows(NamedTuple):
+    """Of the array ``name``, ``read`` from one row up to another, to be written in other places."""
 
     name: str
     shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int64)
-
-    def read(self, start: int, stop: int) -> AnyArray:
-        return np.arange(start, stop, dtype=np.int64)
+    dtype: np.dtype[Any]
+    read: Callable[[int, int], AnyArray]
 
 
-def _write_moved(arrays: Sequence[Movable], moves: Moves, work: Workplace, task: str) -> None:
+def _rows_of(array: Array) -> Rows:
+    return Rows(array.name, array.shape, array.dtype, array.read)
+
+
+def _write_moved(arrays: Sequence[Rows], moves: Moves, work: Workplace, task: str) -> None:
     """Write ``arrays`` with what they have in other places."""
     folder, journal, stage = work.store, work.journal, task.replace("/", " ")
     if journal.result(stage) is not None:

@@ -161,8 +161,8 @@ class _Direction:
 
 
 def _direction(store: Store, side: str, listener: Listener) -> _Direction:
-    result = _Direction()
     """Of the edges of a direction; or of the entries of features, ``side`` x, each column once in a row."""
+    result = _Direction()
     indptr, indices = store.topology(side)
     of_features = side == "x"
     height, columns_in_all = indptr.shape[0] - 1, store.neighbours(side)
