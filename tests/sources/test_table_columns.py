@@ -263,6 +263,20 @@ def test_whole_numbers_beyond_float64_are_named(tmp_path: Path, form: str, at: i
         ooc.convert(source, tmp_path / "g.ooc", **options)
 
 
+@pytest.mark.parametrize("of", ["nodes", "edges"])
+def test_ids_that_may_have_been_rounded_are_no_others(tmp_path: Path, of: str) -> None:
+    """2^53 in float64 may have been 2^53 + 1, which is another node: pandas makes fractions of ids beside an empty
+    one."""
+    nodes = pandas.DataFrame(_NODES | {"id": [2**53, 2**53 + 1, 40, 20]})
+    edges = pandas.DataFrame({"source": [2**53, 40], "target": [40, 20]})
+    tables = {"nodes": nodes, "edges": edges}
+    assert ooc.convert(tables, tmp_path / "g.ooc").num_edges == 2
+    column = "id" if of == "nodes" else "source"
+    tables[of] = tables[of].astype({column: "float64"})
+    with pytest.raises(SourceError, match=rf"column {column} holds .* a whole number that float64 would round"):
+        ooc.convert(tables, tmp_path / "h.ooc")
+
+
 @pytest.mark.parametrize("text", ["NA", "None", "null"])
 def test_what_may_be_no_label_is_asked(tmp_path: Path, text: str) -> None:
     """Since pandas reads it as nothing, while it may be the name of a class."""

@@ -23,6 +23,7 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.cells import (
     LOOKED_AT_ROWS,
+    MOST_EXACT,
     Block,
     Cells,
     ColumnKind,
@@ -299,8 +300,9 @@ def as_cells(values: Values, cells: Cells, where: str, row: int) -> AnyArray:
         try:
             out[at] = take(value)
         except (TypeError, ValueError, OverflowError) as error:
-            kind = NoWholeNumber if cells is Cells.WHOLE else SourceError
-            why = str(error) if isinstance(error, Rounded) else f"not {cells.value}"
+            rounded = isinstance(error, Rounded)
+            kind = NoWholeNumber if cells is Cells.WHOLE and not rounded else SourceError
+            why = str(error) if rounded else f"not {cells.value}"
             raise kind(f"{where} holds {str(value)[:60]!r} in row {row + at}, {why}") from None
     return out
 
@@ -329,6 +331,8 @@ def _is_nothing(value: Any) -> bool:
 def _is_whole(value: Any) -> bool:
     try:
         _whole(value)
+    except Rounded:
+        return True
     except (TypeError, ValueError, OverflowError):
         return False
     return True
@@ -337,6 +341,8 @@ def _is_whole(value: Any) -> bool:
 def _whole(value: Any) -> int:
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("no whole number")
+    if isinstance(value, float) and abs(value) >= MOST_EXACT:  # It may have been another one.
+        raise Rounded
     number = int(value)
     if not -(2**63) <= number < 2**63:
         raise ValueError("past 64 bits")
