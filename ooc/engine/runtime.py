@@ -161,6 +161,7 @@ class Runtime:
             slab_of=lambda block: plan.blocks.where(block)[1],
             checks=self,
         )
+        opening.callback(self._transfers.close)
         return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
 
     def _locate(self, block: int) -> tuple[Sequence[Span], int]:

@@ -6,6 +6,10 @@ each gives its host frames their blocks first, and reads from the SSD set off fo
 their frames any more. The host waits in two cases only: for a block that has not come from the SSD when it is sent, and
 for what the SSD still writes out of a host frame that the device is to copy to.
 
+Whoever sends transfers launches kernels as well, and a block's checksum takes as long as some dozens of these. So
+another thread looks at blocks that have come, before they are sent, and at those that are being written, before their
+frames are filled again.
+
 Where an engine reads and writes the device's own memory (GPUDirect), blocks that would only pass through their host
 frame come and go without it. Such a request is no event of a stream: before it the host waits for what has
 used the device's frame last, two steps ago or more, or slab buffer, one step ago; and after it for the block, or for
@@ -13,6 +17,8 @@ the frame, when somebody needs it.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import cast
 
 import torch
@@ -64,6 +70,9 @@ class Transfers(FrameTable[Ticket]):
         self._unsaved: dict[int, tuple[Event, int]] = {}  # block → the end of its copy, and its frame; in order
         self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
         self._written: dict[int, Ticket] = {}  # block → its write
+        self._looking: ThreadPoolExecutor | None = None if checks is None else ThreadPoolExecutor(1, "ooc-check")
+        self._read_seen: dict[int, Future[None]] = {}  # block that is arriving → the look at it
+        self._write_seen: dict[int, Future[None]] = {}  # block that is written → the look at it
         self._staging: Staging | None = None
         self._next = 0
         self._aside = 0
@@ -90,6 +99,7 @@ class Transfers(FrameTable[Ticket]):
         assert (planned.block, planned.direction) == (block, direction), f"transfer {index} is of another block"
         self._next += 1
         self._save_what_has_come()
+        self._look_at_what_has_come()
         for taken, name, load in program.acquire[index]:
             direct = load and (index, taken) in self._passing_through.reads
             self._give(taken, self._frame_of_name[name])  # copies may still move through it; others wait for these
@@ -120,6 +130,8 @@ class Transfers(FrameTable[Ticket]):
         for event, _ in list(self._unsaved.values()):
             event.wait()
         self._save_what_has_come()
+        for seen in (*self._read_seen.values(), *self._write_seen.values()):
+            seen.result()
         self.leave((block, names[name]) for block, name in self._staging.program.leaves)
 
     def fetch(self, block: int, memory: Tensor, after: Sequence[Event]) -> Event:
@@ -136,9 +148,16 @@ class Transfers(FrameTable[Ticket]):
         while block in self._unsaved:
             next(iter(self._unsaved.values()))[0].wait()
             self._save_what_has_come()
-        ticket = self._written.pop(block, None)
+        ticket, seen = self._written.pop(block, None), self._write_seen.pop(block, None)
         if ticket is not None:
             ticket.wait()
+        if seen is not None:
+            seen.result()
+
+    def close(self) -> None:
+        """End the thread that looks at blocks. May be called twice."""
+        if self._looking is not None:
+            self._looking.shutdown()
 
     def settle(self) -> None:
         """Let everything under way end, whatever its result."""
@@ -146,10 +165,11 @@ class Transfers(FrameTable[Ticket]):
             event.wait()
         for ticket in (*self._direct, *self._arriving.values(), *self._written.values()):
             ticket.settle()
+        wait_for([*self._read_seen.values(), *self._write_seen.values()])
         self._direct.clear()
         self._to_read_directly.clear()
         tables = self._where, self._content, self._arriving, self._passing, self._unsaved, self._leaving, self._written
-        for known in (*tables, self._postponed):
+        for known in (*tables, self._postponed, self._read_seen, self._write_seen):
             known.clear()
 
     # ---- frames --------------------------------------------------------------------------------------------
@@ -197,7 +217,9 @@ class Transfers(FrameTable[Ticket]):
         frame = self._where[block]
         saved = {block, self._leaving.get(frame)}
         moving = self._passing.get(frame), *(self._written[one] for one in self._written.keys() & saved)
-        return not self._unsaved.keys() & saved and all(one is None or one.happened for one in moving)
+        if self._unsaved.keys() & saved or not all(one is None or one.happened for one in moving):
+            return False
+        return all(self._write_seen[one].done() for one in self._write_seen.keys() & saved)
 
     def _read_now(self, block: int) -> None:
         """Start reading ``block`` from the SSD into its frame, when nothing moves through it any more."""
@@ -213,8 +235,22 @@ class Transfers(FrameTable[Ticket]):
         self._arriving[block] = self._engine.read(spans, self._view(frame, nbytes))
 
     def _arrived(self, block: int) -> None:
-        if self._checks is not None:
-            self._checks.check_read(block, self._view(self._where[block], self._locate(block)[1]))
+        self._look_at(block)
+        seen = self._read_seen.pop(block, None)
+        if seen is not None:
+            seen.result()
+
+    def _look_at_what_has_come(self) -> None:
+        """Have those blocks looked at that have come from the SSD, in order."""
+        for block, ticket in self._arriving.items():
+            if not ticket.happened:
+                return
+            self._look_at(block)
+
+    def _look_at(self, block: int) -> None:
+        if self._looking is not None and self._checks is not None and block not in self._read_seen:
+            memory = self._view(self._where[block], self._locate(block)[1])
+            self._read_seen[block] = self._looking.submit(self._checks.check_read, block, memory)
 
     def _save_what_has_come(self) -> None:
         """Start writing to the SSD what has come to the host for its sake, in order."""
@@ -228,8 +264,8 @@ class Transfers(FrameTable[Ticket]):
             del self._unsaved[block]
             spans, nbytes = self._locate(block)
             memory = self._view(frame, nbytes)
-            if self._checks is not None:
-                self._checks.note_write(block, memory)
+            if self._looking is not None and self._checks is not None:
+                self._write_seen[block] = self._looking.submit(self._checks.note_write, block, memory)
             self._written[block] = self._engine.write(spans, memory)
 
     def _view(self, frame: int, nbytes: int) -> Bytes:

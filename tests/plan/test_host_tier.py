@@ -116,6 +116,21 @@ def test_the_host_runs_ahead_of_the_kernels() -> None:
     assert simulate(plan, WORK, launching).epoch_s < 1.01 * simulate(plan, WORK, free).epoch_s
 
 
+def test_blocks_are_looked_at_beside_what_the_host_launches() -> None:
+    """Another thread has most of that to do, one block after the other: of a quarter of an epoch less than half is
+    seen, and the epoch is no shorter than what it has to do."""
+    plan, machine = planned(12 << 20, 4 << 20), a_machine(1e12, 1e11)
+    processor = replace(machine.processor, seconds_per_operator=2e-5)
+    free = replace(machine, processor=processor, overlap=1.0, seconds_per_block=0.0)
+    moved_bytes, epoch_s = plan.ssd_read_bytes + plan.ssd_write_bytes, simulate(plan, WORK, free).epoch_s
+
+    def with_looks(seconds: float) -> float:
+        return simulate(plan, WORK, replace(free, seconds_per_moved_byte=seconds / moved_bytes)).epoch_s
+
+    assert with_looks(0.25 * epoch_s) < 1.125 * epoch_s
+    assert with_looks(1.5 * epoch_s) >= 0.8 * 1.5 * epoch_s
+
+
 def test_a_host_that_holds_everything_leaves_the_drive_alone() -> None:
     timeline = simulate(planned(12 << 20, 1 << 30), WORK, a_machine(1e7, 1e10))
     assert moved(timeline, *SSD) == [0, 0]
