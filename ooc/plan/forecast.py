@@ -159,7 +159,23 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
                 pcie_seconds(hardware, to_device_bytes=min(slabs_bytes, moved.to_device_bytes), to_host_bytes=0),
             )
     computing = seconds_of_computing(item, layout, workload, hardware)
-    computing += hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
+    if not hardware.has_device_memory:  # there a thread looks at blocks which computes nothing
+        computing += hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     over_pcie = pcie_seconds(hardware, to_device_bytes=moved.to_device_bytes, to_host_bytes=moved.to_host_bytes)
-    return together_seconds(hardware, computing + stalled, moving, over_pcie)
+    if hardware.has_device_memory:
+        return together_seconds(hardware, computing + stalled, over_pcie)
+    return together_seconds(hardware, computing + stalled, moving)
+
+
+def epoch_seconds(passes_s: Sequence[float], moved: Sequence[Traffic], layout: Layout, hardware: Hardware) -> float:
+    """Seconds of an epoch whose passes take ``passes_s`` and move so much. Below a device, host memory lies between it
+    and the SSD: what is written goes on in later passes, and what is read has begun in earlier ones, so that the SSD
+    counts for the epoch as one."""
+    seconds = sum(passes_s)
+    if not hardware.has_device_memory:
+        return seconds
+    read_bytes, write_bytes = (sum(each) for each in list(zip(*moved, strict=True))[:2])
+    moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
+    looking = hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
+    return together_seconds(hardware, seconds, moving, looking)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from ooc.plan.forecast import Traffic, forecast_traffic, pass_seconds, seconds_of_computing
+from ooc.plan.forecast import Traffic, epoch_seconds, forecast_traffic, pass_seconds, seconds_of_computing
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.capacity import Capacity, ExchangeForm, Limits
@@ -128,7 +128,7 @@ class Problem:
             pass_seconds(item, layout, workload, self.hardware, moved)
             for item, moved in zip(passes, traffic, strict=True)
         ]
-        seconds = sum(taken_s)
+        seconds = epoch_seconds(taken_s, traffic, layout, self.hardware)
         if workload.share is not None:  # what they wait for other processes
             received = received_of(passes, layout.matrices, workload.topologies, workload.share)
             seconds += sum(

@@ -12,15 +12,15 @@ the first slabs of what is gathered go by way of blocks like the others (``SlabC
 become lower.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 
 from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
-from ooc.plan.layout.layout import Choice, Layout
+from ooc.plan.layout.layout import Choice, Layout, layout_key
 from ooc.plan.layout.passes import ColumnPass, RowPass, column_step_rows
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import WHOLE, Candidate, Problem
@@ -50,7 +50,7 @@ _MOST_BLOCKS = 1 << 20
 _LEAST_FRAME_BYTES = 3 << 20
 """Where frames are no smaller, it may have any number: then it is of several terabytes."""
 _ROUNDS = 3
-_SIMULATED_STEPS = 20_000
+_SIMULATED_STEPS = 12_000
 """Of all epochs that are simulated for one plan to find where to go on from, and then on the way."""
 _OTHERS, _BEHIND, _ALIKE = 12, 1.25, 1e-3
 """How many candidates beside the best are remembered, how much longer their forecasts may be, and by how much they
@@ -125,9 +125,9 @@ def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
 
 
 def simulated_best(*found: PlannedLayout) -> PlannedLayout:
-    """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents, the
-    one whose simulated epoch is shortest; from there on, what single steps of one source lead to, as long as epochs
-    become shorter.
+    """Of ``found``, the first of which has the shortest forecast, and other ends and candidates of their descents,
+    those of fewest steps first, the one whose simulated epoch is shortest; from there on, what single steps of one
+    source lead to, as long as epochs become shorter.
 
     On a device with memory of its own alone, and of few steps: on the CPU, where forecasts were compared with epochs,
     the order of the forecasts stands, and so it does with a limit on what is written, which the faster one may pass.
@@ -141,23 +141,31 @@ def simulated_best(*found: PlannedLayout) -> PlannedLayout:
             best = one
     if 2 * best.steps > _SIMULATED_STEPS:
         return best
-    ends = [best, *(one for one in ends if one is not best)]
-    ends += [replace(best, choice=one.choice, layout=one.layout) for one in best.others]
-    ends = ends[: _SIMULATED_STEPS // max(1, best.steps)]
-    best = min(ends, key=lambda one: one.simulated_s)
-    tried, steps, moves = {id(one.layout) for one in ends}, 0, Moves(best.problem)
-    nearby: PlannedLayout | None = best
-    while nearby is not None:
-        best, nearby = nearby, None
-        for step in filter(None, map(best.problem.candidate, moves.of_one_source(best.choice))):
-            if steps < _SIMULATED_STEPS and id(step.layout) not in tried:
-                tried.add(id(step.layout))
-                other = replace(best, choice=step.choice, layout=step.layout)
-                steps += other.steps
-                if other.simulated_s < best.simulated_s:
-                    nearby = other
-                    break
+    tried = {_key(best): best}
+    steps = best.steps
+    others = (replace(end, choice=one.choice, layout=one.layout) for end in ends for one in end.others)
+    for one in sorted(chain(ends, others), key=lambda one: one.steps):
+        if steps + one.steps <= _SIMULATED_STEPS and _key(one) not in tried:
+            tried[_key(one)] = one
+            steps += one.steps
+    best, moves, steps = min(tried.values(), key=lambda one: one.simulated_s), Moves(best.problem), 0
+    at = since = 0
+    while since < len(steps_on := moves.of_one_source(best.choice)):  # none of these is shorter, else the next one's
+        step = best.problem.candidate(steps_on[at % len(steps_on)])
+        at, since = at + 1, since + 1
+        other = best if step is None else replace(best, choice=step.choice, layout=step.layout)
+        if steps < _SIMULATED_STEPS and _key(other) not in tried:
+            tried[_key(other)] = other
+            steps += other.steps
+            if other.simulated_s < best.simulated_s:
+                best, since = other, 0
     return best
+
+
+def _key(planned: PlannedLayout) -> Hashable:
+    """The same for two that come to the same layout."""
+    workload = planned.problem.workload
+    return id(workload), layout_key(planned.choice, workload)
 
 
 class _Solver:
@@ -183,12 +191,13 @@ class _Solver:
         return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others)
 
     def _others(self, best: Candidate) -> Iterator[Candidate]:
-        before, found = best.seconds, 0
+        """The next best, and the best with steps of each other height: these, forecasts tell apart least of all."""
+        before, found, heights = best.seconds, 0, {best.layout.step_rows}
         for one in sorted(self.problem.candidates(), key=lambda one: one.score):
-            if one.seconds > _BEHIND * best.seconds or found == _OTHERS:
-                return
-            if one.seconds > (1 + _ALIKE) * before:
-                before, found = one.seconds, found + 1
+            is_near = found < _OTHERS and (1 + _ALIKE) * before < one.seconds <= _BEHIND * best.seconds
+            if is_near or one.layout.step_rows not in heights:
+                before, found = one.seconds, found + is_near
+                heights.add(one.layout.step_rows)
                 yield one
 
     # ---- descent -------------------------------------------------------------------------------------------
