@@ -100,21 +100,9 @@ _KNOWN = (
 )
 KNOWN = {graph.name: graph for graph in _KNOWN}
 """The graphs that are known by name."""
-_ALIASES = {
-    "products": "ogbn-products",
-    "papers100m": "ogbn-papers100M",
-    "papers": "ogbn-papers100M",
-    "igb": "igb260m",
-    "igb-260m": "igb260m",
-    "igb260m-19": "igb260m",
-    "it2004": "it-2004",
-    "com-friendster": "friendster",
-    "mag": "MAG240M",
-    "ogb-lsc-mag240m": "MAG240M",
-}
 
 
 def known_graph(name: str) -> GraphStatistics | None:
-    """The graph that is called ``name``, in whatever case; None where none is."""
-    lowered = _ALIASES.get(name.lower(), name).lower()
-    return next((graph for graph in _KNOWN if graph.name.lower() == lowered), None)
+    """The one graph that has ``name`` in its own, in whatever case; None where none has, or several."""
+    found = [graph for graph in _KNOWN if name.lower() in graph.name.lower()]
+    return found[0] if len(found) == 1 else None

@@ -32,13 +32,13 @@ from ooc.sampling.paths import (
     making_bytes,
     most_walks,
 )
+from ooc.sampling.runs import Ints, pieces, run_numbers
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch
 
-Ints = npt.NDArray[np.int64]
 _MOST_LOOKAHEAD, _LOOKAHEAD_SHARE = 256, 4
 """Batches that are in sight, and the part of what is left for pages that seeing them may take."""
 _BOUND = {"graphs": "batch_size", "nodes": "batch_nodes", "edges": "batch_edges", "paths": "batch_paths"}
@@ -89,12 +89,8 @@ class GraphSizes:
             self.edges[low:high] = ends[self.nodes[low:high] - start]
         if self.edges[0] or self.edges[-1] != store.num_edges or (np.diff(self.edges) < 0).any():
             raise damaged(store, "in/indptr")
-        first = 0
-        while (paths or hops) and first < store.num_graphs:
-            until = self.edges[first] + _COUNTED_EDGES
-            stop = max(first + 1, int(np.searchsorted(self.edges, until, side="right")) - 1)
+        for first, stop in pieces(self.edges[1:], _COUNTED_EDGES) if paths or hops else ():
             self._count(store, first, stop)
-            first = stop
 
     def _count(self, store: Store, first: int, stop: int) -> None:
         """Paths and pairs of the graphs ``first:stop``."""
@@ -296,9 +292,9 @@ def _wanted(loader: GraphLoader, graphs: Ints) -> dict[str, Ints]:
     sizes, counts = loader.sizes, loader.sizes.of(graphs)
     first, first_edge = sizes.nodes[graphs], sizes.edges[graphs]
     return {
-        "nodes": _runs(first, counts["nodes"]),
-        "offsets": _runs(first, counts["nodes"] + 1),
-        "edges": _runs(first_edge, counts["edges"]),
+        "nodes": run_numbers(first, counts["nodes"]),
+        "offsets": run_numbers(first, counts["nodes"] + 1),
+        "edges": run_numbers(first_edge, counts["edges"]),
         "graphs": graphs,
     }
 
@@ -377,12 +373,6 @@ def _most(counts: Ints, costs: Ints, bound: int) -> int:
         rest = bound - int(costs_in[:whole].sum())
         total += int(-(-rest * int(counts_in[whole]) // int(costs_in[whole])))
     return total
-
-
-def _runs(first: Ints, counts: Ints) -> Ints:
-    """The rows of runs that begin with ``first`` [g] and have so many each [g]."""
-    found: Ints = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-    return found
 
 
 def _within(values: Ints, low: Ints | int, high: Ints | int) -> bool:

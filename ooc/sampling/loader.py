@@ -41,7 +41,8 @@ from ooc.sampling.pages import (
     most_pages_of_row,
     pages_of,
 )
-from ooc.sampling.sampler import Ints, SampledBatch, Sampler, most_by_hop
+from ooc.sampling.runs import Ints
+from ooc.sampling.sampler import SampledBatch, Sampler, most_by_hop
 from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ooc.events import Listener, ignore, reported
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, Engine, Span, Ticket
+from ooc.sampling.runs import run_numbers
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import INDEX_DTYPE, Entries, SparseArray
 
@@ -156,8 +157,7 @@ class SparseRows(ResidentRows):
     def take(self, rows: AnyArray, uses: "Uses | None" = None) -> AnyArray:
         """``rows`` [n] in their order, [n, C]."""
         counts = self._counts[rows]
-        places = np.repeat(self._starts[rows] - (np.cumsum(counts) - counts), counts)
-        places += np.arange(len(places))
+        places = run_numbers(self._starts[rows], counts)
         return Entries(counts, self._columns_of[places], self._values[places]).dense(self._columns)
 
 

@@ -10,11 +10,10 @@ hops, leads from and to. n nodes and e edges, by target and then by source; P pa
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from ooc.errors import OptionError
+from ooc.sampling.runs import Ints, pieces, run_numbers
 
-Ints = npt.NDArray[np.int64]
 _WALKS = 1 << 16
 """That are extended at a time."""
 _WALK_BYTES = 128
@@ -84,26 +83,21 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
     lower one, then by the upper. ``sources`` [e] by target, ``degrees`` [n] of these. ValueError where there are more.
     """
     count, done, pairs = len(degrees), 0, np.empty(most, dtype=np.int64)
-    starts, walks = np.cumsum(degrees) - degrees, np.cumsum(count_walks(sources, degrees, hops))
-    first = 0
-    while first < count:
-        before = int(walks[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(walks, before + _WALKS, side="right")))
+    starts = np.cumsum(degrees) - degrees
+    for first, stop in pieces(np.cumsum(count_walks(sources, degrees, hops)), _WALKS):
         found = np.arange(first, stop) * (count + 1)  # every node with itself
         for _ in range(hops):
             targets, through = np.divmod(found, count)
             ways = degrees[through]
-            places = np.repeat(starts[through] - (np.cumsum(ways) - ways), ways)
-            places += np.arange(len(places))
             further = np.repeat(targets * count, ways)
-            further += sources[places]
+            further += sources[run_numbers(starts[through], ways)]
             found = np.sort(np.concatenate([found, further]))
             found = found[np.diff(found, prepend=-1) > 0]
         found = found[found % (count + 1) != 0]
         if done + len(found) > most:
             raise ValueError(f"there are more than {most} pairs")
         pairs[done : done + len(found)] = found
-        done, first = done + len(found), stop
+        done += len(found)
     near = np.empty((2, done), dtype=np.int64)
     np.divmod(pairs[:done], count, out=(near[1], near[0]))
     return near
@@ -128,21 +122,15 @@ def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
     """Paths as lists of their first nodes, …, last nodes, a few at a time."""
     starts = np.cumsum(degrees) - degrees
     targets = np.repeat(np.arange(len(degrees)), degrees)
-    walks = np.cumsum(_walks(sources, degrees, edges))
-    first = 0
-    while first < len(sources):
-        before = int(walks[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(walks, before + _WALKS, side="right")))
+    for first, stop in pieces(np.cumsum(_walks(sources, degrees, edges)), _WALKS):
         nodes = [sources[first:stop], targets[first:stop]]
         plain = nodes[0] != nodes[1]
         nodes = [column[plain] for column in nodes]
         for _ in range(edges - 1):
             counts = degrees[nodes[0]]
             of_walk = np.repeat(np.arange(len(counts)), counts)
-            places = np.arange(len(of_walk)) + np.repeat(starts[nodes[0]] - (np.cumsum(counts) - counts), counts)
-            came_from = sources[places]
+            came_from = sources[run_numbers(starts[nodes[0]], counts)]
             kept = (came_from != nodes[0][of_walk]) & (came_from != nodes[1][of_walk])
             of_walk = of_walk[kept]
             nodes = [came_from[kept], *(column[of_walk] for column in nodes)]
         yield nodes
-        first = stop

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.kernels.dropout.edges import HEADS_PER_COUNT, key_of, philox
+from ooc.sampling.runs import Ints, run_numbers
 from ooc.storage.array import AnyArray
 
-Ints = npt.NDArray[np.int64]
 Take = Callable[[Ints], AnyArray]
 """Places among the store's in-edges [e] → where these edges come from [e]."""
 
@@ -105,11 +105,10 @@ def draw_edges(nodes: Ints, starts: Ints, degrees: Ints, fanout: int, key: tuple
     """At most ``fanout`` (-1: all) of the edges of each of ``nodes`` [n], which begin at ``starts`` and are ``degrees``
     many: their places, ascending for a node, and how many each has [n]."""
     counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
-    begins = np.cumsum(counts) - counts
-    edges = np.repeat(starts - begins, counts)
-    edges += np.arange(len(edges))
+    edges = run_numbers(starts, counts)
     chosen = np.flatnonzero(degrees > counts)
     if fanout > 0 and len(chosen):
+        begins = np.cumsum(counts) - counts
         subsets = draw_subsets(nodes[chosen], degrees[chosen], fanout, key)
         edges[begins[chosen, None] + np.arange(fanout)] = starts[chosen, None] + subsets
     return edges, counts

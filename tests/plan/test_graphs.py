@@ -43,7 +43,7 @@ def test_counts_are_those_published(name: str) -> None:
 def test_names_go_by_any_case_and_by_what_people_call_them() -> None:
     assert known_graph("PRODUCTS") is known_graph("ogbn-products") is KNOWN["ogbn-products"]
     assert known_graph("papers100M") is KNOWN["ogbn-papers100M"]
-    assert known_graph("cora") is None
+    assert known_graph("cora") is known_graph("ogbn") is known_graph("") is None
 
 
 def test_features_and_labels_that_differ_from_the_rest() -> None:

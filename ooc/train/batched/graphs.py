@@ -30,7 +30,8 @@ from ooc.model.layers.conformance import Watch
 from ooc.offloading.measure import META, DryRuns, on_meta
 from ooc.plan import Hardware
 from ooc.plan.workload import EdgeData
-from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Ints, Size, batch_nbytes
+from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Size, batch_nbytes
+from ooc.sampling.runs import Ints
 from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer

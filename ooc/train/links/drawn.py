@@ -25,6 +25,7 @@ from torch import Tensor
 from ooc.errors import OocError, OptionError, SpillError
 from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
+from ooc.sampling.runs import pieces
 from ooc.sizes import format_size
 from ooc.storage.array import PAGE_BYTES, Array, Extent
 from ooc.storage.checksums import combined, of_zeros
@@ -109,11 +110,8 @@ class ReversedLinks:
         for first in range(0, total, _REVERSED_AT_ONCE):
             np.add.at(counts, tails.read(first, min(total, first + _REVERSED_AT_ONCE)), 1)
         ends = np.concatenate(([0], np.cumsum(counts)))
-        self._nodes = [0]
-        while self._nodes[-1] < nodes:  # a bucket has as many links as are taken at once, or a single tail
-            node = self._nodes[-1]
-            stop = int(np.searchsorted(ends, ends[node] + _REVERSED_AT_ONCE, side="right")) - 1
-            self._nodes.append(max(stop, node + 1))
+        # A bucket has as many links as are taken at once, or a single tail.
+        self._nodes = [0, *(stop for _, stop in pieces(ends[1:], _REVERSED_AT_ONCE))]
         self._starts = ends[self._nodes].tolist()
         self._offsets, self._heads = (
             LinkArray(folder, side, "indptr", nodes + 1, np.int64),
@@ -315,16 +313,10 @@ class TrainingLinks:
 
     def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
         """Links from one to another, of whole heads, and the head of each."""
-        node, width = 0, 1 + self._negatives
-        while node < self._nodes:
-            first = int(self._first[node])
-            last = max(first + 1, first + _LINKS_AT_ONCE // width)
-            stop = int(np.searchsorted(self._first, last, side="right")) - 1
-            stop = min(max(stop, node + 1), self._nodes)
+        for node, stop in pieces(self._first[1:], max(1, _LINKS_AT_ONCE // (1 + self._negatives))):
             counts = np.diff(self._first[node : stop + 1])
             if counts.any():
-                yield first, int(self._first[stop]), np.repeat(np.arange(node, stop), counts)
-            node = stop
+                yield int(self._first[node]), int(self._first[stop]), np.repeat(np.arange(node, stop), counts)
 
     def _permutation(self, epoch: int) -> Permutation:
         """Of the copies of all nodes, one node's behind the other's."""
