@@ -83,7 +83,11 @@ class TargetLayout:
         return torch.cat(by_group, dim=2).view(len(target_RV), -1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Upstream]:
-        """What was packed."""
+        """What was packed; of groups of one column, whose every number lies apart from the next group's, with each kind
+        of number side by side: in one copy, as computing with them apart takes longer each time."""
+        if self.columns == 3 * self.groups and self.message == 1 and self.statistics == 2:
+            gradient, *_ = by_kind = packed.view(len(packed), self.groups, 3).permute(2, 0, 1).contiguous()
+            return packed[:, :0], Upstream(gradient, by_kind[1:].permute(1, 2, 0))
         sizes = [self.target, self.message, self.statistics, self.loop]
         by_group = torch.split(packed.view(len(packed), self.groups, -1), sizes, dim=2)
         target, gradient, statistics, _ = (part.flatten(1) for part in by_group)
@@ -118,6 +122,7 @@ def pull_messages(
         out_RHC = out_RO.view(tile.rows, len(heads.heads), -1)
         softmax = RunningSoftmax(tile.rows, len(heads.heads), source_NW, [out_RHC])
     in_edges = _InEdges(function, tile, source_NW, target_RV, terms, heads)
+    leaves = tile.record is not None  # messages are computed with again
     for number, piece in enumerate(pieces(tile, len(source_NW))):
         message_EO, score_EH, _ = in_edges.of(number, piece)
         if softmax is not None:
@@ -125,7 +130,8 @@ def pull_messages(
             weight_EH = softmax.weigh(piece, score_EH)
             if heads.dropout is not None:
                 weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
-            message_EO = (message_EO.view(*weight_EH.shape, -1) * weight_EH[:, :, None]).flatten(1)
+            message_EHC, weight_EH1 = message_EO.view(*weight_EH.shape, -1), weight_EH[:, :, None]
+            message_EO = (message_EHC * weight_EH1 if leaves else message_EHC.mul_(weight_EH1)).flatten(1)
         out_RO[piece.rows] += piece.sums(message_EO)
     lse_RH = None if softmax is None else softmax.finish()
     return out_RO, lse_RH
@@ -293,7 +299,8 @@ def _differentiated(
     lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
     share_EH = score_EH.sub_(lse_EH).exp_()
     by_head = [matrix.view(*score_EH.shape, -1) for matrix in (d_message_EO, message_EO)]
-    d_score_EH, kept_EH = (by_head[0] * by_head[1]).sum(-1), share_EH
+    along_EHC, kept_EH = by_head[0] * by_head[1], share_EH
+    d_score_EH = along_EHC[:, :, 0] if along_EHC.shape[2] == 1 else along_EHC.sum(-1)
     if heads.dropout is not None:
         keep_EH = heads.dropout.scale(piece, direction, heads.heads, share_EH.dtype)
         d_score_EH.mul_(keep_EH)
