@@ -168,7 +168,7 @@ class RowPassRun(TilePassRun):
         if self.pull is not None:
             self.pull.open(number, step)
         if self.features is not None:
-            self.features.open(step.start, step.stop)
+            self.features.open(step)
         for operand in (*self.inputs.values(), *self.outputs.values()):
             operand.open(step.start, step.stop)
         height = min(self.runtime.plan.tile_rows, self.item.stage.rows_at_once)
@@ -261,8 +261,7 @@ class ColumnPassRun(TilePassRun):
         self.pull.open(number, step)
         for block in blocks_within(self.target.grid, step.start, step.stop):
             self.out[block] = self.target.rows(self.workspace, step.slab, block)
-        for start in range(step.start, step.stop, self.item.rows_at_once):
-            yield Tile(start, min(step.stop, start + self.item.rows_at_once), {})
+        yield from self.pull.tiles(step, self.item.rows_at_once)
 
     def reduce(self, result: Tile | None) -> None:
         """Meanwhile rows of the next slab may have come to where they are sent from."""
@@ -405,7 +404,7 @@ class ShufflePassRun(PassRun):
     def open(self, number: int, step: Step) -> Iterator[tuple[int, int]]:
         """The tiles of a step."""
         self.source.open(step.start, step.stop)
-        self.edges.open(step.start, step.stop)
+        self.edges.open(step)
         height = self.runtime.plan.tile_rows
         for start in range(step.start, step.stop, height):
             yield start, min(step.stop, start + height)

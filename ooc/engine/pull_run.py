@@ -3,7 +3,7 @@
 does it."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,8 @@ from ooc.engine.operands import Edges, Input, as_matrix
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
+from ooc.kernels.cuda.carried import Carried
+from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.kernels.edges import ColumnCopy, TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
@@ -53,16 +55,31 @@ def relative_offsets(
     stop: int,
     dtype: torch.dtype,
     place: torch.device = CPU,
+    first: int | None = None,
 ) -> Tensor:
-    """Where the edges of rows ``start:stop`` begin, counted from the first of them; one more than rows."""
+    """Where the edges of rows ``start:stop`` begin, counted from the ``first`` of them; one more than rows."""
     part = offsets[start : stop + 1]
+    first = int(part[0]) if first is None else first
     if place.type == "cpu":  # by NumPy, in a third of the time that torch's operators take
-        return torch.from_numpy((part - part[0]).astype(_NUMPY_TYPES[dtype], copy=False))
+        return torch.from_numpy((part - first).astype(_NUMPY_TYPES[dtype], copy=False))
     # Brought as they lie in memory that the device knows: for a new tensor the host would wait.
     absolute = torch.from_numpy(part).to(place, non_blocking=True)
     if absolute.dtype == dtype:
-        return absolute.sub_(int(part[0]))
-    return torch.sub(absolute, int(part[0]), out=absolute.new_empty(len(part), dtype=dtype))
+        return absolute.sub_(first)
+    return torch.sub(absolute, first, out=absolute.new_empty(len(part), dtype=dtype))
+
+
+def place_of_cut(offsets: npt.NDArray[np.signedinteger], rows: range, edge: int) -> tuple[int, int]:
+    """Where the edges of ``rows`` are cut for pieces that end with ``edge``: the row, and the edge, fewer than a part's
+    before. Of a long row it is the first of a part, of others their own first."""
+    if edge <= offsets[rows.start]:
+        return rows.start, int(offsets[rows.start])
+    if edge >= offsets[rows.stop]:
+        return rows.stop, int(offsets[rows.stop])
+    row = rows.start + int(np.searchsorted(offsets[rows.start : rows.stop], edge, side="right")) - 1
+    first, stop = int(offsets[row]), int(offsets[row + 1])
+    is_long = stop - first > EDGES_PER_SEGMENT
+    return row, first + is_long * ((edge - first) // EDGES_PER_SEGMENT * EDGES_PER_SEGMENT)
 
 
 class EdgeSweep:
@@ -78,38 +95,63 @@ class EdgeSweep:
             data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
             for data in (None, *pull.edge_data)
         }
+        self._carried: Carried | None = None
 
-    def open(self, start: int, stop: int) -> None:
-        """The edges of rows ``start:stop`` are about to be taken."""
+    def open(self, step: Step) -> tuple[range, range | None]:
+        """The edges of a step's rows are about to be taken. Of which rows, and where it takes but a piece of the edges,
+        of which."""
+        if step.edges is None:
+            self._open(int(self._offsets[step.start]), int(self._offsets[step.stop]))
+            return range(step.start, step.stop), None
+        rows = range(step.start, step.stop)
+        begin, first = place_of_cut(self._offsets, rows, step.edges.start)
+        end, last = place_of_cut(self._offsets, rows, step.edges.stop)
+        self._open(first, last)
+        return range(begin, end + (end < step.stop and last > self._offsets[end])), range(first, last)
+
+    def _open(self, first: int, last: int) -> None:
         for array in self._arrays.values():
-            array.open(int(self._offsets[start]), int(self._offsets[stop]))
+            array.open(first, last)
 
-    def take(self, start: int, stop: int) -> TileEdges:
-        """The edges of rows ``start:stop``, on any thread."""
+    def take(self, start: int, stop: int, edges: range | None = None) -> TileEdges:
+        """The edges of rows ``start:stop``, on any thread; or those among ``edges``, piece after piece, on one."""
         first, last = int(self._offsets[start]), int(self._offsets[stop])
+        begun, ended = first, last
+        if edges is not None:
+            first, last = max(first, edges.start), min(last, edges.stop)
         taken = {data: array.take(first, last) for data, array in self._arrays.items()}
         indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
         if self._checks is not None:
             self._checks.check_range(indices)
+        dtype = indices.dtype
+        if edges is not None:
+            dtype = torch.from_numpy(self._offsets[:0]).dtype  # rows may be longer than what numbers neighbours counts
+            self._carried = self._carried or Carried()
+            left_open = last - max(first, int(self._offsets[stop - 1])) if last < ended else 0
+            self._carried.begin(indices, goes_on=first > begun, left_open=left_open)
         return TileEdges(
             indices,
-            relative_offsets(self._offsets, start, stop, indices.dtype, indices.device),
+            relative_offsets(self._offsets, start, stop, dtype, indices.device, first),
             start,
             self._nodes,
             weight_E=None if weight is None else weight[:, 0],
             features_EK=taken.get(EdgeData.FEATURES),
             checks=self._checks,
-            parts_P2=self._parts(start, stop, indices.device),
+            parts_P2=self._parts(range(start, stop), range(first, last), indices.device),
             first=first,
             retained=self._retained,
             kept=self._kept,
+            carried=None if edges is None else self._carried,
         )
 
-    def _parts(self, start: int, stop: int, place: torch.device) -> Tensor | None:
-        """Those of the long rows among ``start:stop``, where there are kernels that want them."""
+    def _parts(self, rows: range, edges: range, place: torch.device) -> Tensor | None:
+        """Those of the long ones among ``rows`` that have some of ``edges``, where there are kernels that want them."""
         if self._parts_P2 is None:
             return None
-        first, last = (bisect_left(self._parts_P2[:, 0], row) for row in (start, stop))
+        first, last = (bisect_left(self._parts_P2[:, 0], row) for row in (rows.start, rows.stop))
+        if first < last:  # whole parts are left out
+            first += (edges.start - int(self._offsets[rows.start])) // EDGES_PER_SEGMENT
+            last -= -(-(int(self._offsets[rows.stop]) - edges.stop) // EDGES_PER_SEGMENT)
         parts_P2 = torch.from_numpy(self._parts_P2[first:last])
         return parts_P2.to(place, non_blocking=True) if first < last else torch.empty_like(parts_P2, device=place)
 
@@ -145,13 +187,22 @@ class PullRun:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
         self._source, self._edges = source, EdgeSweep(run.runtime, pull)
         self._apart: ColumnCopy | None = None
+        self._taken: tuple[range, range | None] = range(0), None
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
         kind = self._pull.per_edge
         if kind is not None and self._apart is None and self._source is not None:
             self._apart = ColumnCopy.of(self._source, len(self._groups), kind.copied_columns)
-        self._edges.open(step.start, step.stop)
+        self._taken = self._edges.open(step)
+
+    def tiles(self, step: Step, height: int) -> Iterator[Tile]:
+        """The rows of the step that has been opened, ``height`` at a time, and a piece of their edges if it has one."""
+        rows, edges = self._taken
+        for start in range(step.start, step.stop, height):
+            first, stop = max(start, rows.start), min(start + height, rows.stop)
+            if first < stop:
+                yield Tile(first, stop, {}, edges=edges)
 
     def source(self, tile: Tile) -> Tensor | BucketRows:
         """What a tile gathers from."""
@@ -172,7 +223,7 @@ class PullRun:
     def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
         """What is pulled into the rows of ``tile``, on any thread; what is scattered on the way is the tile's. In
         ``out``, if they can be summed right into it."""
-        edges = self._edges.take(tile.start, tile.stop)
+        edges = self._edges.take(tile.start, tile.stop, tile.edges)
         source = self.source(tile)
         if isinstance(self._kernel, AnyScaling):
             assert isinstance(source, Tensor)

@@ -45,14 +45,17 @@ class DeferredChecks:
             lowest, highest = torch.minimum(before[0], lowest), torch.maximum(before[1], highest)
         self._lowest_and_highest = lowest, highest
 
-    def check_order(self, indices_E: Tensor, offsets_R1: Tensor) -> None:
-        """Note rows, with edges from each of ``offsets_R1`` on, whose neighbours do not ascend."""
+    def check_order(self, indices_E: Tensor, offsets_R1: Tensor, before: Tensor | None = None) -> None:
+        """Note rows, with edges from each of ``offsets_R1`` on, whose neighbours do not ascend. ``before`` [1, 2]: the
+        one before the first of them, where that is not the first of its row."""
         if self._program in self._valid:
             return
         edges = indices_E.numel()
         is_first = torch.zeros(edges + 1, dtype=torch.bool, device=indices_E.device)
         is_first.index_fill_(0, offsets_R1.long(), True)
         found = ((indices_E[1:] < indices_E[:-1]) & ~is_first[1:edges]).any()
+        if before is not None and edges:
+            found = found | (indices_E[0] < before[0, 0])
         self._is_unsorted = found if self._is_unsorted is None else self._is_unsorted | found
 
     def found(self) -> list[Fault]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import StoreError
+from ooc.kernels.cuda.carried import Carried
 from ooc.kernels.deferred_checks import DeferredChecks
 from ooc.kernels.tensors import pull
 from ooc.plan.workload import PIECE_BYTES
@@ -177,6 +178,8 @@ class TileEdges:
     the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
     ``first``: the number of its first edge among all of the direction. ``retained``: what is retained of tiles,
     ``record``: and by what name, in which ``epoch``, what is computed of messages; ``kept``: and of all edges.
+    ``carried``: on a GPU, where these are a piece of the rows' edges. Then the first row may have begun before the
+    first of them, and the last one may go on behind the last: offsets are below 0 there, or beyond their number.
     """
 
     indices_E: Tensor
@@ -195,10 +198,16 @@ class TileEdges:
     record: Hashable = None
     epoch: int = 0
     kept: KeptGradients | None = None
+    carried: Carried | None = None
 
     @property
     def rows(self) -> int:
         return self.offsets_R1.numel() - 1
+
+    @property
+    def offsets_here_R1(self) -> Tensor:
+        """Where rows begin among these edges, of those that begin before them or go on behind them just these."""
+        return self.offsets_R1 if self.carried is None else self.offsets_R1.clamp(0, self.indices_E.numel())
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ooc.plan.layout.layout import Layout, free_frames
 from ooc.plan.layout.passes import (
     ColumnPass,
     Pass,
+    Passes,
     pulled_columns,
     streamed_read_bytes,
     streamed_write_bytes,
@@ -54,7 +55,7 @@ def forecast_traffic(
         coarseness *= 2
     coarse = _coarser(layout, coarseness)
     blocks = block_table(coarse, workload)
-    steps, bounds, spans = uses_of(passes, coarse, workload, blocks)
+    steps, bounds, spans = uses_of(_taller(passes, coarseness), coarse, workload, blocks)
     available = free_frames(layout.regions["train"], len(passes), frames)
     capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness)
     uses = Uses(spans, len(steps), capacity, blocks.lasts, True, layout.spare_writes and host_frames is None)
@@ -102,6 +103,18 @@ def _by_pass(
     return [Traffic(*total) for total in totals]
 
 
+def _taller(passes: Passes, times: int) -> Passes:
+    """The same with ``times`` as many edges at once."""
+    if times == 1:
+        return passes
+    taller: list[Pass] = []
+    for item in passes:
+        if isinstance(item, ColumnPass) and item.edges_at_once is not None:
+            item = replace(item, edges_at_once=item.edges_at_once * times)
+        taller.append(item)
+    return Passes(taller)
+
+
 def _coarser(layout: Layout, times: int) -> Layout:
     """The same with blocks of ``times`` as many rows."""
     if times == 1:
@@ -128,7 +141,8 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         slab_columns = min(columns, source.grid.slab_columns)
     if isinstance(item, ColumnPass):
         steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows))
-        steps *= item.slabs // item.processes * item.parts
+        steps += edges // (item.edges_at_once or edges + 1)
+        steps *= item.slabs // item.processes
     portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.together_s(workload, hardware)

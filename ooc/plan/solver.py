@@ -84,9 +84,13 @@ class PlannedLayout:
     def steps(self) -> int:
         """Of an epoch, but for those that processes share: so long does it take to simulate."""
         passes, matrices, height = self.layout.programs[EPOCH], self.layout.matrices, self.layout.step_rows
-        columns = [item for item in passes if isinstance(item, ColumnPass)]
-        sweeps = (item.slabs * -(-item.rows // column_step_rows(item, matrices, height)) for item in columns)
-        return sum(sweeps) + sum(-(-item.rows // height) for item in passes if isinstance(item, RowPass))
+        sweeps = 0
+        for item in passes:
+            if isinstance(item, ColumnPass):
+                edges = self.problem.workload.topologies[item.pull.direction].edges
+                pieces = edges // (item.edges_at_once or edges + 1)
+                sweeps += item.slabs * (-(-item.rows // column_step_rows(item, matrices, height)) + pieces)
+        return sweeps + sum(-(-item.rows // height) for item in passes if isinstance(item, RowPass))
 
 
 def solve(problem: Problem) -> PlannedLayout:

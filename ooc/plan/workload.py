@@ -437,6 +437,11 @@ class Workload:
         """Which of the first ``rows`` rows of nodes of a type this process computes."""
         return range(rows) if self.share is None else self.share.own(space, rows)
 
+    @property
+    def part_edges(self) -> int:
+        """A row's edges may be cut at multiples of so many from its own first."""
+        return 1 if self.parts is None else self.parts.edges
+
     @cached_property
     def pulls(self) -> tuple[Pull, ...]:
         """All pulls of all programs."""

@@ -25,12 +25,14 @@ def list_segments(
     tl.store(place + 4 * PLACES, steps.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
-def list_long_rows(offsets, parts, lists, rows, tile_start, most, PLACES: tl.constexpr):
-    """Rows, first slots and numbers of slots into ``lists`` [3, PLACES]."""
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
+def list_long_rows(offsets, parts, lists, slots, rows, tile_start, most, PLACES: tl.constexpr):
+    """Rows, first slots, numbers of slots, and whether parts are before or behind these, into ``lists`` [5, PLACES]."""
     number = tl.program_id(0)
-    row, first, slots = open_long_row(number, offsets, parts, rows, tile_start, most)
+    row, first, here, goes_on, is_open = open_long_row(number, offsets, parts, slots, rows, tile_start, most)
     place = lists + number + tl.full([1, 1], 0, tl.int64)
     tl.store(place, row)
     tl.store(place + PLACES, first)
-    tl.store(place + 2 * PLACES, tl.full([1, 1], 0, tl.int64) + slots)
+    tl.store(place + 2 * PLACES, tl.full([1, 1], 0, tl.int64) + here)
+    tl.store(place + 3 * PLACES, goes_on.to(tl.int64))
+    tl.store(place + 4 * PLACES, is_open.to(tl.int64))

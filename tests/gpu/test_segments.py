@@ -51,12 +51,14 @@ def of_programs(segments: Segments, *, self_loops: bool = False) -> list[Listed]
     return [Listed(*numbers) for numbers in zip(*lists.tolist(), strict=True)]
 
 
-def of_long_rows(segments: Segments) -> list[tuple[int, int, int]]:
-    """Row, first slot and slots of what the programs of long rows find, one for a part."""
-    lists = torch.full((3, segments.slots), -9, device=DEVICE)
+def of_long_rows(segments: Segments) -> list[tuple[int, int, int, int, int]]:
+    """Row, first slot, slots, and whether there are parts before and behind these, of what the programs of long rows
+    find, one for a part."""
+    lists = torch.full((5, segments.slots), -9, device=DEVICE)
     if segments.slots:
         list_long_rows[(segments.slots,)](
-            *(segments.offsets_R1, segments.parts_P2, lists, segments.rows, segments.start, segments.most),
+            *(segments.offsets_R1, segments.parts_P2, lists),
+            *(segments.slots, segments.rows, segments.start, segments.most),
             PLACES=segments.slots,
         )
     return list(zip(*lists.tolist(), strict=True))
@@ -105,8 +107,9 @@ def test_a_long_row_is_added_up_once(degrees: list[int], most: int, start: int) 
         if one.slot >= 0:
             slots.setdefault(one.row, []).append(one.slot)
     found = of_long_rows(cut(tile_of(degrees, start), most))
-    assert {row: list(range(first, first + count)) for row, first, count in found if count} == slots
-    assert all(row == len(degrees) for row, _, count in found if not count)
+    assert {row: list(range(first, first + count)) for row, first, count, _, _ in found if count} == slots
+    assert all(row == len(degrees) for row, _, count, _, _ in found if not count)
+    assert not any(goes_on or is_open for _, _, _, goes_on, is_open in found)
 
 
 @given(DEGREES, MOST, st.data())

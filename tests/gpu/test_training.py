@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import ooc
+from ooc.engine import pull_run
 from ooc.errors import BudgetError, StoreError
 from ooc.kernels import aggregate
-from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
+from ooc.kernels.cuda import memory
+from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT, long_parts
 from ooc.kernels.dropout import opaque as inner_dropout
 from ooc.kernels.dropout import rows as dropout
 from ooc.kernels.pulls import BY_DEVICE, Pulls
+from ooc.model import graph
 from ooc.model.layers import attention
 from ooc.plan.hardware import UNMEASURED_DEVICE
+from ooc.plan.layout import layout
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
 from tests.damage import seal
@@ -32,7 +37,7 @@ from tests.exactness.layers import AmongOthers, Cosine, principal, twice
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
 from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_inner_dropout import Among
-from tests.gpu.device import DEVICE
+from tests.gpu.device import DEVICE, cut, launch
 from tests.graphs import GraphCase, random_data
 
 pytestmark = pytest.mark.gpu
@@ -180,6 +185,30 @@ def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]
     data.edge_index = torch.cat((*edges, torch.stack((torch.full_like(targets, 3), targets))), dim=1)
     compare(MODELS[name], data, store_of(data, tmp_path), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage of maxima", "gat"])
+def test_rows_whose_edges_come_in_pieces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hub in the second tile, and of one that edges come from, within the least memory; and losses are those of
+    all edges at once to the bit. Parts are of few edges, for the interpreter's sake."""
+    most = 8
+    monkeypatch.setattr(launch, "cut", lambda tile: cut(tile, most))
+    monkeypatch.setattr(graph, "long_parts", partial(long_parts, most=most))
+    for module in (memory, pull_run):
+        monkeypatch.setattr(module, "EDGES_PER_SEGMENT", most)
+    data = random_data(replace(GRAPH, nodes=40, edges=60, duplicates=4), dtype=torch.float32)
+    sources, targets = torch.randint(0, 40, (2, 60), generator=torch.Generator().manual_seed(0))
+    edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]
+    data.edge_index = torch.cat((*edges, torch.stack((torch.full_like(targets, 3), targets))), dim=1)
+    store, case = store_of(data, tmp_path), MODELS[name]
+    losses = []
+    for at_once in (3 * most, 1 << 20):
+        monkeypatch.setattr(layout, "_MOST_EDGES_AT_ONCE", at_once)
+        with device(monkeypatch), on_device(case, store, tmp_path) as trainer:
+            steps = trainer.plan.unrolled["train"].steps
+            assert any(step.edges for step in steps) is (at_once < 100)
+            losses.append(compare_epochs(case, trainer, data))
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("name", WITH_FEATURES)

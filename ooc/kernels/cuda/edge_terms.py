@@ -13,7 +13,7 @@ from torch import Tensor
 from ooc.kernels.cuda import sums
 from ooc.kernels.cuda.choice import Shape, power_of_two
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
-from ooc.kernels.edges import TileEdges, rows_in_line
+from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 _NUMBERS_OF_A_THREAD = 8
 """Of the map's gradient that a thread keeps in registers: with 16 the compiler spills some. Never tried on a GPU."""
@@ -57,13 +57,14 @@ def map_block(mapped: int, shape: Shape, columns: int) -> int:
 def loop_features(loops: LoopFeatures, tile: TileEdges, dtype: torch.dtype) -> Tensor:
     """[R, K]: of the rows of a tile of in-edges, the sum or mean over the edges from other rows."""
     assert tile.features_EK is not None and loops.filling is not Filling.CONSTANT
-    features_EK, offsets = tile.features_EK.to(dtype), tile.offsets_R1.long()
+    features_EK, offsets = tile.features_EK.to(dtype), tile.offsets_here_R1.long()
     edges, place = len(features_EK), tile.indices_E.device
     own_E = torch.repeat_interleave(
         torch.arange(tile.start, tile.start + tile.rows, device=place), offsets.diff(), output_size=edges
     )
     is_other_E = (tile.indices_E != own_E).to(dtype)
-    own_edges = TileEdges(torch.arange(edges, device=place), offsets, tile.start, edges, parts_P2=tile.parts_P2)
+    places_E = torch.arange(edges, device=place)
+    own_edges = replace(tile, indices_E=places_E, nodes=edges, features_EK=None, self_loops=SelfLoops.AS_STORED)
     out_RK = sums.pull_tile(replace(own_edges, weight_E=is_other_E), features_EK)
     if loops.filling is Filling.SUM:
         return out_RK

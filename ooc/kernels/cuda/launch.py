@@ -131,16 +131,20 @@ class Pulling:
         self._add_up(sum_slots, across=blocks, WIDTH=width, BLOCKS=blocks, COLUMNS=columns)
 
     def _add_up(self, program: Any, *operands: Tensor, across: int, **constants: Any) -> None:
-        segments = self._segments
+        segments, carried = self._segments, self._tile.carried
         if not segments.slots or self._out.numel() == 0:
             return
+        before, after = (self._workspace,) * 2 if carried is None else carried.sums(self._workspace)
         with on_device_of(self._workspace):
             program[(segments.slots * across,)](
                 self._workspace,
+                before,
+                after,
                 *operands,
                 segments.offsets_R1,
                 segments.parts_P2,
                 self._out,
+                segments.slots,
                 segments.rows,
                 segments.start,
                 segments.most,

@@ -4,7 +4,8 @@
 Degrees of real graphs are so uneven that one hub, summed by one program, would outlast all other rows together. So
 rows with more than ``EDGES_PER_SEGMENT`` edges are cut at multiples of it from their own first edge: each part is
 summed into a slot of a workspace, and a second launch adds a row's slots in order. Where a row is cut depends on
-nothing but the row, so results do not depend on tiles.
+nothing but the row, so results do not depend on tiles. A tile of many edges comes in pieces of whole rows and whole
+parts, what a row has come to going from one to the next (``carried``).
 
 Who has the offsets in host memory lists the parts there, once for a graph, and brings those of a tile along with its
 offsets: few rows are long, and a tile without such rows needs no list at all. Every other row is a segment of its own,
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, from_numpy
 
 from ooc.kernels.edges import TileEdges
@@ -32,7 +34,8 @@ class Segments:
     the long ones.
 
     ``parts_P2``: of every part its row in the graph and which of the row's parts it is, in order of rows and within a
-    row in order of edges. The part's place in this list is its slot in the workspace, of which there are P.
+    row in order of edges. The part's place in this list is its slot in the workspace, of which there are P. Where edges
+    come in pieces, those of a piece are listed; behind them stands ``Carried.before`` if it begins within a row.
     """
 
     offsets_R1: Tensor
@@ -51,10 +54,13 @@ class Segments:
 def cut(tile: TileEdges, most: int = EDGES_PER_SEGMENT) -> Segments:
     """The segments of a tile's rows. If nobody has listed its parts, the host waits for the offsets and does."""
     parts_P2 = tile.parts_P2
-    if parts_P2 is None or most != EDGES_PER_SEGMENT:
+    if parts_P2 is None:
         offsets = tile.offsets_R1.cpu().numpy()
         parts_P2 = from_numpy(long_parts(offsets, tile.start, most)).to(tile.offsets_R1.device)
-    return Segments(tile.offsets_R1, tile.start, parts_P2, most, tile.rows, parts_P2.shape[0])
+    slots, before = parts_P2.shape[0], None if tile.carried is None else tile.carried.before
+    if before is not None:
+        parts_P2 = torch.cat((parts_P2, before.to(parts_P2.dtype)))
+    return Segments(tile.offsets_R1, tile.start, parts_P2, most, tile.rows, slots)
 
 
 def long_parts(

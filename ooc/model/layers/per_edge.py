@@ -302,7 +302,8 @@ class Attention(EdgeAggregate):
 
     def _edges(self, tile: TileEdges) -> TileEdges:
         if self.options.p and tile.checks is not None:
-            tile.checks.check_order(tile.indices_E, tile.offsets_R1)
+            before = None if tile.carried is None else tile.carried.before
+            tile.checks.check_order(tile.indices_E, tile.offsets_here_R1, before)
         return replace(tile, self_loops=self.options.self_loops)
 
 

@@ -95,7 +95,8 @@ class Tile:
     """Rows ``start:stop`` with their inputs by name, the factors that scale them, and what they add to sums over all
     rows.
 
-    Inputs may be views of long-lived buffers: not to be written to.
+    Inputs may be views of long-lived buffers: not to be written to. ``edges``: of which the pull takes those of the
+    rows, the last of which may go on behind them (None: all).
     """
 
     start: int
@@ -111,6 +112,7 @@ class Tile:
     scattered: Scattered | None = None
     diverged: bool = False
     squares: float = 0.0
+    edges: range | None = None
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
         """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""

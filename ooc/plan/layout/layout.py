@@ -18,14 +18,17 @@ from ooc.plan.layout.passes import (
     RowPass,
     column_step_rows,
     direct_slabs,
+    edge_grid,
     passes_using,
     slabs_nbytes,
     streaming_memory,
 )
 from ooc.plan.layout.shuffle import plan_partial_sums
-from ooc.plan.layout.temporaries import most_edges, rows_pulled_at_once, scratch_nbytes
+from ooc.plan.layout.temporaries import rows_pulled_at_once, scratch_nbytes
 from ooc.plan.workload import Kind, Matrix, Pull, Share, Stage, Workload, processes_of
 
+_MOST_EDGES_AT_ONCE = 1 << 20
+"""Of a step where memory is scarce: of more, what is known of edges would be a large part of what tiles take."""
 _PART_OF_SLABS = 64
 """Of slabs that a device gathers from, what a pull may take beside them."""
 
@@ -58,7 +61,7 @@ class Choice:
     memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
     little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
     that much smaller. ``lean``: a device pulls no more rows at once than take what other passes take anyway, in steps
-    whose edges fit a frame."""
+    whose edges fit a frame, in pieces where they do not."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
@@ -303,25 +306,19 @@ def _passes(
     slabs = grid.slabs - overlap_last
     pulls = stage.rows, stage.pull, pulled.name, at_once
     sweeps = ColumnPass(index, *pulls, slabs, buffers, cut.direct, spills, stage.space, processes)
-    if choice.lean:
-        sweeps = _low_enough(sweeps, matrices, workload, choice.step_rows, frame_bytes)
+    if choice.lean and processes == 1 and workload.parts is not None and not stage.pull.is_opaque:
+        sweeps = replace(sweeps, edges_at_once=_edges_at_once(stage.pull, workload, frame_bytes))
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
 
 
-def _low_enough(
-    item: ColumnPass, matrices: dict[str, MatrixPlan], workload: Workload, step_rows: int, frame_bytes: int
-) -> ColumnPass:
-    """The same in steps of as few rows, down to a tile, as have edges that fit a frame."""
-    topology = workload.topologies[item.pull.direction]
-    edge_bytes = max(topology.arrays[data].edge_bytes for data in (None, *item.pull.edge_data))
-    height = column_step_rows(item, matrices, step_rows)
-    while height % (2 * workload.tile_rows) == 0:
-        if most_edges(topology, workload.tile_rows, item.rows, height) * edge_bytes <= frame_bytes:
-            break
-        item, height = replace(item, parts=2 * item.parts), height // 2
-    return item
+def _edges_at_once(pull: Pull, workload: Workload, frame_bytes: int) -> int:
+    """Of a step: no more than fit a frame."""
+    topology = workload.topologies[pull.direction]
+    arrays = (topology.arrays[data] for data in (None, *pull.edge_data))
+    of_frame = min(edge_grid(array, topology.edges, frame_bytes).block_rows for array in arrays)
+    return max(2 * workload.part_edges, min(_MOST_EDGES_AT_ONCE, of_frame))
 
 
 def _pulled_matrix(

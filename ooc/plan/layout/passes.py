@@ -6,9 +6,10 @@ What each reads and stores, which slabs of it, and what it moves of the matrices
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import ClassVar, NamedTuple
 
-from ooc.plan.layout.grid import Grid, align_up
+from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Share, Stage, Topology, Workload
 
@@ -174,8 +175,9 @@ class ColumnPass:
     is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
     them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
     ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
-    parts: int = 1
-    """In how many steps rows are pulled that others would be in one."""
+    edges_at_once: int | None = None
+    """That a step has at most: more edges of its rows come in several steps, pieces that begin within rows where these
+    have more. None: all of them."""
     reverse: ClassVar[bool] = False
     sweeps: ClassVar[None] = None
     bucketed: ClassVar[None] = None
@@ -394,6 +396,21 @@ def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
 
 def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:
     """Rows of a step of a column pass: a block of the output, or of the own rows that go with it, but no fewer than
-    the ``step_rows`` of a row pass; or a part of that."""
+    the ``step_rows`` of a row pass."""
     heights = [matrices[name].grid.block_rows for name in item.pull.own if not matrices[name].whole]
-    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights])) // item.parts
+    return max(step_rows, min([matrices[item.output].grid.block_rows, *heights]))
+
+
+def edges_together(item: Pass, edges: int) -> int:
+    """How many ``edges`` of some rows a pass has at a time."""
+    if isinstance(item, ColumnPass) and item.edges_at_once is not None:
+        return min(edges, item.edges_at_once)
+    return edges
+
+
+def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
+    """An array of one direction's edges, padding to whole pages included, cut into frames at whole pages."""
+    paged_rows = ALIGNMENT_BYTES // gcd(ALIGNMENT_BYTES, array.edge_bytes)
+    height = frame_bytes // array.edge_bytes
+    height -= height % paged_rows if height > paged_rows else 0
+    return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)

@@ -5,7 +5,7 @@ from functools import lru_cache
 from heapq import nlargest
 from operator import sub
 
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, edges_together, pulled_columns
 from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload, results_at_once
 
 PULL_TILE_ROWS = 2048
@@ -42,7 +42,9 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += item.stage.beside_bytes + item.stage.entry_bytes * entries
     if item.pull is not None:
         topology = workload.topologies[item.pull.direction]
-        most, second = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
+        heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
+        carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
+        most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
         on_device = _MARKS_OF_AN_EDGE_ON_A_DEVICE + topology.index_itemsize
         beside = _BYTES_PER_TILE_EDGE if workload.parts is None else on_device
         beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames

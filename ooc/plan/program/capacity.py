@@ -15,11 +15,12 @@ from ooc.plan.layout.passes import (
     blocks_of,
     column_step_rows,
     direct_slabs,
+    edge_grid,
     edges_swept,
+    edges_together,
     slabs_beside,
 )
 from ooc.plan.layout.temporaries import most_edges
-from ooc.plan.program.sequence import edge_grid
 from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
@@ -286,7 +287,7 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
         used += [(layout.matrices[name].grid, len(one)) for name, one, _ in blocks_of(item, layout.matrices, passes)]
     count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
     for _, topology, array in edges_swept(item, workload):
-        most = most_edges(topology, workload.tile_rows, item.rows, height)
+        most = edges_together(item, most_edges(topology, workload.tile_rows, item.rows, height))
         grid = edge_grid(array, topology.edges, layout.frame_bytes)
         count += 2 * min(-(-most // grid.block_rows) + 1, grid.blocks)
     return count

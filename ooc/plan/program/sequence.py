@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from math import gcd
 from typing import NamedTuple
 
-from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
+from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.layout import Layout
 from ooc.plan.layout.passes import (
     ColumnPass,
@@ -25,11 +24,12 @@ from ooc.plan.layout.passes import (
     blocks_of,
     column_step_rows,
     direct_slabs,
+    edge_grid,
     edges_name,
     edges_swept,
     slabs_beside,
 )
-from ooc.plan.workload import EdgeArray, EdgesKey, Kind, Share, Topology, Workload
+from ooc.plan.workload import EdgesKey, Kind, Share, Topology, Workload
 
 
 class Use(IntEnum):
@@ -61,12 +61,14 @@ class Span(NamedTuple):
 
 class Step(NamedTuple):
     """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its source's columns, -1 in a row pass that pulls
-    no slab."""
+    no slab. ``edges``: of a direction's edges those that are pulled along in this step, but for fewer than a part's at
+    either end, where rows are cut between parts (None: all of the rows)."""
 
     at: int
     slab: int
     start: int
     stop: int
+    edges: range | None = None
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,6 @@ class BlockTable:
         return sizes
 
 
-def edge_grid(array: EdgeArray, edges: int, frame_bytes: int) -> Grid:
-    """An array of one direction's edges, padding to whole pages included, cut into frames at whole pages."""
-    paged_rows = ALIGNMENT_BYTES // gcd(ALIGNMENT_BYTES, array.edge_bytes)
-    height = frame_bytes // array.edge_bytes
-    height -= height % paged_rows if height > paged_rows else 0
-    return Grid(align_up(max(1, edges), paged_rows), array.columns, array.itemsize, height, array.columns)
-
-
 def block_table(layout: Layout, workload: Workload) -> BlockTable:
     """Numbers for the blocks of all matrices, then of the topologies with what edges carry. Links do not last: they may
     be others in every step."""
@@ -190,17 +184,24 @@ def row_spans(
     return spans
 
 
+def edges_of_step(step: Step, topology: Topology, workload: Workload) -> range:
+    """Those that it reads: from up to a part's before those that it is for, where a row may have been cut."""
+    edges, tile_rows = topology.tile_edges, workload.tile_rows
+    low, high = edges[step.start // tile_rows], edges[min(len(edges) - 1, -(-step.stop // tile_rows))]
+    if step.edges is None:
+        return range(low, high)
+    return range(max(low, step.edges.start - workload.part_edges + 1), step.edges.stop)
+
+
 def edge_spans(
-    topology: Topology, grid: Grid, base: int, tile_rows: int, first_step: int, steps: Sequence[Step]
+    topology: Topology, grid: Grid, base: int, workload: Workload, first_step: int, steps: Sequence[Step]
 ) -> list[Span]:
     """Reads of the blocks of an array of the edges by ``steps``, one sweep over the rows in one direction."""
-    edges = topology.tile_edges
-    last_tile = len(edges) - 1
     spans: list[Span] = []
     open_spans: dict[int, int] = {}
     for number, step in enumerate(steps, start=first_step):
-        low = edges[step.start // tile_rows]
-        high = edges[min(last_tile, -(-step.stop // tile_rows))]
+        read = edges_of_step(step, topology, workload)
+        low, high = read.start, read.stop
         now = range(low // grid.block_rows, (high - 1) // grid.block_rows + 1) if high > low else range(0)
         for block in [b for b in open_spans if b not in now]:
             spans.append(Span(open_spans.pop(block), number - 1, base + block, Use.READ))
@@ -255,26 +256,42 @@ def _column_uses(
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
     own = workload.own(item.space, item.rows)
-    row_bounds = _row_bounds(own.start, own.stop, height)
-    steps = [Step(item.index, slab, *bounds) for slab in range(item.slabs) for bounds in pairwise(row_bounds)]
-    sweep = len(row_bounds) - 1
+    whole = [Step(item.index, 0, *bounds) for bounds in pairwise(_row_bounds(own.start, own.stop, height))]
+    pieces = [_pieces(step, item, workload) for step in whole]
+    begins = [*accumulate(map(len, pieces), initial=0)]
+    sweep = begins[-1]
     copies = _written_blocks(item, passes, layout, workload)
+    steps: list[Step] = []
     spans: list[Span] = []
     for slab in range(item.slabs):
         at = first + slab * sweep
-        mine = steps[slab * sweep : (slab + 1) * sweep]
-        spans += row_spans(target, blocks.base(item.output), range(slab, slab + 1), at, mine, height, Use.WRITE)
-        spans += _edges(item, at, mine, layout, workload, blocks)
+        mine = [piece._replace(slab=slab) for of_step in pieces for piece in of_step]
+        steps += mine
+        used = row_spans(target, blocks.base(item.output), range(slab, slab + 1), 0, whole, height, Use.WRITE)
         for name in item.pull.own:
             planned = layout.matrices[name]
             if not planned.whole:
                 slabs = slabs_beside(source, planned.grid, slab)
-                spans += row_spans(planned.grid, blocks.base(name), slabs, at, mine, height, Use.READ)
+                used += row_spans(planned.grid, blocks.base(name), slabs, 0, whole, height, Use.READ)
+        spans += [Span(at + begins[low], at + begins[high + 1] - 1, block, use) for low, high, block, use in used]
+        spans += _edges(item, at, mine, layout, workload, blocks)
     for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
         when = first + max(0, slab - item.slab_buffers + 1) * sweep
         copied = blocks.base(item.pull.source) + slab * source.blocks
         spans += [Span(when, when, copied + block, Use.COPY) for block in copies]
     return steps, spans
+
+
+def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
+    """The steps that a step's edges come in: one, unless they are more than the pass has at once."""
+    most = item.edges_at_once
+    if most is None:
+        return [step]
+    read = edges_of_step(step, workload.topologies[item.pull.direction], workload)
+    if len(read) <= most:
+        return [step]
+    most -= workload.part_edges - 1
+    return [step._replace(edges=read[low : low + most]) for low in range(0, len(read), most)]
 
 
 def _sharded_uses(
@@ -327,5 +344,5 @@ def _edges(
     spans: list[Span] = []
     for name, topology, array in edges_swept(item, workload):
         grid = edge_grid(array, topology.edges, layout.frame_bytes)
-        spans += edge_spans(topology, grid, blocks.base(name), workload.tile_rows, first, steps)
+        spans += edge_spans(topology, grid, blocks.base(name), workload, first, steps)
     return spans

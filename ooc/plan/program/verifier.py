@@ -245,7 +245,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
     used = {(block, step) for first, last, block, _ in uses for step in range(first, last + 1)}
     for item in passes:
         for number in range(*unrolled.bounds[item.index]):
-            _, slab, start, stop = unrolled.steps[number]
+            _, slab, start, stop, _ = unrolled.steps[number]
             slabs: dict[str, Iterable[int]]
             if isinstance(item, ColumnPass) and item.processes > 1:
                 continue

@@ -215,15 +215,17 @@ class Replay:
 
     def _computing(self, item: Pass, step: Step) -> Computing:
         """What one step takes."""
-        edges, width, retained = 0, 0, min(1.0, self.retained)
+        rows, edges, width, retained = step.stop - step.start, 0, 0, min(1.0, self.retained)
         if item.pull is not None:
             if item.pull.per_edge is not None and item.pull.per_edge.sums_kept:
                 retained = float(self.keeps)
             source = self.plan.matrices[item.pull.source]
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
             edges = topology.edges_of(range(step.start, step.stop), tile)
+            if step.edges is not None:
+                rows, edges = -(-rows * len(step.edges) // edges), len(step.edges)
             width = source.matrix.columns if step.slab < 0 else source.grid.width(step.slab)
-        portion = Portion(step.stop - step.start, edges, width, width, 1, retained)
+        portion = Portion(rows, edges, width, width, 1, retained)
         known = self.computing.get(portion)
         if known is None:
             known = computing_of(item, portion, self.workload, self.plan.matrices, self.hardware)

@@ -100,7 +100,7 @@ def message_segments(
     )
     own = row + tile_start
     if HAS_DROPOUT:
-        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
+        previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     queries = target + (row * HEADS + head) * QUERY
     query = tl.load(queries + wide, mask=(row < rows) & is_wide, other=0.0).to(ACCUMULATOR)
     vector = query
@@ -175,20 +175,22 @@ def finish_messages(
     tl.store(lse + place, tl.where(is_empty, 0.0, tl.log(divisor) + highest), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
 def message_slots(
-    workspace, lse, offsets, parts, out, rows, tile_start, most,
+    workspace, before, after, lse, offsets, parts, out, slots, rows, tile_start, most,
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row merged in order into ``out`` and ``lse``."""
+    """The slots of every long row merged in order with what there is ``before``, into ``out`` and ``lse``, or ``after``
+    if more are to come."""
     program = tl.program_id(0)
     head = program % HEADS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // HEADS, offsets, parts, rows, tile_start, most)
-    highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
-    weights = tl.full([1, 1], 0.0, ACCUMULATOR)
-    z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, slots):
+    row, first, count, goes_on, is_open = open_long_row(program // HEADS, offsets, parts, slots, rows, tile_start, most)
+    begun = before + head * (CHANNELS + 2)
+    highest = tl.load(begun + CHANNELS + 0 * row, mask=goes_on, other=-3.4e38)
+    weights = tl.load(begun + CHANNELS + 1 + 0 * row, mask=goes_on, other=0.0)
+    z = tl.load(begun + column, mask=goes_on & (column < CHANNELS), other=0.0)
+    for slot in range(0, count):
         place = workspace + ((first + slot) * HEADS + head) * (CHANNELS + 2)
         part = tl.load(place + CHANNELS)
         higher = tl.where(part > highest, part, highest)
@@ -197,4 +199,9 @@ def message_slots(
         highest = higher
         weights = weights * shrink + grown * tl.load(place + CHANNELS + 1)
         z = z * shrink + grown * tl.load(place + column, mask=column < CHANNELS, other=0.0)
-    finish_messages(out, lse, row, head, column, z, highest, weights, row < rows, CHANNELS, HEADS)
+    is_row = (row < rows) & (is_open == 0)
+    finish_messages(out, lse, row, head, column, z, highest, weights, is_row, CHANNELS, HEADS)
+    ended = after + head * (CHANNELS + 2)
+    tl.store(ended + column, z, mask=is_open & (column < CHANNELS))
+    tl.store(ended + CHANNELS + 0 * row, highest, mask=is_open)
+    tl.store(ended + CHANNELS + 1 + 0 * row, weights, mask=is_open)

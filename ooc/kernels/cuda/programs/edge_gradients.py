@@ -53,7 +53,7 @@ def message_sources(
     )
     own = row + tile_start
     if HAS_DROPOUT:
-        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
+        previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     mine = source + (row * HEADS + head) * BROUGHT
     value = tl.load(mine + (CHANNELS if KIND == DOT else 0) + column, mask=(row < rows) & is_column, other=0.0)
     value = value.to(ACCUMULATOR)
@@ -158,7 +158,7 @@ def message_targets(
     )
     own = row + tile_start
     if HAS_DROPOUT:
-        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
+        previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     mine = row * HEADS + head
     is_row = row < rows
     # Beside the query a target may bring its copy of ``att``, which is read from there only by the processor.

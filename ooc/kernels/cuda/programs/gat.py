@@ -34,20 +34,26 @@ def finish_attention(
 
 
 @triton.jit
-def open_repeats(indices, offsets, row, rows, first, edges):
+def open_repeats(indices, offsets, parts, slots, row, rows, first, edges):
     """Each segment's first neighbour, and how many edges of its row before that one equal it, less one: the first edge
-    finds its like in the former and is counted again. Rows are in ascending order."""
+    finds its like in the former and is counted again. Rows are in ascending order. Of a row that has begun before these
+    ``indices`` the last neighbour before them, and how many edges of it, stand behind the ``slots`` parts."""
     row_start = tl.load(offsets + row, mask=row < rows, other=0)
+    begun = tl.maximum(row_start, 0)
     neighbour = tl.load(indices + first, mask=edges > 0, other=0)
     repeats = tl.full(first.shape, -1, tl.int32)
     place = first - 1
-    is_equal = (edges > 0) & (place >= row_start)
+    is_equal = (edges > 0) & (place >= begun)
     is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
     while tl.max(is_equal.to(tl.int32)) > 0:
         repeats += is_equal.to(tl.int32)
         place -= 1
-        is_equal = is_equal & (place >= row_start)
+        is_equal = is_equal & (place >= begun)
         is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
+    goes_on = (edges > 0) & (row_start < 0) & (first == repeats + 1)  # all here are equal up to the first one
+    before = parts + 2 * (slots + tl.full(first.shape, 0, tl.int64))
+    goes_on = goes_on & (tl.load(before, mask=goes_on, other=0) == neighbour)
+    repeats += tl.load(before + 1, mask=goes_on, other=0).to(tl.int32)
     return neighbour.to(tl.int64), repeats
 
 
@@ -68,7 +74,7 @@ def attend_segments(
     )
     own = row + tile_start
     if HAS_DROPOUT:
-        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
+        previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     mine = tl.load(a_dst + row * GROUPS + group, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
     highest = tl.full([ROWS, 1], -3.4e38, ACCUMULATOR)
@@ -121,22 +127,26 @@ def attend_segments(
     tl.store(place + 2 * CHANNELS + 2, bents, mask=slot >= 0)
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
 def attend_slots(
-    workspace, offsets, parts, out, rows, tile_start, most,
+    workspace, before, after, offsets, parts, out, slots, rows, tile_start, most,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row merged in order into ``out``."""
+    """The slots of every long row merged in order with what there is ``before``, into ``out``, or ``after`` if more are
+    to come."""
     program = tl.program_id(0)
     group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // GROUPS, offsets, parts, rows, tile_start, most)
-    highest = tl.full([1, 1], -3.4e38, ACCUMULATOR)
-    weights = tl.full([1, 1], 0.0, ACCUMULATOR)
-    bents = tl.full([1, 1], 0.0, ACCUMULATOR)
-    z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    bent_z = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, slots):
+    row, first, count, goes_on, is_open = open_long_row(
+        program // GROUPS, offsets, parts, slots, rows, tile_start, most
+    )
+    begun = before + group * (2 * CHANNELS + 3)
+    highest = tl.load(begun + 2 * CHANNELS + 0 * row, mask=goes_on, other=-3.4e38)
+    weights = tl.load(begun + 2 * CHANNELS + 1 + 0 * row, mask=goes_on, other=0.0)
+    bents = tl.load(begun + 2 * CHANNELS + 2 + 0 * row, mask=goes_on, other=0.0)
+    z = tl.load(begun + column, mask=goes_on & (column < CHANNELS), other=0.0)
+    bent_z = tl.load(begun + CHANNELS + column, mask=goes_on & (column < CHANNELS), other=0.0)
+    for slot in range(0, count):
         place = workspace + ((first + slot) * GROUPS + group) * (2 * CHANNELS + 3)
         part = tl.load(place + 2 * CHANNELS)
         higher = tl.where(part > highest, part, highest)
@@ -147,7 +157,14 @@ def attend_slots(
         bents = bents * shrink + grown * tl.load(place + 2 * CHANNELS + 2)
         z = z * shrink + grown * tl.load(place + column, mask=column < CHANNELS, other=0.0)
         bent_z = bent_z * shrink + grown * tl.load(place + CHANNELS + column, mask=column < CHANNELS, other=0.0)
-    finish_attention(out, row, group, column, z, bent_z, highest, weights, bents, row < rows, CHANNELS, GROUPS, KEEP)
+    is_row = (row < rows) & (is_open == 0)
+    finish_attention(out, row, group, column, z, bent_z, highest, weights, bents, is_row, CHANNELS, GROUPS, KEEP)
+    ended = after + group * (2 * CHANNELS + 3)
+    tl.store(ended + column, z, mask=is_open & (column < CHANNELS))
+    tl.store(ended + CHANNELS + column, bent_z, mask=is_open & (column < CHANNELS))
+    tl.store(ended + 2 * CHANNELS + 0 * row, highest, mask=is_open)
+    tl.store(ended + 2 * CHANNELS + 1 + 0 * row, weights, mask=is_open)
+    tl.store(ended + 2 * CHANNELS + 2 + 0 * row, bents, mask=is_open)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -214,7 +231,7 @@ def sources_segments(
     )
     own = row + tile_start
     if HAS_DROPOUT:
-        previous, repeats = open_repeats(indices, offsets, row, rows, first, edges)
+        previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     mine = source + row * SOURCE_STRIDE + group * (CHANNELS + 1) + CHANNELS
     a_src = tl.load(mine, mask=row < rows, other=0.0).to(ACCUMULATOR)
 
@@ -263,27 +280,36 @@ def sources_segments(
     tl.store(place + 2 * CHANNELS, bent_d, mask=slot >= 0)
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
 def sources_slots(
-    workspace, source, offsets, parts, out, rows, tile_start, most,
+    workspace, before, after, source, offsets, parts, out, slots, rows, tile_start, most,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, SOURCE_STRIDE: tl.constexpr, ACCUMULATOR: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row added in order, and dz and da_src from them into ``out``."""
+    """The slots of every long row added in order to what there is ``before``, and dz and da_src from them into
+    ``out``; or the sums ``after`` if more are to come."""
     program = tl.program_id(0)
     group = program % GROUPS
     column = tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // GROUPS, offsets, parts, rows, tile_start, most)
+    row, first, count, goes_on, is_open = open_long_row(
+        program // GROUPS, offsets, parts, slots, rows, tile_start, most
+    )
     is_column = column < CHANNELS
-    bent_d = tl.full([1, 1], 0.0, ACCUMULATOR)
-    total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    bent_total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, slots):
+    begun = before + group * (2 * CHANNELS + 1)
+    bent_d = tl.load(begun + 2 * CHANNELS + 0 * row, mask=goes_on, other=0.0)
+    total = tl.load(begun + column, mask=goes_on & is_column, other=0.0)
+    bent_total = tl.load(begun + CHANNELS + column, mask=goes_on & is_column, other=0.0)
+    for slot in range(0, count):
         place = workspace + ((first + slot) * GROUPS + group) * (2 * CHANNELS + 1)
         total += tl.load(place + column, mask=is_column, other=0.0)
         bent_total += tl.load(place + CHANNELS + column, mask=is_column, other=0.0)
         bent_d += tl.load(place + 2 * CHANNELS)
+    is_row = (row < rows) & (is_open == 0)
     finish_sources(
-        out, source, row, group, column, total, bent_total, bent_d, row < rows, CHANNELS, GROUPS, SOURCE_STRIDE,
+        out, source, row, group, column, total, bent_total, bent_d, is_row, CHANNELS, GROUPS, SOURCE_STRIDE,
         ACCUMULATOR,
     )  # fmt: skip
+    ended = after + group * (2 * CHANNELS + 1)
+    tl.store(ended + column, total, mask=is_open & is_column)
+    tl.store(ended + CHANNELS + column, bent_total, mask=is_open & is_column)
+    tl.store(ended + 2 * CHANNELS + 0 * row, bent_d, mask=is_open)

@@ -54,12 +54,16 @@ def open_segments(
 
 
 @triton.jit
-def open_long_row(number, offsets, parts, rows, tile_start, most):
-    """The row of the ``number``-th part, its first slot and how many it has, if it is the row's first part; otherwise
-    ``rows`` and none. The first two [1, 1]."""
+def open_long_row(number, offsets, parts, slots, rows, tile_start, most):
+    """The row of the ``number``-th of ``slots`` parts, its first slot and how many it has here, if it is the first of
+    the row's parts that are here; otherwise ``rows`` and none. Whether parts before these have been added up, and
+    whether others are to come. All but the number of slots [1, 1]."""
     slot = number.to(tl.int64) + tl.full([1, 1], 0, tl.int64)
     row = tl.load(parts + 2 * slot).to(tl.int64) - tile_start
-    is_first = tl.load(parts + 2 * slot + 1) == 0
+    part = tl.load(parts + 2 * slot + 1).to(tl.int64)
+    is_first = (part == 0) | (slot == 0)
     edges = tl.load(offsets + row + 1).to(tl.int64) - tl.load(offsets + row).to(tl.int64)
-    slots = tl.where(is_first, (edges + most - 1) // most, 0)
-    return tl.where(is_first, row, rows), slot, tl.max(slots).to(tl.int32)
+    left = (edges + most - 1) // most - part
+    here = tl.where(is_first, tl.minimum(left, slots - slot), 0)
+    row = tl.where(is_first, row, rows)
+    return row, slot, tl.max(here).to(tl.int32), is_first & (part > 0), is_first & (here < left)

@@ -56,20 +56,24 @@ def sum_segments(
     tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
 def sum_slots(
-    workspace, offsets, parts, out, rows, tile_start, most,
+    workspace, before, after, offsets, parts, out, slots, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row, added in order into ``out``."""
+    """The slots of every long row, added in order to what there is ``before``, into ``out``, or ``after`` if more are
+    to come."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // BLOCKS, offsets, parts, rows, tile_start, most)
+    row, first, count, goes_on, is_open = open_long_row(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most
+    )
     is_column = (column < WIDTH) & (row < rows)
-    total = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, slots):
+    total = tl.load(before + column, mask=is_column & goes_on, other=0.0)
+    for slot in range(0, count):
         total += tl.load(workspace + (first + slot) * WIDTH + column, mask=is_column, other=0.0)
-    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_column)
+    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_column & (is_open == 0))
+    tl.store(after + column, total, mask=is_column & is_open)
 
 
 @triton.jit
@@ -126,26 +130,31 @@ def maxima_segments(
     tl.store(workspace + place + 1, ties, mask=(slot >= 0) & is_column)
 
 
-@triton.jit(do_not_specialize=["rows", "tile_start", "most"])
+@triton.jit(do_not_specialize=["slots", "rows", "tile_start", "most"])
 def maxima_slots(
-    workspace, offsets, parts, out, rows, tile_start, most,
+    workspace, before, after, offsets, parts, out, slots, rows, tile_start, most,
     WIDTH: tl.constexpr, BLOCKS: tl.constexpr, KEEP: tl.constexpr, ACCUMULATOR: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of every long row merged into ``out``."""
+    """The slots of every long row merged with what there is ``before``, into ``out``, or ``after`` if more are to
+    come."""
     program = tl.program_id(0)
     column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row, first, slots = open_long_row(program // BLOCKS, offsets, parts, rows, tile_start, most)
+    row, first, count, goes_on, is_open = open_long_row(
+        program // BLOCKS, offsets, parts, slots, rows, tile_start, most
+    )
     is_column = (column < WIDTH) & (row < rows)
-    highest = tl.full([1, COLUMNS], float("-inf"), ACCUMULATOR)
-    ties = tl.full([1, COLUMNS], 0.0, ACCUMULATOR)
-    for slot in range(0, slots):
+    highest = tl.load(before + 2 * column, mask=is_column & goes_on, other=float("-inf"))
+    ties = tl.load(before + 2 * column + 1, mask=is_column & goes_on, other=0.0)
+    for slot in range(0, count):
         place = 2 * ((first + slot) * WIDTH + column)
         value = tl.load(workspace + place, mask=is_column, other=0.0)
-        count = tl.load(workspace + place + 1, mask=is_column, other=0.0)
+        equal = tl.load(workspace + place + 1, mask=is_column, other=0.0)
         is_higher = (value > highest) | (value != value)
-        ties = tl.where(is_higher, count, tl.where(value == highest, ties + count, ties))
+        ties = tl.where(is_higher, equal, tl.where(value == highest, ties + equal, ties))
         highest = tl.where(is_higher, value, highest)
-    finish_maxima(out, row * WIDTH + column, highest, ties, is_column, KEEP)
+    finish_maxima(out, row * WIDTH + column, highest, ties, is_column & (is_open == 0), KEEP)
+    tl.store(after + 2 * column, highest, mask=is_column & is_open)
+    tl.store(after + 2 * column + 1, ties, mask=is_column & is_open)
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
