@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same pulls on a GPU, as Triton programs, with the signatures of those on the CPU.
 
+    carried          what a row has come to where its edges come in several pieces
     segments         rows cut into stretches of bounded length, so that a row with many edges is many programs' work
     choice           how many rows and columns a program takes: a table, or what was measured and kept on disk
     launch           what all launches have in common, and how segments are gone through
