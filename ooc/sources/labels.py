@@ -292,6 +292,8 @@ def random_split(nodes: int, text: str) -> tuple[Split, str]:
     train, valid = round(_RANDOM_TRAIN * nodes), round((_RANDOM_TRAIN + _RANDOM_VALID) * nodes)
 
     def members(start: int, stop: int) -> tuple[Mask, ...]:
+        if stop > nodes:  # The order is of these alone.
+            raise SourceError(f"there are labels of more than the {nodes} nodes or graphs that there are")
         place = shuffle.place_of(np.arange(start, stop, dtype=np.int64))
         return place < train, (place >= train) & (place < valid), place >= valid
 

@@ -115,6 +115,17 @@ def test_tudatasets_are_pygs(tmp_path: Path, values: bool) -> None:
     np.testing.assert_array_equal(store.edge_features("in").read(), data.edge_attr.numpy()[order])
 
 
+def test_more_labels_than_graphs_are_an_error(tmp_path: Path) -> None:
+    """A random split has places for the graphs that there are; the place of another was looked for without an end."""
+    folder = tmp_path / "DS"
+    folder.mkdir()
+    texts = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n", "graph_indicator": "1\n1\n2\n2\n", "graph_labels": "1\n-1\n1\n"}
+    for name, text in texts.items():
+        (folder / f"DS_{name}.txt").write_text(text)
+    with pytest.raises(ooc.SourceError, match="labels of more than the 2 nodes or graphs that there are"):
+        ooc.convert(folder, tmp_path / "g.ooc")
+
+
 def _global(data: Data, slices: dict[str, torch.Tensor]) -> np.ndarray:
     counts = slices["edge_index"].diff()
     return (data.edge_index + slices["x"][:-1].repeat_interleave(counts)).numpy()
