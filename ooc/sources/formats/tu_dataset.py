@@ -8,6 +8,7 @@ on. Self-loops are left out, and of repeated edges one is kept. Values of graphs
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,7 @@ class _Columns:
         names = [name for name, there in zip(self._names, self._has, strict=True) if there]
         kinds = [Cells.REAL] * attributes + [Cells.WHOLE] * labels
         read = [_rows_of(self._files.read(name, kind), size) for name, kind in zip(names, kinds, strict=True)]
-        for parts in zip(*read, strict=True):
+        for parts in zip_longest(*read, fillvalue=np.empty((0, 0))):
             if len({len(part) for part in parts}) > 1:
                 raise SourceError(f"{' and '.join(str(self._files.path(name)) for name in names)} differ in length")
             found = [parts[0].astype(np.float32)] if attributes else []
