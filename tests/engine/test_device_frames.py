@@ -445,7 +445,7 @@ def test_nothing_is_under_way_when_an_error_has_been_settled(scarce: Plan, monke
 @pytest.mark.parametrize("seed", range(2))
 def test_host_frames_that_swap_their_names_hold_what_the_next_epoch_looks_for(seed: int) -> None:
     """Otherwise it would read it from the SSD once more."""
-    plan = plan_with(5000, 16, 3_342_380, 1_242_239, 6)
+    plan = plan_with(5000, 16, 4_136_032, 817_803, 6)
     assert any(plan.staged["train"].program.moves.values())
     assert ran(plan, seed)[1:] == [planned_bytes(plan)] * 2
 
