@@ -34,16 +34,17 @@ def _sgformer(attention: Any, where: str, x: Value, assembly: Assembly) -> Value
     def mapped(rows: Tensor) -> Tensor:
         return torch.cat([one(rows) for one in maps], dim=1)
 
-    def split(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_RHM, k_RHM, v_RHC = rows.view(len(rows), 3, heads, channels).unbind(dim=1)
-        return _direction(q_RHM), _direction(k_RHM), v_RHC
+    def split(rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.view(len(rows), 3, heads, channels).unbind(dim=1)
 
     def total(rows: Tensor) -> Tensor:
         _, k_RHM, v_RHC = split(rows)
+        k_RHM = _direction(k_RHM)
         return torch.cat([torch.einsum("rhm,rhc->hmc", k_RHM, v_RHC).flatten(), k_RHM.sum(dim=0).flatten()])
 
     def attended(rows: Tensor, sums: Tensor) -> Tensor:
         q_RHM, _, v_RHC = split(rows)
+        q_RHM = _direction(q_RHM)
         kv_HMC, k_HM = sums[: -heads * channels].view(heads, channels, -1), sums[-heads * channels :].view(heads, -1)
         above = torch.einsum("rhm,hmc->rhc", q_RHM, kv_HMC) + nodes * v_RHC
         below = torch.einsum("rhm,hm->rh", q_RHM, k_HM) + nodes
