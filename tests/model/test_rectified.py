@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of a rectifier from bits is autograd's from numbers."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch_geometric.nn.models import GraphSAGE
 
+import ooc
 from ooc.kernels import tensors
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
 from ooc.model.lowering.values import Features, Rows
 from tests.examples import examples
+from tests.graphs import GraphCase, random_data
 
 
 @given(rows=st.integers(0, 4), columns=st.integers(1, 40), seed=st.integers(0, 999))
@@ -56,7 +62,8 @@ def test_bits_or_numbers_give_the_gradient_of_autograd(
     expected = F.relu(leaf) if slope is None else F.leaky_relu(leaf, slope)
     (d_expected,) = torch.autograd.grad(expected[: len(gradient)], leaf, gradient)
     assert _bytes(result) == _bytes(expected)
-    for operands in ([signs, None], [None, source], [signs, source]):
+    told = [None, None, result] if slope is None else [signs, None, result]
+    for operands in ([signs, None, None], [None, source, None], [signs, source, result], told):
         (d_source,) = value.backward(gradient, operands, cut).inputs
         assert d_source is not None
         assert _bytes(d_source) == _bytes(d_expected[: len(gradient)])
@@ -85,6 +92,25 @@ def test_the_gradient_of_elu_is_that_of_autograd(
     (d_source,) = value.backward(gradient, [source], cut).inputs
     assert d_source is not None
     assert _bytes(d_source) == _bytes(d_expected)
+
+
+def test_a_relu_is_computed_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives is kept, not what it is given: the next layer and both backward passes have it."""
+    data = random_data(GraphCase(nodes=60, edges=300, features=6))
+    model = GraphSAGE(6, 8, 3, int(data.y.max()) + 1).double()
+    calls = list[Tensor]()
+
+    def relu(rows: Tensor) -> Tensor:
+        calls.append(rows)
+        return torch.relu(rows)
+
+    monkeypatch.setattr("ooc.model.lowering.rectified.F.relu", relu)
+    with ooc.Trainer(model, data, memory="200M", device="cpu", spill_dir=tmp_path, threads=1) as trainer:
+        trainer.fit(1, eval_every=0)
+        calls.clear()
+        trainer.fit(1, eval_every=0)
+        assert {"z1", "z2"} <= trainer.plan.matrices.keys()
+    assert len(calls) == 2
 
 
 def _rectifier(columns: int, slope: float | None) -> Rectified:

@@ -49,7 +49,8 @@ class Signs(Value):
 
 
 class Rectified(Value):
-    """ReLU of the input, or with ``slope`` LeakyReLU. ``backward`` needs ``signs``, or else the input."""
+    """ReLU of the input, or with ``slope`` LeakyReLU. ``backward`` needs ``signs``, or else the input, or of ReLU the
+    result."""
 
     def __init__(self, index: int, source: Value, signs: Signs, slope: float | None) -> None:
         super().__init__(index, (source,), source.tail)
@@ -58,7 +59,7 @@ class Rectified(Value):
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        return self.signs, self.source
+        return self.signs, self.source, self
 
     def needs(self) -> tuple[Value, ...]:
         return (self.signs,)
@@ -67,7 +68,9 @@ class Rectified(Value):
         return F.relu(inputs[0]) if self.slope is None else F.leaky_relu(inputs[0], self.slope)
 
     def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
-        signs, source = operands
+        signs, source, result = operands
+        if source is None and self.slope is None:
+            source = result
         if source is None:
             assert signs is not None
             source = self.signs.unpacked(first_rows(signs, gradient.shape[0]), gradient.dtype)

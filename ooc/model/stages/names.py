@@ -8,7 +8,8 @@ dp<k>, dm<k>     gradients of both, the latter pulled over out-edges
 dt<k>, pt<k>     gradient of what targets bring to attention k of their own, and what they pull for it; of an
                  opaque layer that of its rows as targets, and dm<k> that of the same rows as in-neighbours
 q<k>             t · p<k>, kept where a weight's gradient needs it
-z<k>             what follows aggregation k, up to the first norm or activation, kept to compute the rest again
+z<k>             what follows aggregation k, up to the first norm or activation, or behind it if that is a ReLU, kept to
+                 compute the rest again
 s<k>…            the signs of what a rectifier is given, a bit each
 h<k>…            what else is kept
 emb, emb.<name>  an embedding of the nodes (nodes/paper/emb, … of types of nodes), and what its optimizer keeps of it;
@@ -25,7 +26,7 @@ from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
-from ooc.model.stages.schedule import Schedule, is_constant
+from ooc.model.stages.schedule import Schedule, is_constant, is_told_by_result
 from ooc.storage.types import NODES, features_name
 
 
@@ -128,7 +129,7 @@ class Names:
         kinds = (Sum, Linear, Rectified, Rowwise)
         if value not in self._schedule.kept | self._schedule.dropped or not isinstance(value, kinds):
             return False
-        waiting: list[Value] = [value]
+        waiting: list[Value] = [value.source if is_told_by_result(value) else value]
         stage = self._schedule.stage[value]
         begun = False
         while waiting:

@@ -6,7 +6,8 @@ other values are local. What a later stage or the backward pass needs of an earl
 and read at each use, or computed again from what is kept. Kept are
 
 - the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
-  From it the rest of the stage is computed again for the price of some element-wise work;
+  From it the rest of the stage is computed again for the price of some element-wise work; if all that takes it is a
+  ReLU, the ReLU's result instead;
 - what a linear map is given, where that is what was pulled: its weight's gradient needs it;
 - the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
 - what a later stage needs and could only compute from several kept values or through another dense product, or rather
@@ -108,6 +109,7 @@ class Schedule:
         """What is kept, or would be, and comes of the features and of what is aggregated from them once."""
         for stage in range(self.last):
             self._choose(stage, training)
+        self._keep_rectified()
         self.dropped = self.of_constants if recompute else set()
         """What would be kept but for ``recompute``."""
         self.kept -= self.dropped
@@ -224,7 +226,12 @@ class Schedule:
         return pulled.needs() if pulled is not None and pulled.finds_upstream else ()
 
     def _at_hand(self, need: Value) -> Value:
-        return need.source if isinstance(need, Signs) and need not in self.kept else need
+        """Whichever tells what signs do, where these are not kept: a rectifier's result, if that is, or its input."""
+        if not isinstance(need, Signs) or need in self.kept:
+            return need
+        return next(
+            (one for one in self.users[need.source] if is_told_by_result(one) and one in self.kept), need.source
+        )
 
     def _needs(self, stage: int) -> list[tuple[Value, int]]:
         """What the backward of ``stage`` needs, signs as such, each with the reach of the value that needs it."""
@@ -319,8 +326,20 @@ class Schedule:
         recipe = self.backward_recipe(stage, _furthest(need for need in needs if not isinstance(need[0], Signs)))
         at_hand = {*recipe.leaves, *recipe.order}
         for need, reach in needs:
-            if isinstance(need, Signs) and (need.source not in at_hand or recipe.reach[need.source] < reach):
+            known = self._at_hand(need)
+            if isinstance(need, Signs) and (known not in at_hand or recipe.reach[known] < reach):
                 self.kept.add(need)
+
+    def _keep_rectified(self) -> None:
+        """In place of what is kept for a ReLU alone, its result: that tells where the gradient passes, too, and need
+        not be computed again wherever it is used."""
+        for value in in_order(self.kept):
+            users = self.users[value]
+            if len(users) == 1 and is_told_by_result(users[0]) and self.stage[users[0]] == self.stage[value]:
+                for kept in (self.kept, self.of_constants):
+                    if value in kept:
+                        kept.remove(value)
+                        kept.add(users[0])
 
     def _provide(self, value: Value, stage: int, *, uses: int) -> None:
         """See to it that ``value`` can be had outside its stage: ``uses`` times later, or (0) by its backward alone."""
@@ -391,6 +410,11 @@ class Schedule:
             later[space] = max([*own, later.get(space, 0)])
             found.append(later[space])
         return found[::-1]
+
+
+def is_told_by_result(value: Value) -> bool:
+    """Whether its result tells the signs that its gradient needs."""
+    return isinstance(value, Rectified) and value.slope is None
 
 
 def _passes_on(user: Value, value: Value) -> bool:
