@@ -241,9 +241,13 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
     if not low:
         return
     passes, unrolled = plan.programs[program], plan.unrolled[program]
-    uses = (span for span in unrolled.uses.spans if span.use is not Use.COPY)
-    used = {(block, step) for first, last, block, _ in uses for step in range(first, last + 1)}
+    spans, count = deque(sorted(unrolled.uses.spans, key=attrgetter("first"))), len(unrolled.steps)
     for item in passes:
+        used: set[int] = set()  # of this pass: there are millions of them
+        while spans and spans[0].first < unrolled.bounds[item.index][1]:
+            first, last, block, use = spans.popleft()
+            if use is not Use.COPY:
+                used.update(range(block * count + first, block * count + last + 1))
         for number in range(*unrolled.bounds[item.index]):
             _, slab, start, stop, _ = unrolled.steps[number]
             slabs: dict[str, Iterable[int]]
@@ -264,8 +268,8 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                 grid, base = plan.matrices[name].grid, plan.blocks.base(name)
                 for block in range(start // grid.block_rows, -(-min(stop, grid.rows) // grid.block_rows)):
                     for one in several if name in low else ():
-                        there = (base + one * grid.blocks + block, number) in used
-                        _claim(there, f"{program}: step {number} lacks some of its rows of {name}")
+                        if (base + one * grid.blocks + block) * count + number not in used:
+                            raise AssertionError(f"{program}: step {number} lacks some of its rows of {name}")
 
 
 def _verify_homes(programs: Mapping[str, Program]) -> None:
