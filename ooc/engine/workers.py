@@ -47,10 +47,10 @@ def one_thread() -> Iterator[None]:
 
 
 class WorkerPool:
-    """``workers`` threads for tiles, and for each ``ahead`` tiles under way or waiting at most."""
+    """``workers`` threads for tiles, of which ``ahead`` are under way or waiting at most, or one for each."""
 
     def __init__(self, workers: int, ahead: int = 1) -> None:
-        self.workers, self.ahead = workers, ahead
+        self.workers, self.ahead = workers, max(workers, ahead)
         self._took_s: dict[Hashable, list[deque[float]]] = {}
         """By pass: how long its last runs took whose tasks were not handed out, and whose tasks were."""
         self._busy_s = [0.0] * workers
@@ -139,7 +139,7 @@ class OrderedPipeline(Generic[T, R]):
         handed = _Task(step, compute)
         self._pending.append(handed)
         self._tasks.put(handed)
-        if len(self._pending) > self._pool.ahead * self._pool.workers:
+        if len(self._pending) > self._pool.ahead:
             self._reduce_first(self._pool.workers)
 
     def finish(self, step: int) -> None:

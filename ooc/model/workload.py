@@ -60,7 +60,7 @@ TASKS_AHEAD = 3
 """Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
 _MOST_WAITING_BYTES = 8 << 20
 """Of results that wait. Where the gradients of a tile, of parameters and of other rows, are so large that they would be
-more, one a worker waits; what that costs in time was not measured."""
+more, fewer wait, down to one a worker; what that costs in time was not measured."""
 
 LABELS = ("y", "split/train", "split/valid", "split/test")
 
@@ -113,7 +113,7 @@ def describe_workload(
     topologies = _topologies(every, bucketing, store, counts, tile_rows)
     gradient_bytes = builder.most_gradients * itemsize
     waiting_bytes = gradient_bytes + max((_scattered_bytes(*one, topologies, tile_rows) for one in pulls), default=0)
-    ahead = TASKS_AHEAD if TASKS_AHEAD * threads * waiting_bytes <= _MOST_WAITING_BYTES else 1
+    ahead = max(threads, min(TASKS_AHEAD * threads, _MOST_WAITING_BYTES // max(1, waiting_bytes)))
     results = results_at_once(threads, ahead)
     return Workload(
         rows=max(store.node_counts.values()),

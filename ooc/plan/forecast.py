@@ -17,6 +17,7 @@ from ooc.plan.layout.passes import (
     Pass,
     Passes,
     pulled_columns,
+    row_step_rows,
     streamed_read_bytes,
     streamed_write_bytes,
     sweeps_of,
@@ -133,7 +134,6 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
     edges = columns = slab_columns = 0
     is_sharded = isinstance(item, ColumnPass) and item.processes > 1
     rows = range(item.rows) if is_sharded else workload.own(item.space, item.rows)
-    steps = -(-len(rows) // layout.step_rows)
     if item.pull is not None:
         source = layout.matrices[item.pull.source]
         edges = workload.topologies[item.pull.direction].edges_of(rows, workload.tile_rows)
@@ -143,6 +143,8 @@ def seconds_of_computing(item: Pass, layout: Layout, workload: Workload, hardwar
         steps = -(-len(rows) // max(layout.step_rows, layout.matrices[item.output].grid.block_rows))
         steps += edges // (item.edges_at_once or edges + 1)
         steps *= item.slabs // item.processes
+    else:
+        steps = -(-len(rows) // row_step_rows(item, layout.step_rows))
     portion = Portion(len(rows), edges, columns, slab_columns, steps)
     taken = computing_of(item, portion, workload, layout.matrices, hardware)
     return taken.together_s(workload, hardware)

@@ -21,7 +21,7 @@ from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
 from ooc.plan.forecast import TIE
 from ooc.plan.layout.layout import Choice, Layout, layout_key
-from ooc.plan.layout.passes import ColumnPass, RowPass, column_step_rows
+from ooc.plan.layout.passes import ColumnPass, RowPass, column_step_rows, row_step_rows
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.problem import WHOLE, Candidate, Problem
 from ooc.plan.program.build import build_plan
@@ -90,7 +90,8 @@ class PlannedLayout:
                 edges = self.problem.workload.topologies[item.pull.direction].edges
                 pieces = edges // (item.edges_at_once or edges + 1)
                 sweeps += item.slabs * (-(-item.rows // column_step_rows(item, matrices, height)) + pieces)
-        return sweeps + sum(-(-item.rows // height) for item in passes if isinstance(item, RowPass))
+        rows = [item for item in passes if isinstance(item, RowPass)]
+        return sweeps + sum(-(-item.rows // row_step_rows(item, height)) for item in rows)
 
 
 def solve(problem: Problem) -> PlannedLayout:

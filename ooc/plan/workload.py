@@ -403,14 +403,14 @@ class Workload:
     ``programs`` are the stage sequences, in the order they may run: ``prepare`` once, then ``train`` and ``evaluate``
     any number of times. ``fixed_host_bytes`` and ``fixed_device_bytes`` are always there (row offsets and scalings;
     parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``, and
-    for each ``tasks_ahead`` are under way or wait. ``kept`` says what waits for the backward pass, in the order of the
-    forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of ``pulled_itemsize``
-    bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow. ``scatter_counts``: by matrix
-    that a pull scatters to, how often something is added to a row of its tiles 0…i-1; without that, it can only be in
-    memory whole. ``parts``: how plain sums are made where that takes memory. ``bucketing``: by direction, how what
-    opaque layers gather over its edges can be shuffled; without that, it can only be in memory whole. ``share``: what
-    this process computes, of each stage as many of its rows as that has (None: all). ``state_bytes``: that the
-    optimizer reads from the SSD and writes there to make its step.
+    ``tasks_ahead`` are under way or wait, or one for each. ``kept`` says what waits for the backward pass, in the order
+    of the forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of
+    ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow.
+    ``scatter_counts``: by matrix that a pull scatters to, how often something is added to a row of its tiles 0…i-1;
+    without that, it can only be in memory whole. ``parts``: how plain sums are made where that takes memory.
+    ``bucketing``: by direction, how what opaque layers gather over its edges can be shuffled; without that, it can only
+    be in memory whole. ``share``: what this process computes, of each stage as many of its rows as that has (None:
+    all). ``state_bytes``: that the optimizer reads from the SSD and writes there to make its step.
     """
 
     rows: int
@@ -491,7 +491,7 @@ class Workload:
 
 def results_at_once(threads: int, tasks_ahead: int) -> int:
     """How many tiles' results there are before they are added up, those being computed included."""
-    return 1 if threads == 1 else tasks_ahead * threads + 1
+    return 1 if threads == 1 else max(threads, tasks_ahead) + 1
 
 
 def processes_of(share: Share | None) -> int:

@@ -61,7 +61,7 @@ class Bench:
         self.device = device
         self.threads = threads
         self.cores = max(1, min(threads, len(os.sched_getaffinity(0))))
-        self._pool = WorkerPool(threads, TASKS_AHEAD)
+        self._pool = WorkerPool(threads, TASKS_AHEAD * threads)
 
     def seconds(self, compute: Task, tasks: int) -> float:
         """Of ``compute(0)`` to ``compute(tasks - 1)``: the median of a few rounds, after one that warms up."""

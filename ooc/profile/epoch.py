@@ -104,7 +104,7 @@ class _Epoch:
             fixed_device_bytes=0,
             pulled_itemsize=4,
             threads=threads,
-            tasks_ahead=TASKS_AHEAD,
+            tasks_ahead=TASKS_AHEAD * threads,
         )
         plan = make_plan(workload, limits)
         self.steps = len(plan.unrolled["train"].steps)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import FiLMConv
 
 import ooc
+from ooc.model.stages import builder
+from ooc.plan.layout.passes import RowPass
 from ooc.train.resources import usual_tile_rows
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.layers import LeAsItIs
@@ -43,6 +45,25 @@ def test_narrow_features_are_aggregated_once_as_ever(tmp_path: Path) -> None:
     data = random_data(GraphCase(nodes=150, edges=200, features=12))
     with make_trainer(ModelCase(kind="gcn", layers=2, hidden=6), store_of(data, tmp_path), tmp_path) as trainer:
         assert any(name.startswith("ax") for name in trainer.plan.matrices)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is scarcest, of fewer rows than a tile has, and results are PyG's; with plenty in usual ones."""
+    data, width = random_data(GraphCase(nodes=300, edges=9000, features=600)), 600
+    case, store = ModelCase(kind=kind, layers=2, hidden=300), store_of(data, tmp_path)
+    monkeypatch.setattr(builder, "_SCALED_NUMBERS", 4 * width)
+    options = {"tile_rows": 64, "threads": 1}
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options)
+    )
+    found = []
+    for budgets in ({"gpu_budget": gpu, "host_budget": host}, {}):
+        with make_trainer(case, store, tmp_path, **options, **budgets) as trainer:
+            passes = trainer.plan.programs["prepare"]
+            found.append([item.parts for item in passes if isinstance(item, RowPass)])
+    assert max(found[0]) > 1 and {*found[1]} == {1}
+    assert_agrees(case, data, tmp_path, store=store, gpu_budget=gpu, host_budget=host, **options)
 
 
 def test_tiles_are_lower_the_wider_rows_are() -> None:

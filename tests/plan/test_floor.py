@@ -106,6 +106,8 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
 @example(nodes=1 << 17, degree=10, features=1727, hidden=64, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=3, features=480, hidden=16, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
+@example(nodes=1 << 17, degree=30, features=5056, hidden=64, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 17, degree=16, features=2700, hidden=64, layers=2, model="sage", hub=False)
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
 ) -> None:
@@ -121,7 +123,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
     larger += [(nodes, degree, features, 2 * hidden)]
     for shape in larger:
-        assert least(*shape) >= 0.75 * before, shape
+        assert least(*shape) >= (0.9 if shape[1] == degree and shape[2] < 2 * features else 0.75) * before, shape
 
 
 @pytest.mark.parametrize(("model", "least"), [("gcn", 24_000), ("sage", 18_000), ("gat", 20_000)])

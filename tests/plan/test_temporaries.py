@@ -107,7 +107,7 @@ def test_a_processor_pulls_the_same_rows_whatever_room_there_is() -> None:
     assert pulls and all(item.rows_at_once == PULL_TILE_ROWS for item in pulls)
 
 
-@pytest.mark.parametrize(("threads", "ahead", "results"), [(1, 3, 1), (2, 1, 4), (2, 3, 8)])
+@pytest.mark.parametrize(("threads", "ahead", "results"), [(1, 3, 1), (2, 1, 4), (2, 3, 5)])
 def test_what_waits_to_be_added_counts_once_for_each_tile_that_waits(threads: int, ahead: int, results: int) -> None:
     """One where tiles are computed one after the other; with threads those under way and waiting, and a copy of one."""
     work = replace(attending((), threads), tasks_ahead=ahead)

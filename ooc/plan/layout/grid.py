@@ -101,5 +101,11 @@ def block_height(*, step_rows: int, row_bytes: int, frame_bytes: int) -> int:
 @cache
 def divisor_below(rows: int, most: int) -> int:
     """The largest divisor of ``rows`` that is no more than ``most``; 1 where that is less."""
+    return max([1, *(one for one in divisors(rows) if one <= most)])
+
+
+@cache
+def divisors(rows: int) -> tuple[int, ...]:
+    """All of ``rows``, ascending."""
     small = [number for number in range(1, isqrt(rows) + 1) if rows % number == 0]
-    return max([1, *(one for number in small for one in (number, rows // number) if one <= most)])
+    return tuple(sorted({one for number in small for one in (number, rows // number)}))

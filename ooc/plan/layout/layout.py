@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ooc.plan.layout.bucketing import shuffle_passes
-from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below
+from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below, divisors
 from ooc.plan.layout.passes import (
     ColumnPass,
     MatrixPlan,
@@ -281,7 +281,7 @@ def _passes(
     """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
     index = len(before)
     if stage.pull is None:
-        return [RowPass(index, stage, stage.loads, None)]
+        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice.step_rows)]
     source = matrices[stage.pull.source]
     spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
     loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
@@ -310,7 +310,20 @@ def _passes(
         sweeps = replace(sweeps, edges_at_once=_edges_at_once(stage.pull, workload, frame_bytes))
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
-    return [sweeps, RowPass(index + 1, stage, (*stage.loads, pulled.name), None)]
+    item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
+    return [sweeps, _in_low_steps(item, matrices, choice.step_rows)]
+
+
+def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> RowPass:
+    """The same in steps of as few rows as are computed at a time, where blocks have fewer than ``step_rows``, so that
+    fewer of them are in use at once; of whole blocks, or of parts that these are made of."""
+    grids = (matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames)
+    low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
+    if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
+        return item
+    heights = (height for height in divisors(step_rows) if height >= item.stage.rows_at_once)
+    fitting = (height for height in heights if all(height % rows == 0 or rows % height == 0 for rows in low))
+    return replace(item, parts=step_rows // next(fitting))
 
 
 def _edges_at_once(pull: Pull, workload: Workload, frame_bytes: int) -> int:

@@ -94,6 +94,8 @@ class RowPass:
     sweeps: "ColumnPass | None" = None
     """The pass right before it, which pulls all slabs but the last. What is pulled of the last one is put beside these,
     row by row, and never stored but where the stage keeps what it pulls."""
+    parts: int = 1
+    """In how many steps rows are computed that others would be in one."""
 
     @property
     def pulled(self) -> str | None:
@@ -392,6 +394,11 @@ def slabs_beside(source: Grid, own: Grid, slab: int) -> range:
         first * own.columns // source.columns // own.slab_columns,
         -(-(last * own.columns // source.columns) // own.slab_columns),
     )
+
+
+def row_step_rows(item: RowPass, step_rows: int) -> int:
+    """Rows of a step of a row pass, where most have ``step_rows``."""
+    return step_rows // item.parts
 
 
 def column_step_rows(item: ColumnPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> int:

@@ -18,6 +18,7 @@ from ooc.plan.layout.passes import (
     edge_grid,
     edges_swept,
     edges_together,
+    row_step_rows,
     slabs_beside,
 )
 from ooc.plan.layout.temporaries import most_edges
@@ -283,7 +284,7 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
             copied = item.slab_buffers - direct_slabs(passes, item)
             count += copied * -(-layout.step_rows // source.block_rows)
     else:
-        height = layout.step_rows
+        height = row_step_rows(item, layout.step_rows)
         used += [(layout.matrices[name].grid, len(one)) for name, one, _ in blocks_of(item, layout.matrices, passes)]
     count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
     for _, topology, array in edges_swept(item, workload):

@@ -27,6 +27,7 @@ from ooc.plan.layout.passes import (
     edge_grid,
     edges_name,
     edges_swept,
+    row_step_rows,
     slabs_beside,
 )
 from ooc.plan.workload import EdgesKey, Kind, Share, Topology, Workload
@@ -238,14 +239,15 @@ def _row_uses(
 ) -> tuple[list[Step], list[Span]]:
     slab = item.sweeps.slabs if item.sweeps else -1
     own = workload.own(item.space, item.rows)
-    bounds = _row_bounds(own.start, own.stop, layout.step_rows)
+    height = row_step_rows(item, layout.step_rows)
+    bounds = _row_bounds(own.start, own.stop, height)
     steps = [Step(item.index, slab, *each) for each in pairwise(bounds)]
     if item.reverse:
         steps.reverse()
     spans: list[Span] = []
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
         use = Use.READ if not is_stored else Use.UPDATE if name in item.replaced else Use.WRITE
-        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, layout.step_rows, use)
+        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, height, use)
     spans += _edges(item, first, steps, layout, workload, blocks)
     return steps, spans
 
