@@ -17,7 +17,7 @@ from ooc.plan.program import received
 from ooc.ranks import Ranks
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
-from ooc.train import resources, setup
+from ooc.train import resources, sharing
 from ooc.train.resources import CPU, Resources
 from ooc.train.trainer import Trainer
 from tests.engine.fake_device import FakeDevice, FakeSide
@@ -235,7 +235,7 @@ def test_a_device_that_is_slow_is_given_fewer_rows(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what devices take, not what they wait for the slow one."""
-    monkeypatch.setattr(setup, "_WORTH_PLANNING_S", 0.02)
+    monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", 0.02)
 
     def work(rank: int) -> tuple[list[float], int, int]:
         with FakeDevice(rank) as fake, pytest.MonkeyPatch.context() as patched:
