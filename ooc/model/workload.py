@@ -58,7 +58,7 @@ _OF_A_PARAMETER = 5
 
 TASKS_AHEAD = 3
 """Tiles under way or waiting, by worker: what keeps workers busy while one thread moves blocks for the next step."""
-_MOST_WAITING_BYTES = 8 << 20
+_MOST_WAITING_BYTES = 4 << 20
 """Of results that wait. Where the gradients of a tile, of parameters and of other rows, are so large that they would be
 more, fewer wait, down to one a worker; what that costs in time was not measured."""
 
