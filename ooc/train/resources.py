@@ -126,8 +126,7 @@ class Resources:
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
         both_sides = max([features, learnt, *map(sum, shapes)])
-        gathered = network.gathered_columns if network else 0
-        usual = usual_tile_rows(both_sides, nodes, features=features, gathered=gathered, on_device=self.on_device)
+        usual = usual_tile_rows(both_sides, nodes, features=features, on_device=self.on_device)
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             joined_features = Counter[str]()
             for relation in store.types.edges:
@@ -298,18 +297,12 @@ class Resources:
         )
 
 
-def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool, gathered: int = 0) -> int:
-    """Rows of a tile where both sides of the widest product have so many columns, x has ``features``, and the widest
-    matrix that is gathered has ``gathered``; on a device with memory of its own as many as the graph has enough tiles
-    of, whatever the columns (``for_rows_of``).
-
-    What is gathered is read and written to be made ready for that: features as wide as they may be gathered before
-    their product would take more memory than wider ones, which are gathered after it, had they tiles as high."""
+def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool) -> int:
+    """Rows of a tile where both sides of the widest product have so many columns, and x has ``features``; on a device
+    with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
-        whole_pages = _PAGE_VALUES // gcd(_PAGE_VALUES, features)
-        rows = max(min(TILE_ROWS * columns, _MOST_VALUES), _USUAL_VALUES) // max(columns, 3 * gathered // 2)
-        rows = min(2 * TILE_ROWS, rows)
-        return _height_of(rows, 1, digits=5, unit=whole_pages)
+        values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
+        return min(2 * TILE_ROWS, _height_of(max(values, _USUAL_VALUES), columns, digits=5, unit=whole_pages))
     most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
     return 1 << max(TILE_ROWS, most).bit_length() - 1
 

@@ -132,12 +132,6 @@ class Network:
         """Whether features that come without their zeros are needed with them."""
         return any(isinstance(v, Dense) for output in (self.training, self.evaluation) for v in values_of(output))
 
-    @property
-    def gathered_columns(self) -> int:
-        """Of the widest matrix of nodes that is gathered over edges."""
-        outputs = self.training, self.evaluation
-        return max(v.source.columns for output in outputs for v in values_of(output) if isinstance(v, Aggregate))
-
     def columns_of_edges(self, widest: int) -> int:
         """How wide matrices are, at most, that have a row for each edge, where some layer is run as it is: as the
         ``widest`` of nodes; of links as embeddings are. 0 where none is."""
