@@ -46,7 +46,14 @@ def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any,
     )
 
 
-_CPU = _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
+@cache
+def _of_cpu() -> Pulls:
+    try:
+        from ooc.kernels.compiled import edge_function as functions  # need numba
+        from ooc.kernels.compiled import gat as attention
+    except ImportError:
+        return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
+    return _of(aggregate.pull_tile, attention, maximum, functions, LoopFeatures.of)
 
 
 @cache
@@ -56,7 +63,7 @@ def _of_cuda() -> Pulls:
     return _of(sums.pull_tile, gat, maximum, edge_function, edge_terms.loop_features)
 
 
-BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": lambda: _CPU, "cuda": _of_cuda}
+BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": _of_cpu, "cuda": _of_cuda}
 """By torch's name of a kind of device."""
 
 

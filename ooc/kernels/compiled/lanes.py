@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers side by side in a vector register, for loops that numba compiles.
+
+``Lanes`` are 64 bytes of numbers of the type that is computed with: 16 of float32 or 8 of float64, whatever registers
+the processor has (the compiler makes several of one where they are narrower). They are read from rows of matrices,
+stored there, added, multiplied, compared and summed. So a loop says itself what is computed together and in which
+order, and its bits are no optimiser's affair: a column has the same ones whatever columns are beside it.
+
+bfloat16 is read from and stored as the int16 that NumPy has in its place, and computed with in float32.
+"""
+
+import math
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba import literal_unroll, types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+NBYTES = 64
+"""Of lanes."""
+_INT32, _INT8 = ir.IntType(32), ir.IntType(8)
+
+
+class Lanes(types.Type):
+    """Of numbers of one type."""
+
+    def __init__(self, scalar):
+        self.scalar = scalar
+        self.count = NBYTES * 8 // scalar.bitwidth
+        super().__init__(f"Lanes({scalar})")
+
+
+def _ir(scalar):
+    return ir.FloatType() if scalar is types.float32 else ir.DoubleType()
+
+
+def _vector(lanes):
+    return ir.VectorType(_ir(lanes.scalar), lanes.count)
+
+
+@register_model(Lanes)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager, lanes):
+        super().__init__(manager, lanes, _vector(lanes))
+
+
+def computed(stored):
+    """The type that numbers of a matrix are computed with."""
+    return types.float32 if stored is types.int16 else stored
+
+
+def _element(context, builder, array_type, array, row, column, stored):
+    """A pointer to the lanes that begin there."""
+    value = context.make_array(array_type)(context, builder, array)
+    place = cgutils.get_item_pointer(context, builder, array_type, value, [row, column], wraparound=False)
+    return builder.bitcast(place, stored.as_pointer())
+
+
+def _mask(builder, column, limit, count):
+    """Which of the lanes from ``column`` on are before ``limit``."""
+    numbers = ir.Constant(ir.VectorType(_INT32, count), list(range(count)))
+    left = builder.trunc(builder.sub(limit, column), _INT32)
+    return builder.icmp_signed("<", numbers, _splat(builder, left, numbers.type))
+
+
+def _splat(builder, value, vector):
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_INT32, 0))
+    nowhere = ir.Constant(ir.VectorType(_INT32, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), nowhere)
+
+
+def _call(builder, name, result, arguments):
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _suffix(vector):
+    name = {"float": "f32", "double": "f64", "i16": "i16"}[str(vector.element)]
+    return f"v{vector.count}{name}"
+
+
+@intrinsic
+def load(_, matrix, row, column, limit):
+    """``Lanes`` of a row of ``matrix`` from ``column`` on; 0 at and beyond column ``limit``."""
+    lanes = Lanes(computed(matrix.dtype))
+
+    def generate(context, builder, signature, arguments):
+        array, row, column, limit = arguments
+        vector = _vector(lanes)
+        stored = vector if matrix.dtype is not types.int16 else ir.VectorType(ir.IntType(16), lanes.count)
+        place = _element(context, builder, matrix, array, row, column, stored)
+        mask = _mask(builder, column, limit, lanes.count)
+        zero = ir.Constant(stored, [0] * lanes.count)
+        read = [place, ir.Constant(_INT32, 2), mask, zero]
+        found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
+        if stored is vector:
+            return found
+        wide = ir.VectorType(_INT32, lanes.count)
+        shifted = builder.shl(builder.zext(found, wide), ir.Constant(wide, [16] * lanes.count))
+        return builder.bitcast(shifted, vector)
+
+    return lanes(matrix, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def store(_, matrix, row, column, limit, lanes):
+    """Write ``lanes`` to a row of ``matrix`` from ``column`` on, not at and beyond column ``limit``."""
+
+    def generate(context, builder, signature, arguments):
+        array, row, column, limit, value = arguments
+        mask = _mask(builder, column, limit, lanes.count)
+        if matrix.dtype is types.int16:
+            value = _rounded(builder, value, lanes.count)
+        place = _element(context, builder, matrix, array, row, column, value.type)
+        written = [value, place, ir.Constant(_INT32, 2), mask]
+        _call(builder, f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), written)
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp, types.intp, types.intp, lanes), generate
+
+
+def _rounded(builder, value, count):
+    """float32 as bfloat16, to the nearest, ties to even; NaN stays one."""
+    wide, narrow = ir.VectorType(_INT32, count), ir.VectorType(ir.IntType(16), count)
+
+    def constant(number):
+        return ir.Constant(wide, [number] * count)
+
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    up = builder.add(bits, builder.add(odd, constant(0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    bits = builder.select(is_nan, constant(0x7FC00000), up)
+    return builder.trunc(builder.lshr(bits, constant(16)), narrow)
+
+
+@intrinsic
+def spread(_, number):
+    """``Lanes`` that are all ``number``."""
+    lanes = Lanes(number)
+
+    def generate(context, builder, signature, arguments):
+        return _splat(builder, arguments[0], _vector(lanes))
+
+    return lanes(number), generate
+
+
+@intrinsic
+def fma(_, left, right, added):
+    """``left`` · ``right`` + ``added``, rounded once."""
+
+    def generate(context, builder, signature, arguments):
+        return _call(builder, f"llvm.fma.{_suffix(_vector(left))}", _vector(left), list(arguments))
+
+    return left(left, left, left), generate
+
+
+@intrinsic
+def where_positive(_, tested, positive, other):
+    """``positive`` where ``tested`` is above 0, elsewhere (NaN among it) ``other``."""
+
+    def generate(context, builder, signature, arguments):
+        zero = ir.Constant(_vector(tested), [0.0] * tested.count)
+        return builder.select(builder.fcmp_ordered(">", arguments[0], zero), arguments[1], arguments[2])
+
+    return tested(tested, tested, tested), generate
+
+
+@intrinsic
+def where_equal(_, left, right, equal, other):
+    """``equal`` where ``left`` is ``right``, elsewhere ``other``."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.select(builder.fcmp_ordered("==", *arguments[:2]), *arguments[2:])
+
+    return left(left, left, left, left), generate
+
+
+@intrinsic
+def larger(_, left, right):
+    """The larger of the two; NaN where either is."""
+
+    def generate(context, builder, signature, arguments):
+        keeps = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        keeps = builder.or_(keeps, builder.fcmp_ordered(">=", *arguments))
+        return builder.select(keeps, *arguments)
+
+    return left(left, left), generate
+
+
+@intrinsic
+def smaller(_, left, right):
+    """The smaller of the two; NaN where either is."""
+
+    def generate(context, builder, signature, arguments):
+        keeps = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        keeps = builder.or_(keeps, builder.fcmp_ordered("<=", *arguments))
+        return builder.select(keeps, *arguments)
+
+    return left(left, left), generate
+
+
+@intrinsic
+def total(_, lanes):
+    """The sum of all lanes: of those half a register apart, then a quarter, …"""
+    return lanes.scalar(lanes), _halving(lambda builder, left, right: builder.fadd(left, right), lanes)
+
+
+@intrinsic
+def largest(_, lanes):
+    """The largest of all lanes; NaN where any is."""
+
+    def larger_of(builder, left, right):
+        keeps = builder.fcmp_unordered("uno", left, left)
+        keeps = builder.or_(keeps, builder.fcmp_ordered(">=", left, right))
+        return builder.select(keeps, left, right)
+
+    return lanes.scalar(lanes), _halving(larger_of, lanes)
+
+
+def _halving(combine, lanes):
+    def generate(context, builder, signature, arguments):
+        value, count = arguments[0], lanes.count
+        while count > 1:
+            count //= 2
+            kind = ir.VectorType(_INT32, count)
+            low, high = ir.Constant(kind, list(range(count))), ir.Constant(kind, list(range(count, 2 * count)))
+            value = combine(
+                builder, builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+            )
+        return builder.extract_element(value, ir.Constant(_INT32, 0))
+
+    return generate
+
+
+@intrinsic
+def _round(_, lanes):
+    def generate(context, builder, signature, arguments):
+        return _call(builder, f"llvm.rint.{_suffix(_vector(lanes))}", _vector(lanes), list(arguments))
+
+    return lanes(lanes), generate
+
+
+@intrinsic
+def _power_of_two(_, lanes):
+    """2 to whole numbers, from the smallest normal one to the largest; 1 for NaN."""
+
+    def generate(context, builder, signature, arguments):
+        bits, fraction, bias = (32, 23, 127) if lanes.scalar is types.float32 else (64, 52, 1023)
+        kind, vector = ir.VectorType(ir.IntType(bits), lanes.count), _vector(lanes)
+        name = f"llvm.fptosi.sat.v{lanes.count}i{bits}.{_suffix(vector)}"
+        exponent = builder.add(_call(builder, name, kind, list(arguments)), ir.Constant(kind, [bias] * lanes.count))
+        return builder.bitcast(builder.shl(exponent, ir.Constant(kind, [fraction] * lanes.count)), vector)
+
+    return lanes(lanes), generate
+
+
+def _arithmetic(name):
+    @intrinsic
+    def of_lanes(_, left, right):
+        def generate(context, builder, signature, arguments):
+            return getattr(builder, name)(*arguments)
+
+        return left(left, left), generate
+
+    return of_lanes
+
+
+_add, _subtract, _multiply, _divide = map(_arithmetic, ("fadd", "fsub", "fmul", "fdiv"))
+
+
+@intrinsic
+def _alike(_, lanes, number):
+    """``Lanes`` of the type of ``lanes`` that are all ``number``."""
+
+    def generate(context, builder, signature, arguments):
+        return _splat(builder, context.cast(builder, arguments[1], number, lanes.scalar), _vector(lanes))
+
+    return lanes(lanes, number), generate
+
+
+def _operator(symbol, of_lanes):
+    @overload(symbol, inline="always")
+    def typed(left, right):
+        if isinstance(left, Lanes) and isinstance(right, Lanes):
+            return lambda left, right: of_lanes(left, right)
+        if isinstance(left, Lanes):
+            return lambda left, right: of_lanes(left, _alike(left, right))
+        if isinstance(right, Lanes):
+            return lambda left, right: of_lanes(_alike(right, left), right)
+        return None
+
+
+_operator(operator.add, _add)
+_operator(operator.sub, _subtract)
+_operator(operator.mul, _multiply)
+_operator(operator.truediv, _divide)
+
+
+@intrinsic
+def prefetch(_, matrix, row):
+    """Have all cache lines of a row of ``matrix`` fetched, which is going to be read."""
+
+    def generate(context, builder, signature, arguments):
+        array, row = arguments
+        value, column = context.make_array(matrix)(context, builder, array), context.get_constant(types.intp, 0)
+        first = _element(context, builder, matrix, array, row, column, _INT8)
+        nbytes = builder.mul(cgutils.unpack_tuple(builder, value.shape)[1], value.itemsize)
+        lines = builder.lshr(builder.add(nbytes, ir.Constant(nbytes.type, 2 * NBYTES - 1)), ir.Constant(nbytes.type, 6))
+        constants = [
+            ir.Constant(_INT32, number) for number in (0, 2, 1)
+        ]  # read; to keep in all caches but the first; data
+        with cgutils.for_range(builder, lines) as line:
+            place = builder.gep(first, [builder.shl(line.index, ir.Constant(nbytes.type, 6))], source_etype=_INT8)
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, *constants])
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp), generate
+
+
+def exp(lanes):
+    """e to the power of ``lanes``: within two units of the last place, 0 where that would not be a normal number, and
+    of what is larger than any power the largest."""
+    raise NotImplementedError("is compiled")
+
+
+@overload(exp)
+def _exp(lanes):
+    number = np.float32 if lanes.scalar is types.float32 else np.float64
+    terms = 7 if lanes.scalar is types.float32 else 13
+    lowest, highest = (-87.25, 88.375) if lanes.scalar is types.float32 else (-708.25, 709.5)
+    least, most = number(lowest), number(highest)
+    log2_e, zero = number(1.4426950408889634), number(0.0)
+    # ln 2 in two parts: the first has zeros behind, so that a whole number of it is exact.
+    high, low = (0.693359375, -2.12194440e-4) if terms == 7 else (0.6931471803691238, 1.9082149292705877e-10)
+    minus_high, minus_low = number(-high), number(-low)
+    factors = tuple(number(1.0 / math.factorial(term)) for term in range(terms, -1, -1))
+
+    def compiled(lanes):
+        within = smaller(larger(lanes, spread(least)), spread(most))
+        power = _round(within * log2_e)
+        rest = fma(power, spread(minus_low), fma(power, spread(minus_high), within))
+        value = spread(factors[0])
+        for factor in literal_unroll(factors[1:]):
+            value = fma(value, rest, spread(factor))
+        return where_positive(spread(least) - lanes, spread(zero), value * _power_of_two(power))
+
+    return compiled
