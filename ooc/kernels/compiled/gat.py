@@ -47,7 +47,16 @@ def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Ten
 
 def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
     """As ``gat.pull_sources``."""
-    return gat.pull_sources(heads, tile, target_NS=target_NS, source_RS=source_RS)
+    if heads.negative_slope is None or target_NS.dtype == torch.bfloat16:
+        return gat.pull_sources(heads, tile, target_NS=target_NS, source_RS=source_RS)
+    groups, slices = len(heads.groups), heads.together
+    out = torch.empty_like(source_RS, memory_format=torch.contiguous_format)
+    lists, masks = lists_of(tile, len(target_NS)), masks_of(heads.dropout, Direction.OUT)
+    numbers = groups, slices, heads.groups.start // heads.slices, heads.negative_slope
+    target, source = array(target_NS), array(source_RS)
+    given = scratch(groups // slices, 4, source.dtype), np.empty((groups, EDGES), source.dtype)
+    check_order(_pull_sources(lists, masks, target, source, numbers, given, array(out)))
+    return out
 
 
 upstream = gat.upstream
@@ -113,6 +122,61 @@ def _attend(lists, masks, source_NS, a_dst_RG, numbers, given, out_RW):
             if keep:
                 out_RW[row, begin + channels] = softmax_H3[head, 0] + np.log(weights)
                 out_RW[row, begin + width - 1] = softmax_H3[head, 2] / weights
+    return True
+
+
+@compiled
+def _pull_sources(lists, masks, target_NS, source_RS, numbers, given, out_RS):
+    groups, slices, first_head, given_slope = numbers
+    dtype, lanes, width = source_RS.dtype, NBYTES // source_RS.itemsize, source_RS.shape[1] // groups
+    heads, channels, pulled, slope = groups // slices, width - 1, width + 2, dtype.type(given_slope)
+    ((near_E, places_E, before), (score_HE, weight_HE, sloped_HE, scale_HE)), d_GE = given
+    for row in range(len(source_RS)):
+        for column in range(out_RS.shape[1]):
+            out_RS[row, column] = 0
+        before[0] = -1
+        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
+        while cursor < stop:
+            begun = cursor
+            count, cursor = gather(lists, row, cursor, near_E, places_E)
+            if masks.drops and not draw(masks, lists, row, near_E, count, first_head, scale_HE, before):
+                return False
+            for edge in range(count):
+                fetch(lists, target_NS, begun + edge + AHEAD)
+                for head in range(heads):
+                    place = head * slices * pulled + channels
+                    score_HE[head, edge] = (
+                        target_NS[near_E[edge], place] + source_RS[row, head * slices * width + channels]
+                    )
+                    weight_HE[head, edge] = target_NS[near_E[edge], place + 1]
+                for group in range(groups):
+                    d_GE[group, edge] = target_NS[near_E[edge], (group + 1) * pulled - 1]
+            for head in range(heads):
+                for edge in range(0, count, lanes):
+                    score = load(score_HE, head, edge, count)
+                    leaky = where_positive(score, score, score * slope)
+                    share = exp(leaky - load(weight_HE, head, edge, count))
+                    sloped = where_positive(score, share, share * slope)
+                    for group in range(head * slices, (head + 1) * slices):
+                        of_d = total(load(d_GE, group, edge, count) * sloped)
+                        out_RS[row, (group + 1) * width - 1] -= of_d
+                    if masks.drops:
+                        scale = load(scale_HE, head, edge, count)
+                        share, sloped = share * scale, sloped * scale
+                    store(weight_HE, head, edge, count, share)
+                    store(sloped_HE, head, edge, count, sloped)
+                for group in range(head * slices, (head + 1) * slices):
+                    products = spread(dtype.type(0))
+                    for channel in range(0, channels, lanes):
+                        at, end = group * width + channel, group * width + channels
+                        sums, sloped_sums = load(out_RS, row, at, end), spread(dtype.type(0))
+                        for edge in range(count):
+                            dz = load(target_NS, near_E[edge], group * pulled + channel, group * pulled + channels)
+                            sums = fma(spread(weight_HE[head, edge]), dz, sums)
+                            sloped_sums = fma(spread(sloped_HE[head, edge]), dz, sloped_sums)
+                        store(out_RS, row, at, end, sums)
+                        products = fma(sloped_sums, load(source_RS, row, at, end), products)
+                    out_RS[row, (group + 1) * width - 1] += total(products)
     return True
 
 
