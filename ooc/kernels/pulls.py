@@ -51,9 +51,10 @@ def _of_cpu() -> Pulls:
     try:
         from ooc.kernels.compiled import edge_function as functions  # need numba
         from ooc.kernels.compiled import gat as attention
+        from ooc.kernels.compiled import maximum as maxima
     except ImportError:
         return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
-    return _of(aggregate.pull_tile, attention, maximum, functions, LoopFeatures.of)
+    return _of(aggregate.pull_tile, attention, maxima, functions, LoopFeatures.of)
 
 
 @cache

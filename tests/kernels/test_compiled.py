@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.kernels import gat
+from ooc.kernels import gat, maximum
 from ooc.kernels.compiled import gat as compiled_gat
+from ooc.kernels.compiled import maximum as compiled_maximum
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
@@ -32,7 +33,7 @@ def tiles(draw: st.DrawFn) -> tuple[TileEdges, int]:
     counts = draw(st.lists(st.sampled_from([0, 1, 3, 17, 63, 64, 65, 200]), min_size=rows, max_size=rows))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     lists = [torch.randint(0, nodes, (count,), generator=generator).sort().values for count in counts]
-    indices = torch.cat(lists).to(draw(st.sampled_from([torch.int32, torch.int64])))
+    indices = torch.cat(lists).to(torch.int32)  # every type of these is compiled for itself, which takes seconds
     offsets = torch.tensor([0, *counts]).cumsum(0).to(indices.dtype)
     loops = draw(st.sampled_from(list(SelfLoops)))
     pulled = nodes - draw(st.sampled_from([0, 0, 1])) * (nodes > start + rows)
@@ -67,6 +68,26 @@ def test_gat(
     same(compiled_gat.pull_sources(heads, edges, **given), gat.pull_sources(heads, edges, **given))
 
 
+def test_bits_do_not_depend_on_the_heads_beside() -> None:
+    torch.manual_seed(0)
+    counts = torch.tensor([0, 3, 70, 200, 1])
+    offsets = torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32)
+    edges = TileEdges(torch.randint(0, 50, (274,)).sort().values.to(torch.int32), offsets, 4, 50)
+    source, target = torch.randn(50, 4, 12), torch.randn(5, 4)
+    above, own = torch.randn(50, 4, 14), torch.randn(5, 4, 12)
+    dropout = EdgeDropout(0.4, 1, 2, 3)
+
+    def pulled(first: int, stop: int) -> list[Tensor]:
+        heads, part = gat.GatHeads(range(first, stop), 0.2, dropout), slice(first, stop)
+        forward = {"source_NS": source[:, part].flatten(1), "a_dst_RG": target[:, part], "keep": True}
+        backward = {"target_NS": above[:, part].flatten(1), "source_RS": own[:, part].flatten(1)}
+        return [compiled_gat.attend(heads, edges, **forward), compiled_gat.pull_sources(heads, edges, **backward)]
+
+    parts = zip(pulled(0, 1), pulled(1, 4), strict=True)
+    for whole, some in zip(pulled(0, 4), (torch.cat(part, dim=1) for part in parts), strict=True):
+        assert torch.equal(whole, some)
+
+
 def test_damaged_lists_are_named() -> None:
     heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
     edges = TileEdges(torch.tensor([0, 7]), torch.tensor([0, 1, 2]), 0, 3)
@@ -76,3 +97,26 @@ def test_damaged_lists_are_named() -> None:
     dropping = gat.GatHeads(range(1), 0.2, EdgeDropout(0.5, 0, 0, 0))
     with pytest.raises(StoreError, match="ascending order"):
         compiled_gat.attend(dropping, edges, source_NS=source, a_dst_RG=target, keep=False)
+
+
+@given(tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 70), st.booleans(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_maxima(tile: tuple[TileEdges, int], dtype: torch.dtype, columns: int, keep: bool, strange: bool) -> None:
+    edges, pulled = tile
+    torch.manual_seed(columns)
+    source = torch.randn(pulled, columns).mul_(2).round_().to(dtype)  # many ties, zeros among them
+    if strange:
+        source[0] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=dtype).repeat(columns)[:columns]
+    found = compiled_maximum.pull_maxima(edges, source, keep=keep)
+    assert torch.equal(found.nan_to_num(7.5), maximum.pull_maxima(edges, source, keep=keep).nan_to_num(7.5))
+
+    target, own = torch.randn(pulled, columns, 2).round_().to(dtype), source[torch.arange(edges.rows) % pulled]
+    found = compiled_maximum.pull_sources(edges, target_NK=target.view(pulled, -1), source_RW=own)
+    same(found, maximum.pull_sources(edges, target_NK=target.view(pulled, -1), source_RW=own))
+
+
+def test_lists_of_64_bits() -> None:
+    lists, source = (torch.tensor([0, 2, 1]), torch.tensor([0, 1, 3])), torch.randn(3, 5)
+    narrow = TileEdges(*(numbers.to(torch.int32) for numbers in lists), 1, 3)
+    found = compiled_maximum.pull_maxima(TileEdges(*lists, 1, 3), source, keep=True)
+    assert torch.equal(found, compiled_maximum.pull_maxima(narrow, source, keep=True))

@@ -235,6 +235,22 @@ def _halving(combine, lanes):
     return generate
 
 
+def _every_second(start):
+    @intrinsic
+    def of_lanes(_, left, right):
+        def generate(context, builder, signature, arguments):
+            numbers = list(range(start, 2 * left.count, 2))
+            return builder.shuffle_vector(*arguments, ir.Constant(ir.VectorType(_INT32, left.count), numbers))
+
+        return left(left, left), generate
+
+    return of_lanes
+
+
+evens, odds = _every_second(0), _every_second(1)
+"""Every second of the lanes of two, the first of the first one among them or not."""
+
+
 @intrinsic
 def _round(_, lanes):
     def generate(context, builder, signature, arguments):
