@@ -88,6 +88,13 @@ def test_bits_do_not_depend_on_the_heads_beside() -> None:
         assert torch.equal(whole, some)
 
 
+@pytest.mark.parametrize("loops", SelfLoops)
+def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
+    heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
+    edges = TileEdges(torch.tensor([4, 3]), torch.tensor([0, 1, 2]), 3, 5, loops)
+    assert not compiled_gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=True).any()
+
+
 def test_damaged_lists_are_named() -> None:
     heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
     edges = TileEdges(torch.tensor([0, 7]), torch.tensor([0, 1, 2]), 0, 3)

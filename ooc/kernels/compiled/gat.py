@@ -80,6 +80,8 @@ def _attend(lists, masks, source_NS, a_dst_RG, numbers, given, out_RW):
             count, cursor = gather(lists, row, cursor, near_E, places_E)
             if masks.drops and not draw(masks, lists, row, near_E, count, first_head, scale_HE, before):
                 return False
+            if count == 0:
+                continue
             for edge in range(count):
                 fetch(lists, source_NS, begun + edge + AHEAD)
                 for head in range(heads):
