@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled loops give what torch's operators do."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from ooc.errors import StoreError
 from ooc.kernels import gat, maximum
 from ooc.kernels.compiled import gat as compiled_gat
 from ooc.kernels.compiled import maximum as compiled_maximum
+from ooc.kernels.compiled.lanes import NBYTES, exp, load, store
+from ooc.kernels.compiled.loops import compiled
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
 
@@ -127,3 +131,28 @@ def test_lists_of_64_bits() -> None:
     narrow = TileEdges(*(numbers.to(torch.int32) for numbers in lists), 1, 3)
     found = compiled_maximum.pull_maxima(TileEdges(*lists, 1, 3), source, keep=True)
     assert torch.equal(found, compiled_maximum.pull_maxima(narrow, source, keep=True))
+
+
+@compiled
+def _exponentials(of_RL, out_RL):
+    lanes = NBYTES // of_RL.itemsize
+    for row in range(len(of_RL)):
+        store(out_RL, row, 0, lanes, exp(load(of_RL, row, 0, lanes)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_powers_of_e(dtype: torch.dtype) -> None:
+    """Of ordinary numbers to two units of the last place; those too large and too small are what they are nearest to,
+    and nothing is made of what is no number."""
+    limit = math.log(torch.finfo(dtype).max)
+    special = torch.tensor([float("nan"), float("inf"), 2 * limit, -float("inf"), -2 * limit, 0.0, -0.0, 1.0])
+    ordinary = torch.linspace(1 - limit, limit - 1, 8 * 4097, dtype=torch.float64)
+    values = torch.cat((special.to(dtype), ordinary.to(dtype))).view(-1, 64 // dtype.itemsize)
+    found = torch.empty_like(values)
+    _exponentials(values.numpy(), found.numpy())
+    found, expected = found.view(-1), values.view(-1).double().exp()
+    assert found[0].isnan()
+    assert bool((found[1:3] > torch.finfo(dtype).max / 4).all()) and bool(found[1:3].isfinite().all())
+    assert found[3:8].tolist() == pytest.approx([0.0, 0.0, 1.0, 1.0, math.e], rel=torch.finfo(dtype).eps)
+    normal = expected[8:] > torch.finfo(dtype).tiny * 2
+    assert float((found[8:] / expected[8:] - 1)[normal].abs().max()) < 3 * torch.finfo(dtype).eps

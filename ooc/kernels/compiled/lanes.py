@@ -20,6 +20,8 @@ from numba.extending import intrinsic, models, overload, register_model
 
 NBYTES = 64
 """Of lanes."""
+_SHIFTS = {types.float32: 1.5 * 2**23, types.float64: 1.5 * 2**52}
+"""What has no bits for fractions, and is so large that what is added to it is rounded to whole numbers."""
 _INT32, _INT8 = ir.IntType(32), ir.IntType(8)
 
 
@@ -191,18 +193,6 @@ def larger(_, left, right):
 
 
 @intrinsic
-def smaller(_, left, right):
-    """The smaller of the two; NaN where either is."""
-
-    def generate(context, builder, signature, arguments):
-        keeps = builder.fcmp_unordered("uno", arguments[0], arguments[0])
-        keeps = builder.or_(keeps, builder.fcmp_ordered("<=", *arguments))
-        return builder.select(keeps, *arguments)
-
-    return left(left, left), generate
-
-
-@intrinsic
 def total(_, lanes):
     """The sum of all lanes: of those half a register apart, then a quarter, …"""
     return lanes.scalar(lanes), _halving(lambda builder, left, right: builder.fadd(left, right), lanes)
@@ -252,23 +242,29 @@ evens, odds = _every_second(0), _every_second(1)
 
 
 @intrinsic
-def _round(_, lanes):
-    def generate(context, builder, signature, arguments):
-        return _call(builder, f"llvm.rint.{_suffix(_vector(lanes))}", _vector(lanes), list(arguments))
+def _limited(_, lanes, least, most):
+    """``lanes`` where they are between the two or NaN, elsewhere the nearer one."""
 
-    return lanes(lanes), generate
+    def generate(context, builder, signature, arguments):
+        value, least, most = arguments
+        value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
+        return builder.select(builder.fcmp_ordered(">", value, most), most, value)
+
+    return lanes(lanes, lanes, lanes), generate
 
 
 @intrinsic
 def _power_of_two(_, lanes):
-    """2 to whole numbers, from the smallest normal one to the largest; 1 for NaN."""
+    """2 to the whole numbers, from the smallest normal one to the largest, that ``_SHIFTS`` was added to: the lowest
+    bits of such a sum are these numbers'. (Converting them would take LLVM one after the other.)"""
 
     def generate(context, builder, signature, arguments):
         bits, fraction, bias = (32, 23, 127) if lanes.scalar is types.float32 else (64, 52, 1023)
-        kind, vector = ir.VectorType(ir.IntType(bits), lanes.count), _vector(lanes)
-        name = f"llvm.fptosi.sat.v{lanes.count}i{bits}.{_suffix(vector)}"
-        exponent = builder.add(_call(builder, name, kind, list(arguments)), ir.Constant(kind, [bias] * lanes.count))
-        return builder.bitcast(builder.shl(exponent, ir.Constant(kind, [fraction] * lanes.count)), vector)
+        kind = ir.VectorType(ir.IntType(bits), lanes.count)
+        exponent = builder.shl(builder.bitcast(arguments[0], kind), ir.Constant(kind, [fraction] * lanes.count))
+        return builder.bitcast(
+            builder.add(exponent, ir.Constant(kind, [bias << fraction] * lanes.count)), _vector(lanes)
+        )
 
     return lanes(lanes), generate
 
@@ -346,8 +342,8 @@ def exp(lanes):
 def _exp(lanes):
     number = np.float32 if lanes.scalar is types.float32 else np.float64
     terms = 7 if lanes.scalar is types.float32 else 13
-    lowest, highest = (-87.25, 88.375) if lanes.scalar is types.float32 else (-708.25, 709.5)
-    least, most = number(lowest), number(highest)
+    lowest, highest = (-87.25, 88.375) if lanes.scalar is types.float32 else (-708.25, 709.0)
+    least, most, shift = number(lowest), number(highest), number(_SHIFTS[lanes.scalar])
     log2_e, zero = number(1.4426950408889634), number(0.0)
     # ln 2 in two parts: the first has zeros behind, so that a whole number of it is exact.
     high, low = (0.693359375, -2.12194440e-4) if terms == 7 else (0.6931471803691238, 1.9082149292705877e-10)
@@ -355,12 +351,13 @@ def _exp(lanes):
     factors = tuple(number(1.0 / math.factorial(term)) for term in range(terms, -1, -1))
 
     def compiled(lanes):
-        within = smaller(larger(lanes, spread(least)), spread(most))
-        power = _round(within * log2_e)
+        within = _limited(lanes, spread(least), spread(most))
+        shifted = fma(within, spread(log2_e), spread(shift))
+        power = shifted - shift
         rest = fma(power, spread(minus_low), fma(power, spread(minus_high), within))
         value = spread(factors[0])
         for factor in literal_unroll(factors[1:]):
             value = fma(value, rest, spread(factor))
-        return where_positive(spread(least) - lanes, spread(zero), value * _power_of_two(power))
+        return where_positive(spread(least) - lanes, spread(zero), value * _power_of_two(shifted))
 
     return compiled
