@@ -3,6 +3,7 @@
 
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,17 @@ def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], c
     choices = [(False, True) if then >= 0 and ok else (False,) for then, ok in zip(following, within, strict=True)]
     best = max(h for after in product(*choices) if (h := hits(uses, after)) is not None)
     assert mine == best
+
+
+@pytest.mark.parametrize(("frames", "stays"), [(4, 0), (5, 1), (7, 3), (9, 3)])
+def test_blocks_that_are_copied_first_stay_where_the_next_pass_has_frames_for_them(frames: int, stays: int) -> None:
+    """Beside the two that each of its first two steps reads: frames come back when the third one begins."""
+    written = [Span(0, 0, block, Use.WRITE) for block in range(3)]
+    copied = [Span(1, 1, block, Use.COPY) for block in range(3)]
+    read = [Span(step, step, 2 * step + block, Use.READ) for step in range(1, 4) for block in (1, 2)]
+    spans = sorted([*written, *copied, *read])
+    kept = belady(Uses(spans, 4, [0] * 4, lambda block: False, cyclic=False, frames_then={0: (4, frames)}))
+    assert sum(kept.after) == stays
 
 
 @settings(max_examples=examples(300), deadline=None)

@@ -193,6 +193,24 @@ def test_every_plan_passes_the_verifier(
     assert writes is None or made.ssd_write_bytes <= writes
 
 
+@pytest.mark.parametrize(
+    ("work", "device", "host"),
+    [(workload(rows=9000, layers=2), 4_227_076, 821_046), (workload(9000, 130, 3, 2), 6_447_609, 737_235)],
+)
+def test_what_a_pass_computes_last_stays_for_the_next_ones_copies_where_there_is_room(
+    work: Workload, device: int, host: int
+) -> None:
+    """These have too little: of the last blocks, one for every slab, some are written and read instead."""
+    made = plan(device, host, work)
+    verify_plan(made)
+    program = made.unrolled["train"]
+    found, spans = found_in_memory(program.uses, program.kept), program.uses.spans
+    begins = {first for first, _ in program.bounds}
+    copied = [is_found for span, is_found in zip(spans, found, strict=True) if span.use is Use.COPY]
+    assert not all(copied)
+    assert any(found[i] for i, span in enumerate(spans) if span.use is Use.COPY and span.first in begins)
+
+
 def seconds_of(made: Plan, work: Workload = WORK) -> float:
     return simulate(made, work, WITH_DEVICE_MEMORY).epoch_s
 

@@ -193,6 +193,12 @@ class BlockSequence(NamedTuple):
     capacity: Sequence[int]
     available: Sequence[Sequence[range]]
 
+    @property
+    def frames_then(self) -> dict[int, tuple[int, int]]:
+        """As ``Uses`` have it."""
+        passes = zip(self.bounds, self.available, strict=True)
+        return {first - 1: (stop, sum(map(len, pieces))) for (first, stop), pieces in passes if 0 < first < stop}
+
 
 PREPARATION, EPOCH = "prepare", "train"
 EPOCHS = EPOCH, "train_and_score"
@@ -226,7 +232,16 @@ def unroll(
         elif name != PREPARATION and count:
             then = len(sequences[EPOCH].steps)
             afterwards = {block: count + firsts[EPOCH].get(block, then) for block, _ in programs[EPOCH].leaves}
-        uses = Uses(sequence.spans, count, sequence.capacity, blocks.lasts, is_epoch, spare_writes, afterwards)
+        uses = Uses(
+            sequence.spans,
+            count,
+            sequence.capacity,
+            blocks.lasts,
+            is_epoch,
+            spare_writes,
+            afterwards,
+            sequence.frames_then,
+        )
         programs[name] = Unrolling(sequence, uses, blocks.nbytes, homes, paced=paced).run()
         homes |= dict(programs[name].warm)
     return {name: programs[name] for name in sequences if name in programs}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which blocks stay in memory between two uses, when not all can.
 
-Between two steps that follow one another a block is in use all along and takes no room from others.
+Between two steps that follow one another a block is in use all along and takes no room from others, but for what a pass
+copies to slab buffers first of what the one before has used last: it works in more than that.
 
 With the sequence of uses known, the fewest blocks are read again if the one given up is always the one used
 furthest in the future (L. A. Belady, IBM Systems Journal 5(2), 1966), and a block just used is itself among the
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import attrgetter
 
 from ooc.plan.program.sequence import Span, Use
@@ -32,7 +33,8 @@ class Uses:
     next. ``spare_writes``: give up what is on the SSD anyway before what would have to be written there.
     ``afterwards``: lasting blocks that may be in memory when the program begins, as others use them too, and the steps,
     counted on from the program's own, in which they do: of those that it does not use itself, or, unless it is cyclic,
-    of all that it may leave.
+    of all that it may leave. ``frames_then``: by the last step of a pass, where the next one stops and how many frames
+    that has for all of its blocks (left out: as many as are wanted).
     """
 
     spans: Sequence[Span]
@@ -42,6 +44,7 @@ class Uses:
     cyclic: bool
     spare_writes: bool = False
     afterwards: Mapping[int, int] = field(default_factory=dict)
+    frames_then: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def following(self) -> Sequence[int]:
@@ -159,6 +162,7 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
     to_write: set[int] = set()
     unbroken: set[int] = set()
     passed_by: set[int] = set()
+    copied: list[int] = []  # spans of a pass's last step whose blocks the next one's first copies
     position = 0
 
     def give_up(room: int) -> None:
@@ -171,6 +175,21 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
                     dropped.add(block)
                 else:
                     after[since] = False
+
+    def give_up_copied(stop: int, frames: int) -> None:
+        """Those for which a pass until step ``stop`` has no frames beside what waits and what its first two steps
+        work in: a frame comes back when the third one begins."""
+        at_work = set()
+        for first, _, block, use in islice(spans, position, None):
+            if first >= min(step + 3, stop):
+                break
+            if use is not copy:
+                at_work.add(block)
+        room = max(0, frames - len(at_work | held.keys()))
+        for i in copied[room:]:
+            after[i] = False
+            unbroken.discard(following[i])
+            to_write.add(spans[i].block)
 
     if steps:
         give_up(capacity[-1 if uses.cyclic else 0])
@@ -198,10 +217,15 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
             after[i] = True
             if at == step + 1 and then < count:
                 unbroken.add(then)
+                if step in uses.frames_then and spans[then].use is copy:
+                    copied.append(i)
                 continue  # in use without a break
             held[block] = i
             costs_write = uses.spare_writes and block not in to_write and not uses.lasting(block)
             heappush(heap, (costs_write, -at, i, block))
         if len(held) > capacity[step]:
             give_up(capacity[step])
+        if copied:
+            give_up_copied(*uses.frames_then[step])
+            copied.clear()
     return Kept(after, begins - dropped, frozenset(held) - dropped)
