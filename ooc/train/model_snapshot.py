@@ -47,9 +47,12 @@ class ModelSnapshot:
             is_equal = isinstance(before, (*PLAIN, list)) and isinstance(now, (*PLAIN, list)) and before == now
             if before is not now and not is_equal:
                 raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
-        for name, buffer, version, value in self._numbers:
-            if buffer._version != version and float(buffer) != value:  # on a device, to read it is to wait
+        for at, (name, buffer, version, value) in enumerate(self._numbers):
+            if buffer._version == version:
+                continue
+            if float(buffer) != value:  # on a device, to read it is to wait: not again until it is written again
                 raise ModelError(f"the value of {name} of the model {_CHANGED}")
+            self._numbers[at] = name, buffer, buffer._version, value
 
 
 def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:

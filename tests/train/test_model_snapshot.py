@@ -13,6 +13,7 @@ from torch_geometric.nn import GINConv, SAGEConv
 import ooc
 from ooc.errors import ModelError
 from ooc.storage.store import Store
+from ooc.train.model_snapshot import ModelSnapshot
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data
 
@@ -120,6 +121,18 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
         trainer.fit(1, eval_every=0)
         model.train()
         trainer.fit(1, eval_every=0)
+
+
+def test_a_value_that_was_written_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device the host waits for it: not at the beginning of every epoch."""
+    model, read = Model(), list[Tensor]()
+    snapshot = ModelSnapshot(model)
+    model.first.eps.copy_(model.first.eps.clone())
+    number = Tensor.__float__
+    monkeypatch.setattr(Tensor, "__float__", lambda tensor: read.append(tensor) or number(tensor))
+    for _ in range(3):
+        snapshot.check()
+    assert len(read) == 1 and read[0] is model.first.eps
 
 
 @pytest.mark.parametrize("after", [0, 50])
