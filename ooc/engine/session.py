@@ -22,7 +22,8 @@ from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
-from ooc.model.lowering.network import Network
+from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.network import Network, values_of
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate
 from ooc.plan.workload import Direction
@@ -71,6 +72,8 @@ class Session:
             return
         prepared = self._prepared
         _keep_freed_memory()
+        if prepared.device is None:
+            self._rehearse()
         self._runtime = Runtime(prepared)
         try:
             if prepared.device is not None:
@@ -82,6 +85,16 @@ class Session:
         except BaseException:
             self.close()
             raise
+
+    def _rehearse(self) -> None:
+        """Have loops over edges compiled, or found in the compiler's cache, before epochs are timed."""
+        network, builder = self._prepared.network, self._prepared.builder
+        pulls = [value for value in values_of(network.training) if isinstance(value, EdgeAggregate)]
+        if pulls:
+            with reported(self._listener, "compiled kernels", len(pulls), "layers") as done:
+                for number, pull in enumerate(pulls, 1):
+                    pull.rehearse(builder, network.dtype)
+                    done(number)
 
     def _move(self, place: torch.device) -> None:
         for tensor in chain(self._models.parameters(), self._models.buffers()):

@@ -119,6 +119,10 @@ class FunctionAggregate(EdgeAggregate):
         return () if self.term is None else (EdgeData.FEATURES,)
 
     @property
+    def edge_features(self) -> int:  # type: ignore[override]  # the others have none
+        return 0 if self.term is None else self.term.features
+
+    @property
     def message(self) -> int:
         """Columns of a group's messages."""
         return self.result

@@ -134,6 +134,9 @@ class Opaque(EdgeAggregate):
     def needs(self) -> tuple[Value, ...]:
         return ()
 
+    def rehearse(self, key: Key, dtype: torch.dtype) -> None:
+        """Nothing of it is compiled."""
+
     @property
     def splits_rows(self) -> bool:
         """Whether a row's edges are taken in pieces, where there are many."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ooc.kernels import edges, gat, maximum
@@ -106,6 +107,8 @@ class EdgeAggregate(Aggregate):
     of_one_space = False
     pulls_targets = False
     """Whether the gradient of the target's own rows takes a pull of its own."""
+    edge_features = 0
+    """How many features of an edge it takes."""
     kept_columns = 0
     """Of what a pull of targets can keep of every edge for the pull of sources."""
     recorded_columns = 0
@@ -149,6 +152,26 @@ class EdgeAggregate(Aggregate):
 
     def needs(self) -> tuple[Value, ...]:
         return (self,) if self.target is None else (self, self.target)
+
+    def rehearse(self, key: Key, dtype: torch.dtype) -> None:
+        """Have the pulls of a row without edges, so that loops which are compiled are so before they are timed."""
+        if self.before is not None or self.after is not None:
+            return
+        features = torch.zeros(0, self.edge_features, dtype=dtype) if self.edge_features else None
+        nothing, offsets = torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+        tile, groups = TileEdges(nothing, offsets, 0, 1, features_EK=features), range(self.groups)
+        source, target = (torch.zeros(1, columns, dtype=dtype) for columns in (self.source.columns, self.target_width))
+        self.forward(key, tile, source, target, groups)
+        if self.keep:
+            upstream = torch.zeros(1, self.upstream_columns, dtype=dtype)
+            self.backward_sources(key, tile, upstream, source, groups)
+            if self.pulls_targets:
+                self.backward_targets(key, tile, source, upstream, groups)
+
+    @property
+    def target_width(self) -> int:
+        """Columns of the rows that targets bring."""
+        return 0 if self.target is None else self.target.columns
 
     @property
     def pulled_target_columns(self) -> int:
