@@ -126,8 +126,8 @@ class Moves:
         return [replace(choice, spare_writes=not choice.spare_writes), *chain(*held)]
 
     def tall_pulls(self, choice: Choice) -> list[Choice]:
-        """More rows pulled at once, in memory of their own."""
-        return [replace(choice, lean=False)] if choice.lean else []
+        """More rows pulled at once, in memory of their own; on the CPU no longer so, either."""
+        return [replace(choice, lean=not choice.lean)] if choice.lean or not self.on_device else []
 
     # ---- where to begin ------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Moves:
                 spare_writes,
                 bucketed=dict.fromkeys(bucketed, 0),
                 parts=parts,
-                lean=self.on_device and parts > 1,
+                lean=not self.on_device or parts > 1,
             )
             for width in widths
         ]

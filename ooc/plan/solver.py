@@ -210,7 +210,8 @@ class _Solver:
     def descend(self, best: Candidate) -> Candidate:
         """The best that single steps from ``best`` lead to."""
         moves = self.moves
-        best = next(filter(None, map(self.problem.candidate, moves.tall_pulls(best.choice))), best)
+        if self.on_device:
+            best = next(filter(None, map(self.problem.candidate, moves.tall_pulls(best.choice))), best)
         in_memory = moves.in_memory(best.choice)
         if best.score > (0, 0):
             best = self._better(best, moves.whole(best.choice))

@@ -31,6 +31,10 @@ _MOST_EDGES_AT_ONCE = 1 << 20
 """Of a step where memory is scarce: of more, what is known of edges would be a large part of what tiles take."""
 _PART_OF_SLABS = 64
 """Of slabs that a device gathers from, what a pull may take beside them."""
+_TILES_OF_A_THREAD = 2
+"""Of a step of a column pass: with one each, threads wait for the slower ones at its end."""
+PULL_TILE_BYTES = 1 << 20
+"""Of the rows that a thread of the CPU pulls at a time: they are put where they belong while its cache holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ class Choice:
     read from the SSD again than write to it (``Uses``). ``spilled_sums``: the matrices that are scattered to and not in
     memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
     little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
-    that much smaller. ``lean``: a device pulls no more rows at once than take what other passes take anyway, in steps
-    whose edges fit a frame, in pieces where they do not."""
+    that much smaller. ``lean``: no more rows are pulled at once than take what other passes take anyway, on a device
+    in steps whose edges fit a frame, in pieces where they do not."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
@@ -157,13 +161,12 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         programs[name] = Passes(passes)
     share = workload.share
     regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
+    scratch, _ = _heaviest(programs, matrices, workload, frame_bytes)
+    programs = {
+        name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice)
+        for name, passes in programs.items()
+    }
     scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
-    if workload.parts is not None:
-        programs = {
-            name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice)
-            for name, passes in programs.items()
-        }
-        scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
 
 
@@ -179,18 +182,26 @@ def _heaviest(
 def _taller_pulls(
     passes: Passes, matrices: dict[str, MatrixPlan], workload: Workload, frame_bytes: int, most: int, choice: Choice
 ) -> Passes:
-    """The same on a device, where a column pass pulls as many rows at once, up to a step's, as take ``most`` bytes,
-    which another pass takes anyway, or a small part of the slabs that it gathers from, where there is the memory for
-    that. To launch a pull costs the host the same for a few rows as for many."""
+    """The same where a column pass pulls more rows at once: to launch a pull, or to call it, costs the same for a few
+    rows as for many. As many as take ``most`` bytes, which another pass takes anyway; where there is the memory for
+    that a device takes a small part of the slabs that it gathers from, up to a step's rows, and the CPU, of sums, what
+    a cache holds, as long as a step has tiles enough for its threads."""
     found: list[Pass] = []
     for item in passes:
-        if isinstance(item, ColumnPass) and not item.pull.is_opaque:
+        on_device, sums = workload.parts is not None, item.pull is not None and item.pull.per_edge is None
+        if isinstance(item, ColumnPass) and not item.pull.is_opaque and (on_device or sums):
+            output = matrices[item.output].grid
             slabs = 0 if choice.lean else slabs_nbytes(item, passes, matrices, workload.share)
-            room = max(most, slabs // _PART_OF_SLABS)
+            room = max(most, slabs // (_PART_OF_SLABS if on_device else 1))
             most_rows = column_step_rows(item, matrices, choice.step_rows)
-            if item.pull.per_edge is None:  # those of several blocks would be copied there
-                most_rows = min(most_rows, matrices[item.output].grid.block_rows)
-            while most_rows % (2 * item.rows_at_once) == 0:
+            if sums:  # those of several blocks would be copied there
+                most_rows = min(most_rows, output.block_rows)
+            fitting = most_rows
+            if not on_device:
+                width = max(matrices[item.pull.source].grid.slab_columns, output.slab_columns)
+                cached = PULL_TILE_BYTES // (width * workload.pulled_itemsize)
+                fitting = min(cached, most_rows // (_TILES_OF_A_THREAD * workload.threads))
+            while most_rows % (2 * item.rows_at_once) == 0 and 2 * item.rows_at_once <= fitting:
                 taller = replace(item, rows_at_once=2 * item.rows_at_once)
                 if scratch_nbytes(taller, matrices, workload, frame_bytes) > room:
                     break
