@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ooc.kernels import edge_function
+from ooc.kernels.compiled import sums
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction
+from ooc.kernels.functions import EdgeFunction, Gated
 
-LOOPS: dict[type, Any] = {}
+LOOPS: dict[type, Any] = {Gated: sums}
 """By the kind of function the module of its loops, which names them as ``edge_function`` does."""
 
 

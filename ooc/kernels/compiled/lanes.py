@@ -139,6 +139,50 @@ def _rounded(builder, value, count):
 
 
 @intrinsic
+def load_halves(_, matrix, row, halves, like):
+    """``Lanes`` of the type of ``like`` of two stretches of a row of ``matrix``, half of the lanes each. ``halves``:
+    where these begin, and how many numbers each has; 0 behind them."""
+    lanes = Lanes(like.dtype)
+
+    def generate(context, builder, signature, arguments):
+        array, row, halves, _ = arguments
+        first, other, *counts = cgutils.unpack_tuple(builder, halves)
+        half, kind = lanes.count // 2, _ir(matrix.dtype)
+        vector, found = ir.VectorType(kind, half), []
+        for column, count in ((first, counts[0]), (other, counts[1])):
+            place = _element(context, builder, matrix, array, row, column, vector)
+            mask = _mask(builder, ir.Constant(count.type, 0), count, half)
+            read = [place, ir.Constant(_INT32, 2), mask, ir.Constant(vector, [0.0] * half)]
+            found.append(_call(builder, f"llvm.masked.load.{_suffix(vector)}.p0", vector, read))
+        both = builder.shuffle_vector(*found, ir.Constant(ir.VectorType(_INT32, 2 * half), list(range(2 * half))))
+        if matrix.dtype is lanes.scalar:
+            return both
+        return (builder.fptrunc if lanes.scalar is types.float32 else builder.fpext)(both, _vector(lanes))
+
+    return lanes(matrix, types.intp, halves, like), generate
+
+
+@intrinsic
+def store_halves(_, matrix, row, halves, lanes):
+    """Write ``lanes`` to two stretches of a row of ``matrix``, as ``load_halves`` reads them."""
+
+    def generate(context, builder, signature, arguments):
+        array, row, halves, value = arguments
+        first, other, *counts = cgutils.unpack_tuple(builder, halves)
+        half = lanes.count // 2
+        for number, (column, count) in enumerate(((first, counts[0]), (other, counts[1]))):
+            numbers = list(range(number * half, (number + 1) * half))
+            part = builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(_INT32, half), numbers))
+            place = _element(context, builder, matrix, array, row, column, part.type)
+            mask = _mask(builder, ir.Constant(count.type, 0), count, half)
+            written = [part, place, ir.Constant(_INT32, 2), mask]
+            _call(builder, f"llvm.masked.store.{_suffix(part.type)}.p0", ir.VoidType(), written)
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp, halves, lanes), generate
+
+
+@intrinsic
 def spread(_, number):
     """``Lanes`` that are all ``number``."""
     lanes = Lanes(number)
