@@ -151,11 +151,10 @@ class PerEdge:
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. ``beside``: one more such matrix. Temporaries of one call, all
     groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
-    are taken together) and every row, and ``bytes_per_row``; ``held_bytes_per_edge`` besides, of all edges of a tile
-    whose pieces wait for one another. ``opaque``: what an opaque layer makes of a tile's rows,
-    all together, so that they are always cut into the same tiles; ``waiting_bytes_per_edge``: of what it finds for
-    other rows of each tile, until that is added to them; of a tile with more than ``waiting_edges`` nothing waits: it
-    is computed once more while it is added.
+    are taken together) and every row, and ``bytes_per_row``; ``held_bytes`` besides, where a row's edges come in
+    several pieces. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that they are always cut
+    into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows of each tile, until that is added
+    to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
     while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
     ``recorded_columns``: for that of the backward pass, of every layer at once. ``listed_heads``: for each of which
@@ -173,7 +172,7 @@ class PerEdge:
     bytes_per_row: int
     opaque: bool = False
     row_edges: int = 0
-    held_bytes_per_edge: int = 0
+    held_bytes: int = 0
     waiting_bytes_per_edge: int = 0
     waiting_edges: int = 1 << 62
     copied_columns: tuple[int, ...] = ()

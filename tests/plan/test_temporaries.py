@@ -134,5 +134,33 @@ def test_what_waits_to_be_added_counts_once_for_each_tile_that_waits(threads: in
     scratch, more = (scratch_nbytes(one, plan.matrices, work, plan.frame_bytes) for one in (item, waiting))
     edges = most_edges(work.topologies[item.pull.direction], work.tile_rows, item.rows, work.tile_rows)
     assert more - scratch == results * kind.waiting_nbytes(edges, work.tile_rows)
-    few = replace(kind, waiting_edges=edges // 2)
-    assert few.waiting_nbytes(edges, 0) == edges // 2 * 8
+
+
+@pytest.mark.parametrize(("threads", "results"), [(1, 1), (2, 3)])
+def test_of_a_tile_with_more_edges_than_wait_none_wait(threads: int, results: int) -> None:
+    """But those of others do, and with threads, while it is computed once more, a piece of its own; where a row comes
+    in several pieces each thread has what it holds of all."""
+    work = replace(attending((), threads), tasks_ahead=1)
+    plan = make_plan(work, Limits(10**9, 10**9), UNMEASURED)
+    (item,) = (i for i in plan.programs["train"] if i.pull is not None and i.pull.per_edge is not None)
+    assert item.pull is not None and item.pull.per_edge is not None
+    topology = work.topologies[item.pull.direction]
+    heavy, others, few = 10**6, 4000, 1000
+    tile_edges = [0, *range(heavy, heavy + others * (len(topology.tile_edges) - 1), others)]
+    hub = replace(topology, tile_edges=tile_edges)
+    work = replace(work, topologies=work.topologies | {item.pull.direction: hub})
+    plain = replace(item.pull.per_edge, edges_at_once=few, opaque=True)
+
+    def scratch(kind: PerEdge) -> int:
+        pull = replace(item.pull, per_edge=kind)
+        return scratch_nbytes(replace(item, pull=pull), plan.matrices, work, plan.frame_bytes)
+
+    rows, before = work.tile_rows, scratch(plain)
+    waiting = replace(plain, waiting_bytes_per_edge=8, waiting_edges=10_000)
+    more = scratch(waiting) - before
+    of_others = results * waiting.waiting_nbytes(others, rows)
+    if threads == 1:
+        assert more == of_others
+    else:
+        assert of_others + waiting.waiting_nbytes(few, rows) < more < of_others + 8 * heavy
+    assert scratch(replace(plain, held_bytes=7777)) - before == 7777 * threads

@@ -7,7 +7,7 @@ and degrees. Run on a piece of a row's edges, each of these calls gets a part of
 a running total, and once that is complete, a later run is given it. A call that depends on another one's total has a
 higher ``level``: a softmax takes one run over all pieces for the largest score, one for the sum, one for what it
 weighs. A piece's graph is the row, node 0, with in-neighbours that have no edges of their own
-(``kernels.neighbourhood``). Of quantiles the values of all pieces wait, until it is known which of them these are.
+(``kernels.neighbourhood``). Quantiles take several runs of their level, in which entries are counted.
 
 Backward, each call is differentiated by itself: what flows back to its total is known without the other edges.
 
@@ -27,7 +27,7 @@ from ooc.errors import ModelError
 from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
 from ooc.kernels.fixed_order import rows_scattered
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.pieces.quantiles import Quantiles, quantiles_of_rows
+from ooc.kernels.pieces.quantiles import Quantiles, Selection, quantiles_of_rows
 
 
 class Kind(Enum):
@@ -40,8 +40,6 @@ class Kind(Enum):
     QUANTILES = "quantiles"
 
 
-_SORTED_BYTES = 24
-"""Of an entry while its column is sorted: which entry comes where, twice, and what sorting takes."""
 _SUMS = (torch.Tensor.scatter_add, torch.scatter_add, torch.Tensor.index_add, torch.index_add)
 _SUMS_IN_PLACE = (torch.Tensor.scatter_add_, torch.Tensor.index_add_)
 _REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
@@ -49,25 +47,19 @@ _REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
 
 @dataclass(frozen=True, slots=True)
 class CaughtSum:
-    """One call: what it makes of what a tensor has a row of ``columns`` for, and the run in which its total is found,
-    from 1."""
+    """One call: what it makes of what a tensor has a row for, the run in which its total is found, from 1, and what its
+    running total takes beside numbers of a row."""
 
     kind: Kind
     rows: DroppedRows
     level: int
-    columns: int
-
-    def held_bytes(self, itemsize: int) -> int:
-        """Of each of a row's entries, while others of the row come in."""
-        if self.kind is not Kind.QUANTILES:
-            return 0
-        return self.columns * itemsize + 2 * itemsize + _SORTED_BYTES
+    held_bytes: int
 
 
 class Total:
     """What one call makes of those of a row's entries that there have been: ``value``, and ``beside`` it how many of
     them are the extreme or, of a product, which is that of the others, zero. ``gradient``: what flows back to it, and
-    ``leaf`` what is differentiated by. Of ``quantiles`` all entries wait until it is asked for."""
+    ``leaf`` what is differentiated by."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -77,9 +69,7 @@ class Total:
         self.leaf: Tensor | None = None
         self.quantiles: Quantiles | None = None
         self._shares: Tensor | None = None
-        self._waiting: list[Tensor] = []
-        self._entries: list[tuple[Tensor, Tensor | float]] = []
-        self._count = self._spread = 0
+        self._selection: Selection | None = None
 
     def add(self, part_EX: Tensor) -> None:
         """Some more entries."""
@@ -103,41 +93,28 @@ class Total:
                 self.value = part if self.value is None else self.value * part
                 self.beside = zeros if self.beside is None else self.beside + zeros
             case Kind.QUANTILES:
-                self._waiting.append(part_EX.detach().clone())
-                self._count += len(part_EX)
+                assert self.quantiles is not None
+                if self._selection is None:
+                    self._selection = Selection(self.quantiles, part_EX)
+                self._selection.add(part_EX)
 
-    def _choose(self) -> None:
-        """Which of all entries the quantiles are; these need not wait any more."""
-        parts, which = self._waiting, self.quantiles
-        assert which is not None
-        place_Q = which.places(torch.tensor([self._count], device=parts[0].device))
-        columns = (torch.cat([part[:, column] for part in parts]) for column in range(parts[0].shape[1]))
-        entries = which.entries(place_Q, columns, lambda values_E: values_E.argsort(stable=True))
-        ends = [parts[0].new_zeros(found_QC.shape) for found_QC in entries]
-        start = 0
-        for part_EX in parts:
-            for found_QC, end_QC in zip(entries, ends, strict=True):
-                inside = (found_QC >= start) & (found_QC < start + len(part_EX))
-                values_QC = part_EX.gather(0, (found_QC - start).clamp(0, len(part_EX) - 1))
-                end_QC.copy_(torch.where(inside, values_QC, end_QC))
-            start += len(part_EX)
-        self.value = which.between(place_Q, ends).flatten()
-        shares = which.shares(place_Q)
-        weights = [1.0] if len(entries) == 1 else [1 - shares, shares]
-        self._entries = list(zip(entries, weights, strict=True))
-        self._waiting = []
+    def end_run(self) -> bool:
+        """To be called when all entries have been added; whether they are to be added once more."""
+        if self._selection is None or self.value is not None:
+            return False
+        if self._selection.end_run():
+            return True
+        self.value = self._selection.value
+        return False
 
     def begin_backward(self) -> None:
         """Nothing more is added: from here on what uses it is differentiated."""
-        if self._waiting:
-            self._choose()
+        self.gradient = self._shares = None
         if self.value is not None and self.value.is_floating_point():
             self.leaf = self._whole(self.value).detach().requires_grad_()
 
     def onto(self, into_1X: Tensor) -> Tensor:
         """The row that was ``into`` with all entries."""
-        if self._waiting:
-            self._choose()
         if self.value is None:
             return into_1X
         value = self._whole(self.value) if self.leaf is None else self.leaf
@@ -167,13 +144,8 @@ class Total:
                 others = torch.where(part_EX == 0, self.beside == 1, self.beside == 0)
                 return others * (self.gradient * self.value) / part_EX.masked_fill(part_EX == 0, 1)
             case Kind.QUANTILES:
-                start, found = self._spread % self._count, torch.zeros_like(part_EX)
-                self._spread += len(part_EX)
-                for entry_QC, weight in self._entries:
-                    inside = (entry_QC >= start) & (entry_QC < start + len(part_EX))
-                    parts = self.gradient.view(entry_QC.shape) * weight * inside
-                    found.scatter_add_(0, (entry_QC - start).clamp(0, len(part_EX) - 1), parts)
-                return found
+                assert self._selection is not None
+                return self._selection.spread(self.gradient, part_EX)
 
     def _whole(self, value: Tensor) -> Tensor:
         if self.kind is not Kind.PRODUCT or self.beside is None:
@@ -233,14 +205,15 @@ _GIVEN = ("input", "dim", "index", "src")
 
 class Finding(_Catching):
     """Notes the calls: ``found`` what they are, and of what a row for each (None: of nothing that is known, or not
-    added to the edges' targets); ``given`` the numbers that they get. ``near``: a graph on which all ``DroppedRows``
-    are of different numbers. ``changed``: of which call the result is to be another one."""
+    added to the edges' targets); ``given`` the numbers that they get, ``held_bytes`` as of a ``CaughtSum``. ``near``: a
+    graph on which all ``DroppedRows`` are of different numbers. ``changed``: of which call the result is to be another
+    one."""
 
     def __init__(self, near: Neighbourhood, changed: int | None = None) -> None:
         super().__init__()
         self.found: list[tuple[Kind, DroppedRows | None]] = []
         self.given: list[Tensor] = []
-        self.columns: list[int] = []
+        self.held_bytes: list[int] = []
         self._changed = changed
         self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows is not DroppedRows.NODES}
 
@@ -249,7 +222,8 @@ class Finding(_Catching):
     ) -> Tensor | None:
         of = (one for one, targets in self._targets.items() if torch.equal(targets, numbers_E))
         self.found.append((kind, next(of, None)))
-        self.columns.append(rows[0].numel() if len(rows) else 0)
+        columns = rows[0].numel() if len(rows) else 0
+        self.held_bytes.append(0 if quantiles is None else quantiles.counting_nbytes(columns))
         self.given.append(torch.cat((rows.detach().flatten(), into.detach().flatten())))
         if self._changed != len(self.found) - 1:
             return None

@@ -39,7 +39,7 @@ from ooc.kernels.neighbourhood import (
     present,
     runs,
 )
-from ooc.kernels.pieces.caught_sums import Kind
+from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
@@ -74,6 +74,8 @@ _FEWEST_EDGES = 256
 _WAITING_BYTES = 16 << 20
 """Of a tile's gradients of in-neighbours that wait. Where they would be more, they are computed once more as they are
 added: tiles have half as many edges on average."""
+_NUMBER_BYTES = 8
+"""Of which in-neighbour that is, besides."""
 
 
 class Opaque(EdgeAggregate):
@@ -150,7 +152,7 @@ class Opaque(EdgeAggregate):
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
-        for run, split in self._runs(key, module, tile, source):
+        for run, split in self._runs(key, module, tile, source, {}):
             if split is not None:
                 parts.append(split.forward())
                 continue
@@ -200,16 +202,25 @@ class Opaque(EdgeAggregate):
         return key.epoch, *(parameter._version for parameter in self.parameters)
 
     def _runs(
-        self, key: Key, module: nn.Module, tile: TileEdges, source: Tensor | BucketRows
+        self,
+        key: Key,
+        module: nn.Module,
+        tile: TileEdges,
+        source: Tensor | BucketRows,
+        totals: dict[int, list[Total]],
     ) -> Iterator[tuple[TileEdges, SplitRow | None]]:
-        """Those of a tile; where one is a row of more edges than are taken at once, split."""
+        """Those of a tile; where one is a row of more edges than are taken at once, split: ``totals`` are its own, by
+        row."""
         place = tile.indices_E.device
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
         for run in runs(tile, most):
             row = present(run, len(source)) if self.splits_rows and len(run.indices_E) > most else run
             running = partial(self._running, key)
             is_split = self.splits_rows and len(row.indices_E) > most
-            split = SplitRow(self.layer, module, self.probed.calls, running, row, most, source) if is_split else None
+            split: SplitRow | None = None
+            if is_split:
+                of_row = totals.setdefault(run.start, [])
+                split = SplitRow(self.layer, module, self.probed.calls, running, row, most, source, of_row)
             yield run, split
 
     def backward_targets(
@@ -218,7 +229,7 @@ class Opaque(EdgeAggregate):
         """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
         trains = self.rows_train
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
-        parts = partial(self._backward_parts, key, tile, source, own, parameters)
+        parts = partial(self._backward_parts, key, tile, source, own, parameters, {})
         wait = len(tile.indices_E) <= self.waiting_edges
         others: Iterable[tuple[Tensor, Tensor]] = []
         sums: list[Tensor | None] = [None] * len(parameters)
@@ -241,10 +252,11 @@ class Opaque(EdgeAggregate):
         source: Tensor | BucketRows,
         own: Tensor,
         parameters: Sequence[nn.Parameter],
+        totals: dict[int, list[Total]],
     ) -> Iterator[tuple[int, Part]]:
         """From a tile's rows of the result's gradient, run by run, and where its rows begin among the tile's."""
         module, trains = self._own_module(), self.rows_train
-        for run, split in self._runs(key, module, tile, source):
+        for run, split in self._runs(key, module, tile, source, totals):
             start = run.start - tile.start
             gradient = own[start : start + run.rows]
             if split is not None:
@@ -284,7 +296,7 @@ class Opaque(EdgeAggregate):
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
         is_forward, found = pulling is Pulling.FORWARD, self.probed
-        waiting = 0 if is_forward or not self.rows_train else self.source.columns * itemsize
+        waiting = 0 if is_forward or not self.rows_train else self.source.columns * itemsize + _NUMBER_BYTES
         _, of_edge, of_row = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
         at_once = self.edges_at_once(on_device=on_device)
@@ -303,7 +315,7 @@ class Opaque(EdgeAggregate):
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
-            held_bytes_per_edge=sum(call.held_bytes(found.itemsize) for call in found.calls),
+            held_bytes=sum(call.held_bytes for call in found.calls),
             waiting_bytes_per_edge=waiting,
             waiting_edges=self.waiting_edges,
             work=work,
@@ -390,8 +402,7 @@ def lower_opaque(
         )
         setting.probed.append((question, probed))
     alone = kind is Opaque and [*layer.tails.values()] == [(source.columns,)]
-    alone = alone and not (layer.codes or probed.parameters or probed.dropped)
-    alone = alone and all(call.kind is Kind.QUANTILES for call in probed.calls)
+    alone = alone and not (layer.codes or probed.parameters or probed.dropped or probed.calls)
     if alone and (slices := _slices(layer, module, probed, source.columns, setting)):
         given, parts = len(assembly.convolved), []
         for one in slices:
@@ -416,11 +427,9 @@ def lower_opaque(
 def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:
     """Into which slices its columns are cut, of a layer that needs all edges of a row at once, where these take too
     much and columns know nothing of one another; the same whatever the budgets. None: it is not cut."""
-    edges, of_edge, beside = setting.most_edges(), columns * probed.itemsize, 0
-    if not probed.calls:  # else only entries of quantiles wait
-        of_edge, beside = of_edge + probed.edge_bytes + probed.node_bytes, _BYTES_PER_EDGE
-    if columns == 1 or edges * (of_edge + beside) <= _ROW_BYTES:
+    edges, of_edge = setting.most_edges(), columns * probed.itemsize + probed.edge_bytes + probed.node_bytes
+    if columns == 1 or edges * (of_edge + _BYTES_PER_EDGE) <= _ROW_BYTES:
         return []
-    width = max(1, int((_ROW_BYTES / edges - beside) * columns / of_edge))
+    width = max(1, int((_ROW_BYTES / edges - _BYTES_PER_EDGE) * columns / of_edge))
     slices = [range(first, min(columns, first + width)) for first in range(0, columns, width)]
     return slices if is_by_columns(layer, module, slices, setting.num_edge_features) else []

@@ -2,15 +2,16 @@
 """A row of many edges in a layer of unknown insides, taken in pieces: what the layer adds up over the row's edges is
 known before anything that needs it is computed (``kernels.pieces.caught_sums``).
 
-Forward, the layer runs on every piece as often as its sums have levels, each time up to the last sum that is found so,
-and then once to the end. Backward, it runs to the end with these totals as leaves; then on every piece from the highest
-level down, for what flows back to the totals below; and once more, all totals being given, for the gradients of rows
-and parameters. So never more than a piece's edges are in memory, and each is computed a few times.
+Forward, the layer runs on every piece as often as its sums have levels, for quantiles several times each, up to the
+last sum that is found so, and then once to the end. Backward, it runs to the end with these totals as leaves; then on
+every piece from the highest level down, for what flows back to the totals below; and once more, all totals being given,
+for the gradients of rows and parameters. So never more than a piece's edges are in memory, and each is computed a few
+times.
 
 Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of the result.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +32,8 @@ Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
 @dataclass(slots=True)
 class SplitRow:
     """``tile``: one row of more than ``edges_at_once`` edges, all to rows of the source, run as ``running`` says;
-    ``calls``: what the layer adds up. For one pass forward or backward."""
+    ``calls``: what the layer adds up; ``totals`` are empty, or what they have come to. For one pass forward, or some
+    backward."""
 
     layer: Layer
     module: nn.Module
@@ -40,7 +42,7 @@ class SplitRow:
     tile: TileEdges
     edges_at_once: int
     source: Tensor | BucketRows
-    _totals: list[Total] = field(default_factory=list)
+    totals: list[Total] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.layer = replace(self.layer, pairs=False)  # sums are told by how many nodes there are
@@ -59,37 +61,42 @@ class SplitRow:
         rows, none in two parts."""
         with torch.no_grad():
             self._add_up()
-        for total in self._totals:
+        for total in self.totals:
             total.begin_backward()
         yield self._end_backward(gradient_1O, parameters, trains=trains)
         for level in range(self._top, 1, -1):
-            below = [total for total, call in zip(self._totals, self.calls, strict=True) if call.level < level]
+            below = [total for total, call in zip(self.totals, self.calls, strict=True) if call.level < level]
             leaves = [(total, total.leaf) for total in below if total.leaf is not None]
             for near, is_first in self._pieces():
                 x_SC, wanted = near.gather(self.source), [leaf for _, leaf in leaves]
                 found = self._gradients(near, x_SC, wanted, level, is_first=is_first)
                 for (total, _), part in zip(leaves, found, strict=True):
                     total.gradient = added(total.gradient, part)
-        for total in self._totals:
+        for total in self.totals:
             total.leaf = None if total.leaf is None else total.leaf.detach()
         yield from _in_parts(self._rows_backward(parameters, trains=trains))
 
     def _add_up(self) -> None:
-        """All totals, level by level."""
-        self._totals = [Total(call.kind) for call in self.calls]
+        """All totals, level by level, unless they are there."""
+        if self.totals:
+            return
+        self.totals += [Total(call.kind) for call in self.calls]
         for level in range(1, self._top + 1):
+            wanted = {number for number, call in enumerate(self.calls) if call.level == level}
 
-            def take(number: int, part: Tensor, level: int = level) -> None:
-                if self.calls[number].level == level:
-                    self._totals[number].add(part)
+            def take(number: int, part: Tensor, wanted: Collection[int] = wanted) -> None:
+                if number in wanted:
+                    self.totals[number].add(part)
 
-            for near, is_first in self._pieces():
-                self._run(near, near.gather(self.source), take, level, is_first=is_first)
+            while wanted:
+                for near, is_first in self._pieces():
+                    self._run(near, near.gather(self.source), take, level, is_first=is_first)
+                wanted.difference_update([number for number in wanted if not self.totals[number].end_run()])
 
     def _end_backward(self, gradient_1O: Tensor, parameters: Sequence[nn.Parameter], *, trains: bool) -> Part:
         near, _ = next(self._pieces())
         x_SC = near.gather(self.source).requires_grad_(trains)
-        kept = [(total, total.leaf) for total in self._totals if total.leaf is not None]
+        kept = [(total, total.leaf) for total in self.totals if total.leaf is not None]
         with torch.enable_grad():
             result = self._run(near, x_SC, lambda *_: None, self._top + 1, to_the_end=True)
         assert result is not None
@@ -101,10 +108,16 @@ class SplitRow:
 
     def _rows_backward(self, parameters: Sequence[nn.Parameter], *, trains: bool) -> Iterator[Part]:
         for near, is_first in self._pieces():
-            x_SC = near.gather(self.source).requires_grad_(trains)
-            found = self._gradients(near, x_SC, [x_SC, *parameters], self._top + 1, is_first=is_first)
-            d_x = torch.zeros_like(x_SC) if found[0] is None else found[0]
-            yield d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[1:]
+            yield self._piece_backward(near, parameters, trains=trains, is_first=is_first)
+
+    def _piece_backward(
+        self, near: Neighbourhood, parameters: Sequence[nn.Parameter], *, trains: bool, is_first: bool
+    ) -> Part:
+        """By itself, so that nothing of a piece is kept while the next one is computed."""
+        x_SC = near.gather(self.source).requires_grad_(trains)
+        found = self._gradients(near, x_SC, [x_SC, *parameters], self._top + 1, is_first=is_first)
+        d_x = torch.zeros_like(x_SC) if found[0] is None else found[0]
+        return d_x[:1], (near.others_S, d_x[1:]) if trains else None, found[1:]
 
     def _gradients(
         self, near: Neighbourhood, x_SC: Tensor, wanted: Sequence[Tensor], level: int, *, is_first: bool
@@ -114,7 +127,7 @@ class SplitRow:
         above: list[Tensor] = []
 
         def take(number: int, part: Tensor) -> None:
-            total = self._totals[number]
+            total = self.totals[number]
             is_asked = self.calls[number].level == level or level > self._top
             if is_asked and part.requires_grad and total.gradient is not None and len(part):
                 parts.append(part)
@@ -143,7 +156,7 @@ class SplitRow:
         last = max(k for k, call in enumerate(self.calls) if call.level == level or level > self._top)
         last = -1 if to_the_end else last
         catching = Catching(
-            self.layer.where, near, self.calls, self._totals, take, level=level, last=last, is_first=is_first
+            self.layer.where, near, self.calls, self.totals, take, level=level, last=last, is_first=is_first
         )
         try:
             with self.running(near), catching:
@@ -183,7 +196,7 @@ def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[Caug
         for later in range(changed + 1, len(levels)):
             if not torch.equal(other.given[later], plain.given[later]):
                 levels[later] = max(levels[later], levels[changed] + 1)
-    found = zip(plain.found, levels, plain.columns, strict=True)
+    found = zip(plain.found, levels, plain.held_bytes, strict=True)
     return tuple(CaughtSum(kind, rows, *known) for (kind, rows), *known in found if isinstance(rows, DroppedRows))
 
 

@@ -13,6 +13,8 @@ PULL_TILE_ROWS = 2048
 _BYTES_PER_TILE_EDGE = 32
 """What a tile's edges take besides: the neighbours beyond a source's rows left out (a mask, a running count, the
 indices kept), and indices that lie in two frames put together."""
+_MARKS_OF_AN_EDGE = 1
+"""The same where a layer takes its edges run after run: whether those of a row ascend, beside indices put together."""
 _MARKS_OF_AN_EDGE_ON_A_DEVICE = 4
 """The same where kernels leave neighbours out by themselves, beside indices put together: whether a row's ascend."""
 _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
@@ -45,8 +47,10 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
         carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
         most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
-        on_device = _MARKS_OF_AN_EDGE_ON_A_DEVICE + topology.index_itemsize
-        beside = _BYTES_PER_TILE_EDGE if workload.parts is None else on_device
+        beside = _BYTES_PER_TILE_EDGE
+        if workload.parts is not None or item.pull.is_opaque:
+            marks = _MARKS_OF_AN_EDGE if workload.parts is None else _MARKS_OF_AN_EDGE_ON_A_DEVICE
+            beside = marks + topology.index_itemsize
         beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
         beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in item.pull.edge_data)  # converted, some left out
         if workload.parts is not None:
@@ -65,13 +69,22 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         if kind is not None:
             copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
             together += copied * workload.pulled_itemsize
-            if kind.waiting_bytes_per_edge and most > kind.waiting_edges:  # computed once more as they are added
-                together += of_edges(most) - beside * most
-            results = results_at_once(workload.threads, workload.tasks_ahead)
-            results += workload.threads > 1  # being added, it is copied, while other threads compute
-            together += results * kind.waiting_nbytes(most, min(item.rows, tile))
+            together += _waiting_nbytes(kind, most, second, min(item.rows, tile), workload)
+            if kind.waiting_bytes_per_edge and most > kind.waiting_edges and workload.threads > 1:
+                together += of_edges(second)  # each thread computes while the heaviest tile is computed once more
         return workload.threads * nbytes + together
     return workload.threads * nbytes
+
+
+def _waiting_nbytes(kind: PerEdge, most: int, second: int, rows: int, workload: Workload) -> int:
+    """A bound on what has been found for other rows until it is added to them, of all tiles that are there at a time,
+    and of one piece once more, which is copied as it is added while other threads compute. Of the heaviest tile, if it
+    has more edges than wait, there is one piece."""
+    results = results_at_once(workload.threads, workload.tasks_ahead)
+    piece = min(most, max(kind.edges_at_once, kind.row_edges))
+    heaviest = kind.waiting_nbytes(most if most <= kind.waiting_edges else max(second, piece), rows)
+    found = heaviest + (results - 1) * kind.waiting_nbytes(second, rows)
+    return found + kind.waiting_nbytes(piece, rows) if workload.threads > 1 else found
 
 
 def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: int) -> int:
@@ -80,9 +93,10 @@ def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: in
     at_once = min(edges, max(kind.edges_at_once, kind.row_edges)) + rows * (not kind.opaque)
     if not kind.opaque and not kind.row_edges:  # self-loops, one a row, are among the edges of a piece
         at_once = min(at_once, kind.edges_at_once + 1)
-    of_edges = (at_once * kind.bytes_per_edge + edges * kind.held_bytes_per_edge) * kind.heads(groups)
+    of_edges = at_once * kind.bytes_per_edge * kind.heads(groups)
     of_rows = rows * kind.bytes_per_row * groups
-    return -(-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
+    held = kind.held_bytes * (edges > at_once)
+    return held - (-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 
 def rows_pulled_at_once(pull: Pull, tile_rows: int, summed_rows: int) -> int:
