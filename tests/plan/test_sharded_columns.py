@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ooc.plan import UNMEASURED, Limits, Plan, Workload, make_plan
-from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
 from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, ExchangeForm
@@ -89,6 +89,16 @@ def test_what_others_do_not_expect_is_no_proof() -> None:
     with pytest.raises(AssertionError, match="than others expect"):
         others = Share(1, {"": (*SHARES[:2], range(22_528, 33_792), range(33_792, ROWS))})
         verify_plan(replace(plan, share=others))
+
+
+def test_who_has_no_rows_of_a_stage_needs_none_of_their_blocks() -> None:
+    """Where there are fewer panels than processes, or fewer rows that are needed than all; of blocks lower than steps,
+    which end where the rows do."""
+    rows = 2460
+    work = replace(workload(rows, WIDTH), share=Share(2, {"": (range(1024), range(1024, rows), range(rows, rows))}))
+    layout = lay_out(work, Choice(1024, dict.fromkeys(pulled_sources(work), SlabChoice(0, 0)), parts=4))
+    assert layout.matrices["x"].grid.block_rows == 256 and rows % 256
+    verify_plan(build_plan(layout, Capacity(work, Limits(10**9, 10**9), UNMEASURED)))
 
 
 def test_heads_of_several_slices_are_sharded_out_whole_or_slice_by_slice() -> None:

@@ -266,7 +266,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                 }
             for name, several in slabs.items():
                 grid, base = plan.matrices[name].grid, plan.blocks.base(name)
-                for block in range(start // grid.block_rows, -(-min(stop, grid.rows) // grid.block_rows)):
+                for block in grid.blocks_with(range(start, min(stop, grid.rows))):
                     for one in several if name in low else ():
                         if (base + one * grid.blocks + block) * count + number not in used:
                             raise AssertionError(f"{program}: step {number} lacks some of its rows of {name}")
