@@ -6,11 +6,14 @@ other. No number shows that but those that are compared: so they compare as thos
 are the true ones wherever tensors are made or cut by them.
 """
 
+import math
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,30 +25,75 @@ _MOST_TOLD = 1 << 16
 
 
 class ToldSize(int):
-    """A size that compares as ``told``; but with what is within one of it, as a largest index is, as it is."""
+    """A size that compares as ``told``; but with what is within one of it, as a largest index is, as it is. Where it
+    ``is_plain``, it is also told where Python takes a plain number of it."""
 
     told: int
+    is_plain: bool
+    is_count: bool
+    """Whether it is one, or is made of such by adding, and no quotient: these are small, and near to other numbers."""
 
-    def __new__(cls, size: int, told: int) -> "ToldSize":
+    def __new__(cls, size: int, told: int, *, is_plain: bool, is_count: bool = True) -> "ToldSize":
         made = super().__new__(cls, size)
-        made.told = told
+        made.told, made.is_plain, made.is_count = told, is_plain, is_count
         return made
 
     def _compared(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
         if isinstance(other, ToldSize):
             return compare(self.told, other.told)
-        if abs(int(self) - other) <= 1:
-            return compare(int(self), other)
+        if self.is_count and abs(_true(self) - other) <= 1:
+            return compare(_true(self), other)
         return compare(self.told, other)
+
+    def __bool__(self) -> bool:
+        return bool(self.told)
+
+    def __int__(self) -> int:
+        return _plain(_true(self), self.told) if self.is_plain and _is_asked_by_user() else _true(self)
 
     def __float__(self) -> float:
         return float(self.told)
+
+    def __abs__(self) -> "ToldSize":
+        return self if self.told >= 0 else -self
+
+    def __neg__(self) -> "ToldSize":
+        return ToldSize(-_true(self), -self.told, is_plain=self.is_plain)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __round__(self, digits: Any = 0) -> "ToldSize":
+        true, told = round(_true(self), digits), round(self.told, digits)
+        return ToldSize(true, told, is_plain=self.is_plain, is_count=False)
+
+    def __floor__(self) -> "ToldSize":
+        return self
+
+    __ceil__ = __floor__
+
+    def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
+        """By NumPy, where there are only numbers, and no arrays that are as long as tensors are."""
+        told = all(isinstance(one, (int, float)) for one in given)
+        return getattr(function, method)(*(_told(one) if told else _true(one) for one in given), **options)
+
+    def bit_length(self) -> int:
+        return self.told.bit_length()
 
     def __truediv__(self, other: Any) -> Any:
         return self.told / _told(other)
 
     def __rtruediv__(self, other: Any) -> Any:
         return _told(other) / self.told
+
+    def __hash__(self) -> int:
+        return hash(_true(self))
+
+    def __eq__(self, other: object) -> bool:
+        return _true(self) == _true(other) or (type(other) is int and self.told == other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __lt__(self, other: Any) -> bool:
         return self._compared(operator.lt, other)
@@ -60,36 +108,61 @@ class ToldSize(int):
         return self._compared(operator.ge, other)
 
 
-def _counted(compute: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
-    """``compute`` of two whole numbers, of which one at least is told as another."""
+def _counted(compute: Callable[[Any, Any], Any], *, is_count: bool) -> Callable[[Any, Any], Any]:
+    """``compute`` of two numbers, of which the first is told as another."""
 
-    def method(one: Any, other: Any) -> Any:
-        if not isinstance(other, int):
+    def method(one: ToldSize, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
             return NotImplemented
-        return ToldSize(compute(int(one), int(other)), compute(_told(one), _told(other)))
+        told = compute(one.told, _told(other))
+        if not isinstance(told, int):
+            return told
+        return ToldSize(compute(_true(one), _true(other)), told, is_plain=one.is_plain, is_count=is_count)
 
     return method
 
 
-def _told(size: int) -> int:
+def _told(size: Any) -> Any:
     return size.told if isinstance(size, ToldSize) else size
 
 
-def _reversed(compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
+def _true(size: Any) -> Any:
+    return int.__index__(size) if isinstance(size, ToldSize) else size
+
+
+def _plain(size: int, told: int) -> int:
+    return min(told, max(size, _MOST_TOLD))
+
+
+def _reversed(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda one, other: compute(other, one)
 
 
-for _name, _compute in (("add", operator.add), ("sub", operator.sub), ("mul", operator.mul)):
-    setattr(ToldSize, f"__{_name}__", _counted(_compute))
-    setattr(ToldSize, f"__r{_name}__", _counted(_reversed(_compute)))
-for _name, _compute in (("floordiv", operator.floordiv), ("mod", operator.mod)):
-    setattr(ToldSize, f"__{_name}__", _counted(_compute))
+for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
+    _compute, _counts = getattr(operator, _name), _name in ("add", "sub", "mul")
+    setattr(ToldSize, f"__{_name}__", _counted(_compute, is_count=_counts))
+    setattr(ToldSize, f"__r{_name}__", _counted(_reversed(_compute), is_count=_counts))
 
 
-class ToldSizes(TorchFunctionMode):
+@contextmanager
+def sizes_told(least: int, ratios: Mapping[int, float], usual: float, *, plainly: bool) -> Iterator[None]:
     """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``.
     ``plainly``: also where Python takes a plain number of them, which may then be too large for what it is used for."""
+    with ExitStack() as patches:
+        for name in ("log", "log2", "log10"):  # which ask whole numbers for their digits, and nothing else
+            function: Callable[..., float] = getattr(math, name)
+            for module in [*sys.modules.values()]:
+                if getattr(module, "__dict__", {}).get(name) is function:
+                    patches.enter_context(mock.patch.object(module, name, _of_told(function)))
+        patches.enter_context(_ToldSizes(least, ratios, usual, plainly=plainly))
+        yield
 
+
+def _of_told(function: Callable[..., float]) -> Callable[..., float]:
+    return lambda *given: function(*map(_told, given))
+
+
+class _ToldSizes(TorchFunctionMode):
     def __init__(self, least: int, ratios: Mapping[int, float], usual: float, *, plainly: bool) -> None:
         super().__init__()
         self._least, self._ratios, self._usual, self._plainly = least, ratios, usual, plainly
@@ -99,7 +172,7 @@ class ToldSizes(TorchFunctionMode):
     ) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         if name in _COMPARISONS and len(args) == 2 and _is_count(args[0]) and type(args[1]) is int:
-            return torch.tensor(_COMPARISONS[name](self._size(int(args[0])), args[1]))
+            return torch.tensor(_COMPARISONS[name](self._size(int(args[0])), args[1])).view(args[0].shape)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Size):
             return torch.Size([self._size(size) for size in result])
@@ -116,14 +189,15 @@ class ToldSizes(TorchFunctionMode):
             case "item" if _is_count(args[0]):
                 return self._size(result)
             case "len" | "int" | "index" if self._plainly and _is_asked_by_user():
-                return min(_told(self._size(result)), max(result, _MOST_TOLD))
+                return _plain(result, _told(self._size(result)))
             case _:
                 return result
 
     def _size(self, size: int) -> int:
-        if int(size) < self._least:
+        true = _true(size)
+        if true < self._least:
             return size
-        return ToldSize(size, int(size * self._ratios.get(int(size), self._usual)))
+        return ToldSize(true, int(true * self._ratios.get(true, self._usual)), is_plain=self._plainly)
 
 
 def _is_asked_by_user() -> bool:
@@ -139,4 +213,5 @@ def _is_asked_by_user() -> bool:
 
 
 def _is_count(given: Any) -> bool:
-    return isinstance(given, Tensor) and not given.dim() and not given.is_floating_point() and given.dtype != torch.bool
+    is_one = isinstance(given, Tensor) and given.numel() == 1 and given.dim() <= 1
+    return is_one and not given.is_floating_point() and given.dtype != torch.bool

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that nobody has taken apart run as they are, tile by tile, and are PyG's; what cannot is refused by name."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -632,7 +634,20 @@ BY_SIZE: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
     "numbers": lambda s, x, e: x.mul(2 if e.numel() > 2_000 else 1),
     "a fraction": lambda s, x, e: x.mul(2 if x.size(0) / 2 > 100 else 1),
     "a number with a point": lambda s, x, e: x.mul(2 if float(x.size(0)) > 200.5 else 1),
+    "a share": lambda s, x, e: x.mul(2 if x.size(0) * 0.5 > 100 else 1),
+    "a quotient": lambda s, x, e: x.mul(2 if x.size(0) // 201 > 0 else 1),
+    "whether there is a quotient": lambda s, x, e: x.mul(2 if x.size(0) >> 7 > 1 or divmod(x.size(0), 201)[0] else 1),
+    "a power": lambda s, x, e: x.mul(2 if x.size(0) ** 0.5 > 14.1 else 1),
+    "a logarithm": lambda s, x, e: x.mul(2 if math.log(x.size(0)) > 5.3 else 1),
+    "a logarithm by its name": lambda s, x, e: x.mul(2 if log2(x.size(0)) > 7.6 else 1),
+    "by NumPy": lambda s, x, e: x.mul(2 if np.log(x.size(0)) > 5.3 else 1),
+    "a plain number": lambda s, x, e: x.mul(2 if int(x.size(0)) > 200 else 1),
+    "the number": lambda s, x, e: x.mul(2 if abs(math.floor(x.size(0))) in range(201, 1_000) else 1),
+    "digits": lambda s, x, e: x.mul(2 if round(x.size(0), -2) > 200 or x.size(0).bit_length() > 8 else 1),
     "a tensor": lambda s, x, e: x.mul(2 if torch.tensor(x.size(0)) > 200 else 1),
+    "a tensor of one": lambda s, x, e: x.mul(2 if torch.tensor([x.size(0)]) > 200 else 1),
+    "a tensor of a class": lambda s, x, e: x.mul(2 if torch.LongTensor([x.size(0)])[0] > 200 else 1),
+    "a tensor of the class": lambda s, x, e: x.mul(2 if torch.Tensor([x.size(0)])[0] > 200 else 1),
     "largest index": lambda s, x, e: x.mul(2 if e.max() > 200 else 1),
     "largest index as a number": lambda s, x, e: x.mul(2 if int(e.max()) > 200 else 1),
 }
@@ -648,6 +663,23 @@ def test_ways_by_how_many_there_are_are_refused(
         tuned_trainer(Own(what).double(), store, spill_dir=tmp_path)
     _, store = converted(GraphCase(nodes=190, edges=800))
     tuned_trainer(Own(what).double(), store, spill_dir=tmp_path).close()
+
+
+TENSORS: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
+    "of a size": lambda s, x, e: x / torch.DoubleTensor([x.size(1)]).sqrt(),
+    "of a number": lambda s, x, e: x * torch.scalar_tensor(x.size(1), dtype=x.dtype),
+    "of a largest value": lambda s, x, e: x + 0.0 * torch.DoubleTensor([x[0].max()])[0],
+    "of its own class": lambda s, x, e: x * s.linear.weight.data.new([x.size(1)]) if isinstance(x, torch.Tensor) else x,
+}
+
+
+@pytest.mark.parametrize("made", TENSORS.values(), ids=TENSORS.keys())
+def test_tensors_are_made_by_their_classes(
+    made: Callable[[Own, Tensor, Tensor], Tensor], converted: Converted, tmp_path: Path
+) -> None:
+    """Which read the memory of what says that it is one: the process ended where a stand-in for one did."""
+    data, store = converted(ROUGH)
+    assert_agrees(CustomCase(make=lambda f, c: Own(made)), data, tmp_path, epochs=1, store=store)
 
 
 def test_dropout_of_nothing_is_taken(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
-from ooc.model.told_sizes import ToldSizes
+from ooc.model.told_sizes import sizes_told
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -467,7 +467,7 @@ class _Probe:
         expected = self._forward(self.near, self.x_NC)
         for plainly in (False, True):
             try:
-                with ToldSizes(least, ratios, usual, plainly=plainly):
+                with sizes_told(least, ratios, usual, plainly=plainly):
                     found = self._forward(self.near, self.x_NC)
             except Exception:  # of the user's code, which may make tensors of these sizes
                 continue

@@ -58,7 +58,8 @@ _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _ORIGINAL: Any = fx._symbolic_trace
 """Has what modules do while nothing is traced."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
-_MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
+_KINDS = "Byte Char Short Int Long Half BFloat16 Float Double Bool"
+_MADE_OF_NUMBERS = ("tensor", "as_tensor", "asarray", *(f"{kind}Tensor" for kind in _KINDS.split()))
 _PLACE = "place in the model"
 _MODEL = "model"
 """What a traced module calls the one that it was made of."""
@@ -140,19 +141,10 @@ class Calls:
 
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
-            for make in _MADE_OF_NUMBERS:
-                patches.enter_context(mock.patch.object(torch, make.__name__, self._of_numbers(make)))
+            for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new")):
+                made = _Maker(getattr(owner, name), self._refuse(f"torch.{name} is given what only a run knows"))
+                patches.enter_context(mock.patch.object(owner, name, made))
             yield
-
-    def _of_numbers(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """``make`` reads a tensor's memory where something says that it is one, which of a stand-in there is not."""
-
-        def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
-            if any(type(leaf) is _StandIn for leaf in tree_leaves(data)):
-                raise self._refuse(f"torch.{make.__name__} is given what only a run knows")
-            return make(data, *args, **kwargs)
-
-        return made
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
         """Refuse what is called with gradients off although it has some; what has none is the same with them on."""
@@ -309,15 +301,49 @@ def writes_in_place(kind: str, target: Any) -> bool:
     return kind == "call_method" and target.endswith("_") and not target.endswith("__")
 
 
-class _StandIn(fx.Proxy):
-    """Says that it is a tensor, as PyG's convolutions ask before all else."""
+class _Maker:
+    """``make``, be it a function or a class, but for what it is called with: it reads the memory of what says that it
+    is a tensor, which of a stand-in there is not. ``refusal``: what is raised instead."""
 
-    __class__ = property(lambda self: Tensor)
+    def __init__(self, make: Any, refusal: ModelError) -> None:
+        self._make, self._refusal = make, refusal
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        if any(type(leaf) is _StandIn for leaf in tree_leaves((args, kwargs))):
+            raise self._refusal
+        made: Tensor = self._make(*args, **kwargs)
+        return made
+
+    def __get__(self, tensor: Tensor | None, owner: type[Tensor]) -> "_Maker":
+        return self if tensor is None else _Maker(partial(self._make, tensor), self._refusal)
+
+    def __instancecheck__(self, one: object) -> bool:
+        return isinstance(one, self._make)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make, name)
+
+
+class _StandIn(fx.Proxy):
+    """Says that it is a tensor, as PyG's convolutions ask before all else, unless it is a size or made of sizes."""
+
+    __class__ = property(lambda self: _StandIn if _is_of_sizes(self.node) else Tensor)
 
     def __iter__(self) -> Iterator[Any]:
         """Of a pair that has nothing in one place, nothing."""
         found: Iterator[Any] = self.tracer.iter(self)
         return found
+
+
+def _is_of_sizes(node: fx.Node) -> bool:
+    """Whether it is what a shape says, or a number that Python makes of such."""
+    if node.op == "call_method":
+        return node.target in _OF_SHAPES
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _OF_SHAPES
+    return node.target in _OF_NUMBERS and all(map(_is_of_sizes, node.all_input_nodes))
 
 
 class _Tracer(fx.Tracer):
