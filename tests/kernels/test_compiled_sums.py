@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import sums
-from ooc.kernels.edge_function import TargetLayout, Upstream
+from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gated
+from ooc.kernels.functions import Gated, Rectified
 from tests.kernels.test_compiled import DTYPES, same, tiles
 
 FEATURES = 6
@@ -31,50 +31,64 @@ class Case:
     target: int
     message: int
     term: int
+    is_softmax: bool = False
 
     def numbers(self, pulled: int, tile: TileEdges, groups: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of rows pulled and own, and of edges."""
         rows, count = max(pulled, tile.rows), len(tile.indices_E)
-        widths = {"source": self.source, "target": self.target, "gradient": self.message}
+        widths = {"source": self.source, "target": self.target, "gradient": self.message, "d": 1, "lse": 1}
         torch.manual_seed(groups)
         found = {name: torch.randn(rows, groups * width, dtype=dtype) for name, width in widths.items()}
         return found | {
             "features": torch.randn(count, FEATURES, dtype=dtype),
+            "lse": found["lse"] + 4,
+            "terms": torch.randn(count, groups * self.term, dtype=dtype),
             "loops": torch.randn(rows, FEATURES, dtype=dtype),
             "weight": torch.randn(FEATURES, groups * self.term, dtype=dtype),
             "bias": torch.randn(groups * self.term, dtype=dtype),
         }
 
-    def pulls(self, module: Any, given: dict[str, Tensor], tile: TileEdges, pulled: int, map: str) -> list[Tensor]:
+    def pulls(self, module: Any, given: dict[str, Tensor], tile: TileEdges, pulled: int, term: str) -> list[Tensor]:
         """Messages, gradients of sources and of targets, and of the map."""
         groups = given["source"].shape[1] // self.source
-        function, terms, loop = self.function(groups), None, 0
-        if map:
-            tile = replace(tile, features_EK=given["features"])
-            loop = FEATURES if tile.self_loops is SelfLoops.EXACTLY_ONE else 0
-            bias = given["bias"] if map == "bias" else None
-            loops = given["loops"][: tile.rows] if loop else None
-            terms = EdgeTerms(range(groups), given["source"].dtype, given["weight"], bias, loops)
-        layout = TargetLayout(groups, self.target, self.message, 0, loop)
-        above = Upstream(given["gradient"], None)
-        packed = layout.pack(given["target"], above, given["loops"] if loop else None)
-        own = slice(tile.rows)
-        value, _ = module.pull_messages(
-            function, tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
-            columns=groups * self.message, terms=terms,
+        loop_RK, weight, bias = None, None, None
+        if term:
+            tile = replace(tile, features_EK=given["terms" if term == "themselves" else "features"])
+        if term in ("map", "bias"):
+            weight, bias = given["weight"], given["bias"] if term == "bias" else None
+            loop_RK = given["loops"] if tile.self_loops is SelfLoops.EXACTLY_ONE else None
+        own, loop = slice(tile.rows), 0 if loop_RK is None else FEATURES
+        terms = None
+        if term:
+            loops = None if loop_RK is None else loop_RK[own]
+            terms = EdgeTerms(range(groups), given["source"].dtype, weight, bias, loops)
+        heads = Heads(range(groups)) if self.is_softmax else None
+        options: dict[str, Any] = {"terms": terms, "heads": heads}
+        layout = TargetLayout(groups, self.target, self.message, 2 * self.is_softmax, loop)
+        statistics = torch.stack((given["lse"], given["d"]), dim=2).flatten(1) if self.is_softmax else None
+        above = Upstream(given["gradient"], statistics)
+        packed = layout.pack(given["target"], above, loop_RK)
+        value, lse = module.pull_messages(
+            self.function(groups), tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
+            columns=groups * self.message, **options,
         )  # fmt: skip
         sources = module.pull_source_gradients(
-            function, tile, source_RW=given["source"][own], target_NP=packed[:pulled], layout=layout, terms=terms
-        )
-        targets, of_map = module.pull_target_gradients(
-            function, tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
-            upstream_R=Upstream(given["gradient"][own], None), with_map=terms is not None, terms=terms,
+            self.function(groups), tile, source_RW=given["source"][own], target_NP=packed[:pulled], layout=layout,
+            **options,
         )  # fmt: skip
-        return [value, sources, targets, *([] if of_map is None else [of_map])]
+        targets, of_map = module.pull_target_gradients(
+            self.function(groups), tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
+            upstream_R=above.select(torch.arange(tile.rows)), with_map=weight is not None, **options,
+        )  # fmt: skip
+        return [one for one in (value, lse, sources, targets, of_map) if one is not None]
 
 
 def gated(channels: int) -> Case:
     return Case(Gated, 2 * channels, channels, channels, 2 * channels)
+
+
+RECTIFIED = Case(lambda _: Rectified(), source=1, target=0, message=1, term=1)
+SOFTMAX = Case(lambda _: Rectified(0.7, 1e-3), source=1, target=0, message=1, term=1, is_softmax=True)
 
 
 def narrow(tile: TileEdges) -> TileEdges:
@@ -95,34 +109,54 @@ def test_gated(tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, cha
         same(one, other)
 
 
-@given(tiles(), st.sampled_from(list(DTYPES)), st.integers(2, 5), st.integers(1, 20), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
-def test_groups_have_the_same_bits_whichever_are_computed(
-    tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, first: int
+@given(
+    tiles(), st.sampled_from(list(DTYPES)), st.sampled_from([RECTIFIED, SOFTMAX]), st.integers(1, 70),
+    st.sampled_from(["", "themselves", "map", "bias"]),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_rectified(tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, columns: int, term: str) -> None:
+    edges, pulled = narrow(tile[0]), tile[1]
+    if term == "themselves":  # such loops have no features
+        edges = replace(edges, self_loops=SelfLoops.AS_STORED)
+    numbers = case.numbers(pulled, edges, columns, dtype)
+    found, expected = (case.pulls(module, numbers, edges, pulled, term) for module in (sums, edge_function))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+@given(
+    tiles(), st.sampled_from(list(DTYPES)), st.sampled_from([*map(gated, (1, 7, 8, 20)), RECTIFIED, SOFTMAX]),
+    st.integers(2, 40), st.integers(1, 39),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_columns_have_the_same_bits_whichever_are_computed(
+    tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, groups: int, first: int
 ) -> None:
     edges, pulled, first = narrow(tile[0]), tile[1], min(first, groups - 1)
-    case = gated(channels)
     numbers = case.numbers(pulled, edges, groups, dtype)
-    by_group = {
-        name: one if name in ("features", "loops") else one.unflatten(-1, (groups, -1))[..., first:, :].flatten(-2)
-        for name, one in numbers.items()
-    }
+
+    def others(one: Tensor) -> Tensor:
+        return one.unflatten(-1, (groups, one.shape[-1] // groups))[..., first:, :].flatten(-2)
+
+    by_group = {name: one if name in ("features", "loops") else others(one) for name, one in numbers.items()}
     whole, part = (case.pulls(sums, one, edges, pulled, "bias") for one in (numbers, by_group))
     for one, other in zip(whole, part, strict=True):
-        assert torch.equal(one.unflatten(1, (groups, -1))[:, first:].flatten(1), other)
+        assert torch.equal(others(one), other)
 
 
+@pytest.mark.parametrize("case", [gated(3), RECTIFIED, SOFTMAX])
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
-def test_what_is_no_number_comes_through_a_gate_as_in_torch(strange: float) -> None:
+def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float) -> None:
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 2, 4]).int(), 0, 4)
-    case = gated(3)
-    numbers = case.numbers(4, edges, 2, torch.float32)
+    numbers = case.numbers(4, edges, 4, torch.float32)
     for name in ("source", "target", "gradient"):
-        changed = numbers | {name: numbers[name].clone()}
-        changed[name][1, 2] = strange
-        found, expected = (case.pulls(module, changed, edges, 4, "") for module in (sums, edge_function))
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
+        if numbers[name].numel():
+            changed = numbers | {name: numbers[name].clone()}
+            changed[name][1, 2] = strange
+            for term in ("", "map"):
+                found, expected = (case.pulls(module, changed, edges, 4, term) for module in (sums, edge_function))
+                for one, other in zip(found, expected, strict=True):
+                    same(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -9,9 +9,9 @@ from torch import Tensor
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import sums
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated
+from ooc.kernels.functions import EdgeFunction, Gated, Rectified
 
-LOOPS: dict[type, Any] = {Gated: sums}
+LOOPS: dict[type, Any] = {Gated: sums, Rectified: sums}
 """By the kind of function the module of its loops, which names them as ``edge_function`` does."""
 
 

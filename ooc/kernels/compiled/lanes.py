@@ -285,6 +285,27 @@ evens, odds = _every_second(0), _every_second(1)
 """Every second of the lanes of two, the first of the first one among them or not."""
 
 
+def _every_third(start):
+    @intrinsic
+    def of_lanes(_, first, second, third):
+        def generate(context, builder, signature, arguments):
+            count = first.count
+            wanted = range(start, 3 * count, 3)
+            kind = ir.VectorType(_INT32, count)
+            near = [number if number < 2 * count else 0 for number in wanted]
+            found = builder.shuffle_vector(*arguments[:2], ir.Constant(kind, near))
+            far = [lane if number < 2 * count else number - count for lane, number in enumerate(wanted)]
+            return builder.shuffle_vector(found, arguments[2], ir.Constant(kind, far))
+
+        return first(first, first, first), generate
+
+    return of_lanes
+
+
+firsts, seconds, thirds = map(_every_third, range(3))
+"""Every third of the lanes of three, from the first, second or third one of all."""
+
+
 @intrinsic
 def _limited(_, lanes, least, most):
     """``lanes`` where they are between the two or NaN, elsewhere the nearer one."""

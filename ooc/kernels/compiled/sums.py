@@ -20,19 +20,24 @@ from ooc.kernels import edge_function
 from ooc.kernels.compiled.lanes import (
     NBYTES,
     exp,
+    firsts,
     fma,
+    larger,
     load,
     load_halves,
+    seconds,
     spread,
     store,
     store_halves,
+    thirds,
+    where_equal,
     where_positive,
 )
 from ooc.kernels.compiled.loops import EDGES, array, compiled, fetch, gather, lists_of
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated
+from ooc.kernels.functions import EdgeFunction, Gated, Rectified
 
 FEATURES = (torch.float32, torch.float64)
 """Types of edges' features that loops read; with others torch's operators compute."""
@@ -73,11 +78,11 @@ class Terms(NamedTuple):
         return numbers, (features, np.empty((2 * EDGES, NBYTES // features.itemsize), dtype))
 
 
-def _is_written(tile: TileEdges, terms: EdgeTerms | None, pulled: Tensor) -> bool:
-    """Whether there are loops for such edges and terms."""
-    if terms is None:
-        return True
-    return tile.features_EK is not None and tile.features_EK.dtype in FEATURES and terms.dtype == pulled.dtype
+def _is_written(tile: TileEdges, terms: EdgeTerms | None, heads: Heads | None) -> bool:
+    """Whether there are loops for what these give and for such features."""
+    if heads is not None and heads.dropout is not None:
+        return False
+    return terms is None or (tile.features_EK is not None and tile.features_EK.dtype in FEATURES)
 
 
 def pull_messages(
@@ -91,15 +96,23 @@ def pull_messages(
     heads: Heads | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As ``edge_function.pull_messages``."""
-    if not _is_written(tile, terms, source_NW):
+    if not _is_written(tile, terms, heads):
         options: dict[str, Any] = {"columns": columns, "terms": terms, "heads": heads}
         return edge_function.pull_messages(function, tile, source_NW=source_NW, target_RV=target_RV, **options)
-    assert isinstance(function, Gated)
     source, out_RO = array(source_NW), source_NW.new_empty(tile.rows, columns)
-    lists, given = lists_of(tile, len(source)), Terms.of(terms, tile, source_NW.dtype)
-    scratch = given.scratch(source.dtype)
-    _gated(lists, given, source, array(target_RV), function.groups, scratch, array(out_RO))
-    return out_RO, None
+    lists, given, out = lists_of(tile, len(source)), Terms.of(terms, tile, source_NW.dtype), array(out_RO)
+    numbers, scratch = given.scratch(source.dtype)
+    if isinstance(function, Gated):
+        _gated(lists, given, source, array(target_RV), function.groups, (numbers, scratch), out)
+        return out_RO, None
+    assert isinstance(function, Rectified)
+    if function.temperature is None:
+        _rectified(lists, given, source, float(function.eps), (numbers, scratch), out)
+        return out_RO, None
+    lse_RH, constants = torch.empty_like(out_RO), (float(function.eps), float(function.temperature))
+    softmax = np.empty((2, columns), source.dtype)
+    _softmax(lists, given, source, constants, (numbers, (*scratch, softmax)), out, array(lse_RH))
+    return out_RO, lse_RH
 
 
 def pull_source_gradients(
@@ -114,16 +127,23 @@ def pull_source_gradients(
     kept_EW: Tensor | None = None,
 ) -> Tensor:
     """As ``edge_function.pull_source_gradients``; what is kept of edges is found once more."""
-    if not _is_written(tile, terms, target_NP):
-        options: dict[str, Any] = {"layout": layout, "terms": terms, "heads": heads, "kept_EW": kept_EW}
+    is_rectified, columns = isinstance(function, Rectified), source_RW.shape[1]
+    in_order = not layout.loop and layout.columns == columns * (1 if heads is None else 3)
+    if not _is_written(tile, terms, heads) or (is_rectified and not in_order):
+        options: dict[str, Any] = {"layout": layout, "terms": terms, "heads": heads}
         return edge_function.pull_source_gradients(function, tile, source_RW=source_RW, target_NP=target_NP, **options)
-    assert isinstance(function, Gated)
-    targets, out_RW = array(target_NP), torch.empty_like(source_RW, memory_format=torch.contiguous_format)
+    source, targets, nothing = array(source_RW), array(target_NP), array(target_NP.new_empty(0, 0))
+    out_RW = torch.empty_like(source_RW, memory_format=torch.contiguous_format)
     lists, given = lists_of(tile, len(targets)), Terms.of(terms, tile, target_NP.dtype)
-    scratch = given.scratch(targets.dtype)
-    width = layout.columns // layout.groups
-    numbers, nothing = (False, layout.groups, width, width, layout.target), array(target_NP.new_empty(0, 0))
-    _gated_gradients(lists, given, array(source_RW), targets, targets, numbers, scratch, array(out_RW), nothing)
+    numbers, scratch = given.scratch(targets.dtype)
+    if isinstance(function, Gated):
+        width = layout.columns // layout.groups
+        widths = False, layout.groups, width, width, layout.target
+        _gated_gradients(lists, given, source, targets, targets, widths, (numbers, scratch), array(out_RW), nothing)
+    else:
+        constants = False, *_constants(function), 1
+        given_here = lists, given, source, targets, constants, (numbers, (*scratch, nothing))
+        _rectified_gradients(*given_here, array(out_RW), nothing)
     return out_RW
 
 
@@ -139,21 +159,36 @@ def pull_target_gradients(
     heads: Heads | None = None,
     kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As ``edge_function.pull_target_gradients``; nothing is kept but where that computes."""
-    if not _is_written(tile, terms, source_NW):
-        options: dict[str, Any] = {"with_map": with_map, "terms": terms, "heads": heads, "kept_EW": kept_EW}
+    """As ``edge_function.pull_target_gradients``; nothing is kept."""
+    if not _is_written(tile, terms, heads):
+        options: dict[str, Any] = {"with_map": with_map, "terms": terms, "heads": heads}
         return edge_function.pull_target_gradients(
             function, tile, source_NW=source_NW, target_RV=target_RV, upstream_R=upstream_R, **options
         )
-    assert isinstance(function, Gated)
-    source, own, above = array(source_NW), array(target_RV), array(upstream_R.gradient)
+    source, own, above = array(source_NW), array(target_RV), upstream_R.gradient
     lists, given = lists_of(tile, len(source)), Terms.of(terms, tile, source_NW.dtype)
     out_RV = torch.empty_like(target_RV, memory_format=torch.contiguous_format)
     map_RM = target_RV.new_empty(tile.rows, 0 if terms is None or not with_map else terms.map_columns)
-    scratch, channels = given.scratch(source.dtype), target_RV.shape[1] // function.groups
-    numbers = True, function.groups, channels, channels, 0
-    _gated_gradients(lists, given, source, own, above, numbers, scratch, array(out_RV), array(map_RM))
+    numbers, scratch = given.scratch(source.dtype)
+    if isinstance(function, Gated):
+        channels = target_RV.shape[1] // function.groups
+        widths, gradients = (True, function.groups, channels, channels, 0), (array(out_RV), array(map_RM))
+        _gated_gradients(lists, given, source, own, array(above), widths, (numbers, scratch), *gradients)
+    elif terms is not None and map_RM.shape[1]:
+        if upstream_R.statistics is not None:
+            above = torch.cat((above[:, :, None], upstream_R.statistics.reshape(*above.shape, 2)), dim=2).flatten(1)
+        row_map = np.empty((1, map_RM.shape[1]), source.dtype)
+        constants = True, *_constants(function), len(terms.groups)
+        given_here = lists, given, source, array(above), constants, (numbers, (*scratch, row_map))
+        _rectified_gradients(*given_here, row_map, array(map_RM))
     return out_RV, map_RM if terms is not None and with_map else None
+
+
+def _constants(function: EdgeFunction) -> tuple[bool, float, float]:
+    """Whether there is a softmax, ε and the temperature."""
+    assert isinstance(function, Rectified)
+    temperature = function.temperature
+    return temperature is not None, float(function.eps), 0.0 if temperature is None else float(temperature)
 
 
 @compiled
@@ -250,6 +285,165 @@ def _gated_gradients(lists, terms, source_XW, target_XV, above_XO, numbers, scra
 
 
 @compiled
+def _rectified(lists, terms, source_NW, eps, scratch, out_RO):
+    (near_E, places_E), (feature_EK, term_EL) = scratch
+    dtype, lanes, columns = out_RO.dtype, NBYTES // out_RO.itemsize, out_RO.shape[1]
+    zero, added, registers = spread(dtype.type(0)), spread(dtype.type(eps)), -(-columns // lanes)
+    for row in range(len(out_RO)):
+        for column in range(columns):
+            out_RO[row, column] = 0
+        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
+        while cursor < stop:
+            count, cursor = gather(lists, row, cursor, near_E, places_E)
+            if terms.are_made:
+                _read(terms, places_E, count, feature_EK)
+            for number in range(0, registers, 2):
+                _fetch_next(lists, source_NW, cursor, count, number // 2, (registers + 1) // 2)
+                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                if terms.are_there:
+                    _make(terms, places_E, feature_EK, count, at, other_at, term_EL)
+                for part in range(min(2, registers - number)):
+                    begin, first = (number + part) * lanes, part * EDGES
+                    sums = load(out_RO, row, begin, columns)
+                    for edge in range(count):
+                        message = load(source_NW, near_E[edge], begin, columns)
+                        if terms.are_there:
+                            message = larger(message + load(term_EL, first + edge, 0, lanes), zero) + added
+                        sums = sums + message
+                    store(out_RO, row, begin, columns, sums)
+
+
+@compiled
+def _softmax(lists, terms, source_NW, numbers, scratch, out_RO, lse_RO):
+    """As ``_rectified``, weighted column by column by a softmax, whose highest score so far and sum of weights are in
+    ``softmax_2O``."""
+    eps, temperature = numbers
+    (near_E, places_E), (feature_EK, term_EL, softmax_2O) = scratch
+    dtype, lanes, columns = out_RO.dtype, NBYTES // out_RO.itemsize, out_RO.shape[1]
+    zero, added, factor = spread(dtype.type(0)), spread(dtype.type(eps)), spread(dtype.type(temperature))
+    registers = -(-columns // lanes)
+    for row in range(len(out_RO)):
+        for column in range(columns):
+            out_RO[row, column], softmax_2O[0, column], softmax_2O[1, column] = 0, -np.inf, 0
+        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
+        while cursor < stop:
+            count, cursor = gather(lists, row, cursor, near_E, places_E)
+            if count == 0:
+                continue
+            if terms.are_made:
+                _read(terms, places_E, count, feature_EK)
+            for number in range(0, registers, 2):
+                _fetch_next(lists, source_NW, cursor, count, number // 2, (registers + 1) // 2)
+                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                if terms.are_there:
+                    _make(terms, places_E, feature_EK, count, at, other_at, term_EL)
+                for part in range(min(2, registers - number)):
+                    begin, first = (number + part) * lanes, part * EDGES
+                    before = load(softmax_2O, 0, begin, columns)
+                    highest = before
+                    for edge in range(count):
+                        message = load(source_NW, near_E[edge], begin, columns)
+                        if terms.are_there:
+                            message = larger(message + load(term_EL, first + edge, 0, lanes), zero) + added
+                        store(term_EL, first + edge, 0, lanes, message)
+                        highest = larger(highest, message * factor)
+                    shrink = exp(before - highest)
+                    weights = load(softmax_2O, 1, begin, columns) * shrink
+                    sums = load(out_RO, row, begin, columns) * shrink
+                    for edge in range(count):
+                        message = load(term_EL, first + edge, 0, lanes)
+                        weight = exp(message * factor - highest)
+                        weights, sums = weights + weight, fma(weight, message, sums)
+                    store(softmax_2O, 0, begin, columns, highest)
+                    store(softmax_2O, 1, begin, columns, weights)
+                    store(out_RO, row, begin, columns, sums)
+        for begin in range(0, columns, lanes):
+            weights = load(softmax_2O, 1, begin, columns)
+            shares = where_equal(weights, zero, zero, load(out_RO, row, begin, columns) / weights)
+            store(out_RO, row, begin, columns, shares)
+        for column in range(columns):
+            weights = softmax_2O[1, column]
+            lse_RO[row, column] = softmax_2O[0, column] + np.log(weights) if weights != 0 else 0
+
+
+@compiled
+def _rectified_gradients(lists, terms, source_XW, above_XP, numbers, scratch, out_RX, map_RM):
+    """Of the rows as sources, or of the map that makes terms of the edges to rows as targets; the others are those
+    pulled. Targets bring for every column its gradient, for a softmax with lse and D."""
+    are_targets, weighted, eps, temperature, groups = numbers
+    (near_E, places_E), (feature_EK, term_EL, map_1M) = scratch
+    dtype, lanes, columns = out_RX.dtype, NBYTES // out_RX.itemsize, source_XW.shape[1]
+    zero, added, factor = spread(dtype.type(0)), spread(dtype.type(eps)), spread(dtype.type(temperature))
+    registers, rows = -(-columns // lanes), len(terms.weight_KT)
+    for row in range(len(above_XP) if are_targets else len(out_RX)):
+        for column in range(0 if are_targets else columns):
+            out_RX[row, column] = 0
+        is_first = True
+        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
+        if cursor == stop:
+            for column in range(map_RM.shape[1]):
+                map_RM[row, column] = 0
+            continue
+        while cursor < stop:
+            count, cursor = gather(lists, row, cursor, near_E, places_E)
+            if terms.are_made:
+                _read(terms, places_E, count, feature_EK)
+            for number in range(0, registers, 2):
+                if are_targets:
+                    _fetch_next(lists, source_XW, cursor, count, number // 2, (registers + 1) // 2)
+                else:
+                    _fetch_next(lists, above_XP, cursor, count, number // 2, (registers + 1) // 2)
+                at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
+                if terms.are_there:
+                    _make(terms, places_E, feature_EK, count, at, other_at, term_EL)
+                for part in range(min(2, registers - number)):
+                    begin, first = (number + part) * lanes, part * EDGES
+                    sums = zero if are_targets else load(out_RX, row, begin, columns)
+                    for edge in range(count):
+                        source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
+                        rectified = load(source_XW, source, begin, columns)
+                        if terms.are_there:
+                            rectified = larger(rectified + load(term_EL, first + edge, 0, lanes), zero)
+                        if weighted:
+                            parts = (
+                                load(above_XP, target, 3 * begin, 3 * columns),
+                                load(above_XP, target, 3 * begin + lanes, 3 * columns),
+                                load(above_XP, target, 3 * begin + 2 * lanes, 3 * columns),
+                            )
+                            message = rectified + added if terms.are_there else rectified
+                            gradient = firsts(*parts)
+                            share = exp(message * factor - seconds(*parts))
+                            along = gradient * message - thirds(*parts)
+                            gradient = fma(factor * along, share, gradient * share)
+                        else:
+                            gradient = load(above_XP, target, begin, columns)
+                        if terms.are_there:
+                            gradient = where_positive(rectified, gradient, gradient * zero)
+                        if are_targets:
+                            store(term_EL, first + edge, 0, lanes, gradient)
+                        sums = sums + gradient
+                    if not are_targets:
+                        store(out_RX, row, begin, columns, sums)
+                if are_targets:
+                    _add(feature_EK, term_EL, count, at, other_at, columns, rows, is_first, map_1M, 0)
+            is_first = False
+        if are_targets:
+            _lay_out(map_1M, rows, groups, map_RM, row)
+
+
+@compiled
+def _lay_out(map_1M, rows, groups, map_RM, row):
+    """The gradient of a row's map, feature after feature, group after group."""
+    columns = map_1M.shape[1] // rows
+    width, place = columns // groups, 0
+    for begin in range(0, columns, width):
+        for k in range(rows):
+            for column in range(begin, begin + width):
+                map_RM[row, place] = map_1M[0, k * columns + column]
+                place += 1
+
+
+@compiled
 def _logistic(lanes, one):
     """1 / (1 + e^-x), without powers of what is positive, which may be too large. ``one``: of all lanes."""
     power = exp(where_positive(lanes, 0.0 - lanes, lanes))
@@ -281,6 +475,13 @@ def _at(block, width, first):
 
 
 @compiled
+def _register(number, columns, lanes):
+    """Where the halves of a register are among columns that lie side by side."""
+    begin, half = number * lanes, lanes // 2
+    return begin, begin + half, columns - begin, columns - begin - half
+
+
+@compiled
 def _fetch_next(lists, matrix, cursor, count, number, blocks):
     """While a row's edges are computed with, have rows fetched that those behind ``cursor`` pull: as many, of every
     block of columns its share."""
@@ -296,7 +497,7 @@ def _read(terms, places_E, count, feature_EK):
     for edge in range(count):
         place = places_E[edge]
         for column in range(0, columns, lanes):
-            at = column, column + lanes // 2, columns - column, columns - column - lanes // 2
+            at = _register(column // lanes, columns, lanes)
             if place < edges:
                 features = load_halves(terms.features_EK, place, at, feature_EK)
             else:
