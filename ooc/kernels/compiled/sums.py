@@ -436,6 +436,11 @@ def _lay_out(map_1M, rows, groups, map_RM, row):
     """The gradient of a row's map, feature after feature, group after group."""
     columns = map_1M.shape[1] // rows
     width, place = columns // groups, 0
+    if width == 1:
+        for column in range(columns):
+            for k in range(rows):
+                map_RM[row, column * rows + k] = map_1M[0, k * columns + column]
+        return
     for begin in range(0, columns, width):
         for k in range(rows):
             for column in range(begin, begin + width):
