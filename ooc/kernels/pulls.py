@@ -46,6 +46,11 @@ def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any,
     )
 
 
+def of_torch() -> Pulls:
+    """Those that are torch's operators."""
+    return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
+
+
 @cache
 def _of_cpu() -> Pulls:
     try:
@@ -53,7 +58,7 @@ def _of_cpu() -> Pulls:
         from ooc.kernels.compiled import gat as attention
         from ooc.kernels.compiled import maximum as maxima
     except ImportError:
-        return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
+        return of_torch()
     return _of(aggregate.pull_tile, attention, maxima, functions, LoopFeatures.of)
 
 

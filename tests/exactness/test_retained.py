@@ -12,6 +12,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GENConv, GINEConv, ResGatedGr
 from ooc.engine import runtime
 from ooc.kernels.bags import BagLists
 from ooc.kernels.edges import KeptGradients, Left, Retained, Spare
+from ooc.kernels.pulls import BY_DEVICE, of_torch
 from ooc.model.layers.layer import Layer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.layers import MlpMessages
@@ -19,6 +20,12 @@ from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=200, edges=900, features=5, self_loops=9, isolated=20, duplicates=30, edge_features=3)
+
+
+@pytest.fixture(autouse=True)
+def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled loops compute again what these have retained."""
+    monkeypatch.setitem(BY_DEVICE, "cpu", of_torch)
 
 
 class Both(nn.Module):

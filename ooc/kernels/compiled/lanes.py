@@ -22,6 +22,8 @@ NBYTES = 64
 """Of lanes."""
 _SHIFTS = {types.float32: 1.5 * 2**23, types.float64: 1.5 * 2**52}
 """What has no bits for fractions, and is so large that what is added to it is rounded to whole numbers."""
+TOGETHER = 4
+"""Rows that ``dots`` takes together."""
 _INT32, _INT8 = ir.IntType(32), ir.IntType(8)
 
 
@@ -83,6 +85,27 @@ def _suffix(vector):
     return f"v{vector.count}{name}"
 
 
+def _stored(matrix):
+    """Lanes as they lie in a matrix."""
+    count = Lanes(computed(matrix.dtype)).count
+    return ir.VectorType(ir.IntType(16) if matrix.dtype is types.int16 else _ir(matrix.dtype), count)
+
+
+def _read(builder, matrix, place, mask):
+    """Lanes from ``place`` on; of a ``mask``, if there is one, those that it has, and 0."""
+    stored = _stored(matrix)
+    if mask is None:
+        found = builder.load(place, align=matrix.dtype.bitwidth // 8)
+    else:
+        read = [place, ir.Constant(_INT32, 2), mask, ir.Constant(stored, [0] * stored.count)]
+        found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
+    if matrix.dtype is not types.int16:
+        return found
+    wide = ir.VectorType(_INT32, stored.count)
+    shifted = builder.shl(builder.zext(found, wide), ir.Constant(wide, [16] * stored.count))
+    return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), stored.count))
+
+
 @intrinsic
 def load(_, matrix, row, column, limit):
     """``Lanes`` of a row of ``matrix`` from ``column`` on; 0 at and beyond column ``limit``."""
@@ -90,18 +113,8 @@ def load(_, matrix, row, column, limit):
 
     def generate(context, builder, signature, arguments):
         array, row, column, limit = arguments
-        vector = _vector(lanes)
-        stored = vector if matrix.dtype is not types.int16 else ir.VectorType(ir.IntType(16), lanes.count)
-        place = _element(context, builder, matrix, array, row, column, stored)
-        mask = _mask(builder, column, limit, lanes.count)
-        zero = ir.Constant(stored, [0] * lanes.count)
-        read = [place, ir.Constant(_INT32, 2), mask, zero]
-        found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
-        if stored is vector:
-            return found
-        wide = ir.VectorType(_INT32, lanes.count)
-        shifted = builder.shl(builder.zext(found, wide), ir.Constant(wide, [16] * lanes.count))
-        return builder.bitcast(shifted, vector)
+        place = _element(context, builder, matrix, array, row, column, _stored(matrix))
+        return _read(builder, matrix, place, _mask(builder, column, limit, lanes.count))
 
     return lanes(matrix, types.intp, types.intp, types.intp), generate
 
@@ -304,6 +317,74 @@ def _every_third(start):
 
 firsts, seconds, thirds = map(_every_third, range(3))
 """Every third of the lanes of three, from the first, second or third one of all."""
+
+
+@intrinsic
+def dots(_, own, row, matrix, rows, first, heads, own_columns, columns, channels, scale, out):
+    """Write to ``out``, of every head from column ``first`` on, ``scale`` times the products of its columns of a row of
+    ``own`` and of ``TOGETHER`` rows of ``matrix``, of ``rows[first]`` and those that come after it there.
+    ``own_columns``, ``columns``: where those of the first head begin, and how many further on those of the next do."""
+    lanes = Lanes(computed(matrix.dtype))
+    number, vector, count = _ir(lanes.scalar), _vector(lanes), lanes.count
+
+    def generate(context, builder, signature, arguments):
+        own_array, row, array, numbers, first, heads, own_columns, columns, channels, scale, out_array = arguments
+        one, of_four = first.type, ir.VectorType(number, TOGETHER)
+        listed = context.make_array(rows)(context, builder, numbers).data
+        listed = [builder.load(builder.gep(listed, [builder.add(first, one(place))])) for place in range(TOGETHER)]
+        (own_at, own_step), (at, step) = (
+            [builder.extract_value(pair, place) for place in (0, 1)] for pair in (own_columns, columns)
+        )
+        begins = [_element(context, builder, matrix, array, at_row, at, _stored(matrix)) for at_row in listed]
+        begins.append(_element(context, builder, own, own_array, row, own_at, _stored(own)))
+        factor = _splat(builder, context.cast(builder, scale, signature.args[9], lanes.scalar), of_four)
+        whole = builder.and_(channels, one(-count))
+        sums = [cgutils.alloca_once(builder, vector) for _ in listed]
+
+        def add(head, channel, mask):
+            def read(kind, begin, step):
+                stored = context.get_data_type(kind.dtype)
+                place = builder.add(builder.mul(head, step), channel)
+                place = builder.gep(builder.bitcast(begin, stored.as_pointer()), [place], source_etype=stored)
+                return _read(builder, kind, builder.bitcast(place, _stored(kind).as_pointer()), mask)
+
+            left = read(own, begins[-1], own_step)
+            for begin, total in zip(begins[:-1], sums, strict=True):
+                added = [left, read(matrix, begin, step), builder.load(total)]
+                builder.store(_call(builder, f"llvm.fma.{_suffix(vector)}", vector, added), total)
+
+        with cgutils.for_range(builder, heads) as loop:
+            for total in sums:
+                builder.store(ir.Constant(vector, [0.0] * count), total)
+            with cgutils.for_range_slice(builder, one(0), whole, one(count), inc=True) as (channel, _):
+                add(loop.index, channel, None)
+            with builder.if_then(builder.icmp_signed("<", whole, channels)):
+                add(loop.index, whole, _mask(builder, whole, channels, count))
+            value = builder.fmul(_side_by_side(builder, [builder.load(total) for total in sums]), factor)
+            place = _element(context, builder, out, out_array, loop.index, first, of_four)
+            builder.store(value, place, align=lanes.scalar.bitwidth // 8)
+        return context.get_dummy_value()
+
+    pair = types.UniTuple(types.intp, 2)
+    of_rows = types.intp, matrix, rows, types.intp, types.intp
+    return types.void(own, *of_rows, pair, pair, types.intp, scale, out), generate
+
+
+def _side_by_side(builder, vectors):
+    """The sums of the lanes of each of several vectors, one after the other: halves are added to halves."""
+    parts, size = 1, vectors[0].type.count  # of a vector, so many lanes of one sum after the other
+
+    def half(left, right, which):
+        sums = parts if left is right else 2 * parts
+        numbers = [part * size + which * size // 2 + lane for part in range(sums) for lane in range(size // 2)]
+        return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_INT32, len(numbers)), numbers))
+
+    while size > 1:
+        pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0], vectors[0])]
+        parts_then = parts * min(2, len(vectors))
+        vectors = [builder.fadd(half(*pair, 0), half(*pair, 1)) for pair in pairs]
+        parts, size = parts_then, size // 2
+    return vectors[0]
 
 
 @intrinsic
