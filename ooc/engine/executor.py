@@ -29,7 +29,7 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
-from ooc.model.stages import Inputs, PanelSums, Tile
+from ooc.model.stages import Inputs, PanelSums, Tile, nowhere
 from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, pulled_by, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
@@ -182,6 +182,7 @@ class RowPassRun(TilePassRun):
         task.inputs = inputs = Inputs(lambda name: self.inputs[name].tile(start, stop))
         if self.features is not None:
             inputs["x"] = self.features.tile(task.start, task.stop)
+        task.place = lambda name: self._place(name, start, stop)
         pull = self.item.stage.pull
         if pull is not None:
             inputs[pull.output] = self._pulled(task)
@@ -189,7 +190,13 @@ class RowPassRun(TilePassRun):
             if name in self.outputs:
                 self.outputs[name].put(task.start, task.stop, rows)
         inputs.clear()  # what was pulled need not wait until the tile is reduced
+        task.place = nowhere
         return task
+
+    def _place(self, name: str, start: int, stop: int) -> Tensor | None:
+        """Where a tile's rows of matrix ``name`` may be computed."""
+        output = self.outputs.get(name)
+        return None if output is None else output.place(start, stop, self.runtime.dtype)
 
     def _sent_outputs(self) -> list[Callable[[range], Future[Event | None]]]:
         """What begins to send a part of what later passes pull, and is in memory whole, or sharded."""
@@ -236,6 +243,7 @@ class RowPassRun(TilePassRun):
         found = [] if self.pulled_before is None else [tile.inputs[self.pulled_before]]
         if self.pull is not None and self.item.pull is not None:
             found.append(self.runtime.rounded(self.pull.rows(tile), self.item.pull.source))
+        tile.pulled_is_own = self.pull is not None
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 

@@ -24,6 +24,8 @@ from ooc.storage.array import Array
 from ooc.storage.versioned_array import VersionedArray
 
 T = TypeVar("T")
+_ALIGNMENT = 64
+"""Of the memory that torch gives a tensor, in bytes."""
 
 
 def as_matrix(memory: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
@@ -207,6 +209,20 @@ class Output(_Operand):
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
+        self._region = regions[0] if matrix.grid.slabs == 1 and regions and not self._rounds_first else None
+
+    def place(self, start: int, stop: int, dtype: torch.dtype) -> Tensor | None:
+        """Where rows ``start:stop`` are kept, of ``dtype``, all columns in one place and aligned as memory of their own
+        would be: there they may be computed, and need not be copied. None: nowhere."""
+        found: Tensor | None = None
+        if stop > self._matrix.grid.rows:
+            return None
+        if self._region is not None:
+            found = self._region[start - self._first_row : stop - self._first_row]
+        elif not self._direct and self._whole is None and self._matrix.grid.slabs == len(self._slabs) == 1:
+            blocks = self._of_tile(start, stop)
+            found = blocks[0][0] if len(blocks) == 1 else None
+        return found if found is not None and found.dtype == dtype and found.data_ptr() % _ALIGNMENT == 0 else None
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
         """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""

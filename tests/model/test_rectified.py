@@ -2,6 +2,7 @@
 """The gradient of a rectifier from bits is autograd's from numbers."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,12 @@ def test_bits_or_numbers_give_the_gradient_of_autograd(
         (d_source,) = value.backward(gradient, operands, cut).inputs
         assert d_source is not None
         assert _bytes(d_source) == _bytes(d_expected[: len(gradient)])
+        (d_over,) = value.backward(gradient.clone(), operands, cut, over=True).inputs
+        assert d_over is not None
+        assert _bytes(d_over) == _bytes(d_source)
+    over = source.clone()
+    assert value.compute_at([over], cut, over).data_ptr() == over.data_ptr()
+    assert _bytes(over) == _bytes(expected)
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -98,13 +105,19 @@ def test_a_relu_is_computed_once_an_epoch(tmp_path: Path, monkeypatch: pytest.Mo
     """What it gives is kept, not what it is given: the next layer and both backward passes have it."""
     data = random_data(GraphCase(nodes=60, edges=300, features=6))
     model = GraphSAGE(6, 8, 3, int(data.y.max()) + 1).double()
-    calls = list[Tensor]()
+    calls = list[Rectified]()
+    compute, compute_at = Rectified.compute, Rectified.compute_at
 
-    def relu(rows: Tensor) -> Tensor:
-        calls.append(rows)
-        return torch.relu(rows)
+    def counted(value: Rectified, *of_tile: Any, **options: Any) -> Tensor:
+        calls.append(value)
+        return compute(value, *of_tile, **options)
 
-    monkeypatch.setattr("ooc.model.lowering.rectified.F.relu", relu)
+    def counted_at(value: Rectified, *of_tile: Any) -> Tensor:
+        calls.append(value)
+        return compute_at(value, *of_tile)
+
+    monkeypatch.setattr(Rectified, "compute", counted)
+    monkeypatch.setattr(Rectified, "compute_at", counted_at)
     with ooc.Trainer(model, data, memory="200M", device="cpu", spill_dir=tmp_path, threads=1) as trainer:
         trainer.fit(1, eval_every=0)
         calls.clear()

@@ -24,10 +24,13 @@ class Products:
         self._weights: dict[Hashable, Tensor] = {}
         self._rounding = Lock()
 
-    def __call__(self, left_RK: Tensor, right_KC: Tensor, kept_as: torch.dtype | None = None) -> Tensor:
-        """left · right → [R, C], of type ``kept_as``; None: of the type of ``left``."""
+    def __call__(
+        self, left_RK: Tensor, right_KC: Tensor, kept_as: torch.dtype | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """left · right → [R, C], of type ``kept_as``; None: of the type of ``left``. In ``out``, unless factors are
+        rounded."""
         if self.dtype is None:
-            return left_RK @ right_KC
+            return torch.matmul(left_RK, right_KC, out=out)
         return (left_RK.to(self.dtype) @ right_KC.to(self.dtype)).to(kept_as or left_RK.dtype)
 
     def weight(self, owner: Hashable, make: Callable[[], Tensor]) -> Tensor:

@@ -102,7 +102,7 @@ class SparseProduct(Projection):
         out_RO = inputs[0].times(weight_FO)
         return self.repeated.put(out_RO if bias is None else out_RO.add_(bias))
 
-    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows) -> Gradients:
+    def backward(self, gradient: Tensor, operands: Sequence[Any], rows: Rows, out: Tensor | None = None) -> Gradients:
         if operands[0] is None or not self.own_trains:
             return Gradients([None])
         columns_U, sums_UO = operands[0].first(len(gradient)).transposed_times(gradient)

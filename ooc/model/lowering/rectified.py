@@ -18,6 +18,8 @@ from torch import Tensor
 from ooc.kernels.tensors import first_rows, pack, shaped, unpack, with_zeros
 from ooc.model.lowering.values import Gradients, Rows, Value
 
+aten = torch.ops.aten
+
 
 class Signs(Value):
     """Where the gradient passes a rectifier of ``source`` unchanged, eight numbers a byte: uint8 [R, ⌈C/8⌉].
@@ -67,7 +69,16 @@ class Rectified(Value):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return F.relu(inputs[0]) if self.slope is None else F.leaky_relu(inputs[0], self.slope)
 
-    def backward(self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows) -> Gradients:
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        if self.slope is None:
+            return torch.clamp_min(inputs[0], 0, out=out)  # which is what ReLU calls
+        aten.leaky_relu.out(inputs[0], self.slope, out=out)
+        return out
+
+    def backward(
+        self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows, *, over: bool = False
+    ) -> Gradients:
+        """``over``: in place of ``gradient``, which is of no more use."""
         signs, source, result = operands
         if source is None and self.slope is None:
             source = result
@@ -76,9 +87,12 @@ class Rectified(Value):
             source = self.signs.unpacked(first_rows(signs, gradient.shape[0]), gradient.dtype)
         source = first_rows(source, gradient.shape[0])
         # What autograd calls; torch.where with a mask of bools took twenty times as long.
-        if self.slope is None:
-            return Gradients([torch.ops.aten.threshold_backward.default(gradient, source, 0)])
-        return Gradients([torch.ops.aten.leaky_relu_backward.default(gradient, source, self.slope, False)])
+        backward, how = aten.threshold_backward, list[float]([0])
+        if self.slope is not None:
+            backward, how = aten.leaky_relu_backward, [self.slope, False]
+        if over:
+            return Gradients([backward.grad_input(gradient, source, *how, grad_input=gradient)])
+        return Gradients([backward.default(gradient, source, *how)])
 
 
 class ExponentialLinear(Value):

@@ -130,6 +130,11 @@ class Value:
         """[R, …] from the rows of the inputs; with ``record``, ``backward`` is going to be called for them."""
         raise NotImplementedError
 
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        """The same, with nothing recorded, in ``out`` where there is a way: memory that the rows of the first input may
+        lie in, which are then of no more use."""
+        return self.compute(inputs, rows, record=False)
+
     def backward(self, gradient: Tensor, operands: list[Tensor | None], rows: Rows) -> Gradients:
         """From the gradient of this value to those of its inputs; ``operands`` has rows of those that it ``needs``, and
         may be emptied as soon as these are done with."""
@@ -419,12 +424,15 @@ class Multiplied(Value):
         """What a tile adds to the gradients of parameters, from those of the weight and of the tile's rows."""
         raise NotImplementedError
 
-    def _multiplied(self, source: Tensor, rows: Rows) -> Tensor:
+    def _multiplied(self, source: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         multiply = self.product
         weight_IO = multiply.weight((self, "forward"), lambda: self._weight().T)
-        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype)
+        return multiply(multiply.rounded(source, rows.shared_source), weight_IO, source.dtype, out)
 
-    def backward(self, gradient: Tensor, operands: list[Tensor | None], rows: Rows) -> Gradients:
+    def backward(
+        self, gradient: Tensor, operands: list[Tensor | None], rows: Rows, out: Tensor | None = None
+    ) -> Gradients:
+        """``out``: where the input's gradient may be put."""
         source, multiply, kept_as = operands.pop(), self.product, gradient.dtype
         factor = multiply.rounded(gradient, rows.shared_gradient)
         found = Gradients([None])
@@ -434,7 +442,7 @@ class Multiplied(Value):
             del taken
         del source  # whose gradient is as large
         if self.source.trains:
-            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as)
+            found.inputs[0] = multiply(factor, multiply.weight((self, "backward"), self._weight), kept_as, out)
         return found
 
 
@@ -453,6 +461,9 @@ class Linear(Multiplied):
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
         return self._multiplied(inputs[0], rows)
 
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        return self._multiplied(inputs[0], rows, out)
+
     def _of_parameters(self, weight_gradient: Tensor, gradient: Tensor) -> list[tuple[Summed, Tensor]]:
         return [(self.weight, weight_gradient)]
 
@@ -465,14 +476,25 @@ class Sum(Value):
         self.factors = tuple(factor for factor, _ in terms)
         self.parameters = tuple(biases)
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether what it computes is never one of its inputs itself."""
+        return len(self.inputs) + len(self.parameters) > 1 or self.factors[0] != 1
+
     def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return self._added(inputs, None)
+
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        return self._added(inputs, out)
+
+    def _added(self, inputs: Sequence[Tensor], out: Tensor | None) -> Tensor:
         addends = [*zip(self.factors, inputs, strict=True), *((1.0, bias.detach()) for bias in self.parameters)]
         (factor, total), *others = addends
         owned = factor != 1
         if owned:
-            total = total * factor
+            total = torch.mul(total, factor, out=out)
         for factor, term in others:
-            total = total.add_(term, alpha=factor) if owned else torch.add(total, term, alpha=factor)
+            total = total.add_(term, alpha=factor) if owned else torch.add(total, term, alpha=factor, out=out)
             owned = True
         return total
 

@@ -3,12 +3,12 @@
 
 Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
 program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
-tiles), embedding (the step of an embedding's rows), builder (the programs), panels (the order in which tiles are added
-up), names (what matrices are called), context (what these share).
+tiles), places (where they compute rows), embedding (the step of an embedding's rows), builder (the programs), panels
+(the order in which tiles are added up), names (what matrices are called), context (what these share).
 """
 
 from ooc.model.stages.builder import StageBuilder
-from ooc.model.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile
+from ooc.model.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
 from ooc.model.stages.names import embedding_name
 from ooc.model.stages.panels import TELLING_BYTES, PanelSums, panel_rows
 
@@ -25,5 +25,6 @@ __all__ = [
     "Tensors",
     "Tile",
     "embedding_name",
+    "nowhere",
     "panel_rows",
 ]

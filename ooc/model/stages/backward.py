@@ -19,11 +19,13 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling
-from ooc.model.lowering.values import Moments, Rows, Value
+from ooc.model.lowering.rectified import Rectified
+from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import embedding_gradient
+from ooc.model.stages.places import gradient_places, hands_on
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe, last_uses
 from ooc.plan.workload import Direction, Pull
@@ -44,7 +46,8 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         outputs = known[schedule.output]
         if scored:
             objective.score(tile, outputs)
-        gradients = {schedule.output: objective.gradient(tile, outputs)}
+        gradients = GradientRows()
+        gradients.add(schedule.output, objective.gradient(tile, outputs), is_own=True)
         return backward(gradients, known, tile, rows)
 
     loads, stores = program.traffic(last)
@@ -100,9 +103,13 @@ def _backward(program: Program, stage: int) -> Step:
 
     def compute(tile: Tile) -> Tensors:
         rows = program.rows(tile)
-        gradients: RowsOf = {}
+        gradients = GradientRows()
         if pull is not None and above is not None:
-            add(gradients, above.source, program.message(above, tile.inputs.pop(pull.output), tile))
+            sums: Tensor = tile.inputs.pop(pull.output)
+            is_own = tile.pulled_is_own and pull.per_edge is None
+            found = program.message(above, sums, tile, sums if is_own else None)
+            gradients.add(above.source, found, is_own=is_own or found is not sums)
+            del sums, found
         known = values_of(tile, rows)
         return backward(gradients, known, tile, rows)
 
@@ -169,7 +176,43 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
 # ---- a tile's gradients -------------------------------------------------------------------------------------
 
 
-def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, KnownRows, Tile, Rows], Tensors]:
+class GradientRows(RowsOf):
+    """Gradients of some rows of values. ``own``: those whose memory nobody else has."""
+
+    __slots__ = ("own",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: set[Value] = set()
+
+    def take(self, value: Value) -> tuple[Tensor, bool]:
+        """That of ``value``, which is there no longer, and whether its memory is nobody else's."""
+        is_own = value in self.own
+        self.own.discard(value)
+        return self.pop(value), is_own
+
+    def add(self, value: Value, part: Tensor, *, is_own: bool = False) -> None:
+        """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them. ``is_own``: ``part`` is
+        nobody else's."""
+        rows, present = part.shape[0], self.get(value)
+        if not rows:
+            return
+        if present is None:
+            self[value] = part
+            if not is_own:
+                return
+        elif present.shape[0] == rows:
+            out = present if value in self.own else part if is_own else None
+            self[value] = torch.add(present, part, out=out)
+        else:
+            longer, shorter = (present, part) if present.shape[0] > rows else (part, present)
+            total = longer.clone()
+            total[: shorter.shape[0]] += shorter
+            self[value] = total
+        self.own.add(value)
+
+
+def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, KnownRows, Tile, Rows], Tensors]:
     """From the gradients of what later stages took to those of what ``stage`` took, and of its parameters.
 
     Called with the gradients that are at hand already, which are used up, the rows of the values that are needed, and
@@ -188,17 +231,21 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, KnownRows, 
     pulled, passed_on = schedule.pulled(stage), program.passed_on(stage)
     learnt = schedule.learnt.get(stage)
     stepped = step_of_rows(program, stage) if program.steps_in_backward(stage) else None
+    ends = {value: name for value, (_, name) in passed_on.items()}
+    if pulled is not None and pulled.finds_upstream and not isinstance(pulled, EdgeAggregate):
+        ends[pulled] = names.of("dp", pulled)
+    places = gradient_places(values, ends)
 
-    def backward(gradients: RowsOf, known: KnownRows, tile: Tile, rows: Rows) -> Tensors:
+    def backward(gradients: GradientRows, known: KnownRows, tile: Tile, rows: Rows) -> Tensors:
         for value, name, scaling in incoming:
             gradient = typed(tile.inputs[name], context.network.dtype)
             if scaling is not None:
                 gradient = context.unscaled_after(gradient, tile, scaling)
-            add(gradients, value, shaped(gradient, value.tail))
+            gradients.add(value, shaped(gradient, value.tail))
         for value, used, stop, done in followed:
             operands = list[Tensor | None]()
             if isinstance(value, Moments):
-                add(gradients, value.source, value.statistics.gradient(known[value.source]))
+                gradients.add(value.source, value.statistics.gradient(known[value.source]))
             elif value in gradients and tile.start < stop:
                 operands += (known[operand] if needed else known.get(operand) for operand, needed in used)
             else:  # rows from ``stop`` on reach no loss: zero, if there is one
@@ -207,7 +254,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, KnownRows, 
             for need in done:
                 known.pop(need, None)
             if value in gradients:
-                _follow(value, gradients, operands, tile, rows)
+                _follow(value, gradients, operands, tile, rows, places.get(value))
         height = tile.stop - tile.start
         out: Tensors = {}
         if isinstance(pulled, EdgeAggregate) and not isinstance(pulled, Opaque) and pulled.finds_upstream:
@@ -219,11 +266,14 @@ def tile_backward(program: Program, stage: int) -> Callable[[RowsOf, KnownRows, 
                 out[names.of("dt", pulled)] = d_target
         elif pulled is not None and pulled.finds_upstream:
             found = gradients.get(pulled)
-            scaled = None if found is None else context.scaled_after(found, tile, pulled.scaling)
-            out[names.of("dp", pulled)] = padded(scaled, pulled.columns, height)
+            name = names.of("dp", pulled)
+            if found is not None:
+                room = tile.room(name, len(found)) if found.dim() == 2 else None
+                found = context.scaled_after(found, tile, pulled.scaling, room)
+            out[name] = padded(found, pulled.columns, height)
         for value, (prior, name) in passed_on.items():
             if prior is not None:
-                add(gradients, value, shaped(tile.inputs[prior], value.tail))
+                gradients.add(value, shaped(tile.inputs[prior], value.tail))
             out[name] = padded(gradients.get(value), value.columns, height)
         if learnt is not None:
             found = padded(gradients.get(learnt), learnt.columns, height)
@@ -251,29 +301,22 @@ def _scaled_by(program: Program, value: Value, name: str) -> AnyScaling | None:
     return shared.scaling if shared is not None and name == program.names.of("dp", shared) else None
 
 
-def _follow(value: Value, gradients: RowsOf, operands: list[Tensor | None], tile: Tile, rows: Rows) -> None:
-    """The gradient of ``value`` taken to its inputs and parameters; ``operands`` may be let go of on the way."""
-    found = value.backward(gradients.pop(value), operands, rows)
+def _follow(
+    value: Value, gradients: GradientRows, operands: list[Tensor | None], tile: Tile, rows: Rows, place: str | None
+) -> None:
+    """The gradient of ``value`` taken to its inputs and parameters; ``operands`` may be let go of on the way. That of
+    the input of a product may be put where the rows of the matrix ``place`` are stored."""
+    gradient, is_own = gradients.take(value)
+    if isinstance(value, Multiplied):
+        out = None if value.source in gradients else tile.room(place, len(gradient))
+        found, is_own = value.backward(gradient, operands, rows, out), True
+    elif isinstance(value, Rectified):
+        found, is_own = value.backward(gradient, operands, rows, over=is_own), True
+    else:
+        found, is_own = value.backward(gradient, operands, rows), is_own and hands_on(value)
+    del gradient
     tile.gradients += found.parameters
     for source, part in zip(value.inputs, found.inputs, strict=True):
         if part is not None and source.trains:
-            add(gradients, source, part)
+            gradients.add(source, part, is_own=is_own)
     tile.moment_gradients += found.moments
-
-
-def add(gradients: RowsOf, value: Value, part: Tensor) -> None:
-    """Add to the gradient of ``value``; whichever has fewer rows is zero beyond them."""
-    rows = part.shape[0]
-    if not rows:
-        return
-    present = gradients.get(value)
-    if present is None:
-        gradients[value] = part
-        return
-    if present.shape[0] == rows:
-        gradients[value] = present + part
-        return
-    longer, shorter = (present, part) if present.shape[0] > rows else (part, present)
-    total = longer.clone()
-    total[: shorter.shape[0]] += shorter
-    gradients[value] = total

@@ -90,13 +90,18 @@ class Inputs(dict[str, Any]):
         return self.load(name)
 
 
+def nowhere(name: str) -> None:
+    """There is no place for rows of any matrix."""
+
+
 @dataclass(slots=True)
 class Tile:
     """Rows ``start:stop`` with their inputs by name, the factors that scale them, and what they add to sums over all
     rows.
 
-    Inputs may be views of long-lived buffers: not to be written to. ``edges``: of which the pull takes those of the
-    rows, the last of which may go on behind them (None: all).
+    Inputs may be views of long-lived buffers: not to be written to, but for what is pulled where that is the tile's
+    own. ``place``: where the rows of a matrix are stored, if they may be computed there (None: they are copied).
+    ``edges``: of which the pull takes those of the rows, the last of which may go on behind them (None: all).
     """
 
     start: int
@@ -113,6 +118,14 @@ class Tile:
     diverged: bool = False
     squares: float = 0.0
     edges: range | None = None
+    pulled_is_own: bool = False
+    place: Callable[[str], Tensor | None] = nowhere
+
+    def room(self, name: str | None, rows: int) -> Tensor | None:
+        """Where so many rows of matrix ``name`` may be computed: where they are stored, if these are all of the tile's
+        and can be."""
+        found = self.place(name) if name is not None else None
+        return found if found is not None and found.shape[0] == rows else None
 
     def take(self, pulled: Tensor | Scattered) -> Tensor:
         """The rows of what a kernel gave for this tile; the rest waits here until the tile is reduced."""
@@ -183,15 +196,15 @@ class StageContext:
         """The edges that targets pull along."""
         return self.direction(aggregate.scaling) if aggregate.scaling.reversed else aggregate.direction
 
-    def scaled_before(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
-        """s · rows."""
+    def scaled_before(self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None) -> Tensor:
+        """s · rows; in ``out``, where there is an s."""
         scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
-        return rows if scale is None else rows * scale
+        return rows if scale is None else torch.mul(rows, scale, out=out)
 
-    def scaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
-        """t · rows."""
+    def scaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None) -> Tensor:
+        """t · rows; in ``out``, where there is a t."""
         scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).after else None
-        return rows if scale is None else rows * scale
+        return rows if scale is None else torch.mul(rows, scale, out=out)
 
     def unscaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
         """rows / t, where t is nowhere zero."""

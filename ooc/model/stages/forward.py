@@ -8,8 +8,9 @@ Tiles are small and there are thousands of them in an epoch: what is the same fo
 functions that are called with tiles.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.model.stages.context import Sink, Step, Tensors, Tile
+from ooc.model.stages.places import Place, nothing_else, places_of
 from ooc.model.stages.program import Program
 from ooc.model.stages.recomputation import Forward
 from ooc.model.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
@@ -80,14 +82,20 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
     stored = {names.value(v, recipe.repeated): v for v in run.values}
     pulled_next = {names.of("m", a, recipe.repeated): a for a in run.messages}
     program.context.packed |= {name for name, value in stored.items() if value.packed}
-    values_of = materialise(program, recipe, run.stage)
+    sources = {name: aggregate.source for name, aggregate in pulled_next.items()}
+    ends = nothing_else(recipe, sources, [*run.values, *(barrier.source for barrier in moments)])
+    ends |= {value: name for name, value in stored.items()}
+    values_of = materialise(program, recipe, run.stage, stored=ends)
 
     def compute(tile: Tile) -> Tensors:
         known = values_of(tile, program.rows(tile))
         for barrier in moments:
             tile.moments.append((barrier, barrier.of_tile(known[barrier.source])))
         out = {name: flat(known[v], v) for name, v in stored.items()}
-        return out | {name: program.message(a, known[a.source], tile) for name, a in pulled_next.items()}
+        for name, aggregate in pulled_next.items():
+            rows = known[aggregate.source]
+            out[name] = program.message(aggregate, rows, tile, tile.room(name, len(rows)))
+        return out
 
     pull, kernel = program.pull(recipe, run.stage)
     if pull is not None and pull.per_edge is not None:  # a plain sum is scaled before it is kept
@@ -146,10 +154,15 @@ def _last(
 
 
 def materialise(
-    program: Program, recipe: Recipe, stage: int, recorded: Collection[Value] = ()
+    program: Program,
+    recipe: Recipe,
+    stage: int,
+    recorded: Collection[Value] = (),
+    *,
+    stored: Mapping[Value, str] = MappingProxyType({}),
 ) -> Callable[[Tile, Rows], KnownRows]:
     """How ``stage`` has the values of ``recipe``: loaded, pulled, or computed; ``recorded``: those whose backward
-    follows.
+    follows; ``stored``: those that end in a matrix as they are, or scaled in place.
 
     Called with a tile: the rows of all these values, as far as they are needed. A tile lies whole within the rows that
     reach the loss, or whole beyond them. What was loaded is let go of after its last use, as all else is, and loaded
@@ -167,8 +180,15 @@ def materialise(
         return active.nodes if reach is None else active.training_rows(reach)
 
     loaded = {v: names.value(v, recipe.recomputed.get(v)) for v in recipe.leaves}
-    computed = [(v, rows_in(v), stop_of(v), v in recorded) for v in recipe.order]
+    places = places_of(recipe, pulled if is_scaled else None, stored)
+    computed = [(v, rows_in(v), stop_of(v), v in recorded, places.get(v)) for v in recipe.order]
     done_with = last_uses(recipe.order, rows_in, kept_beyond(recipe))
+
+    def room(place: Place, source: Value, first_RC: Tensor, tile: Tile) -> Tensor | None:
+        found = tile.room(place.matrix, len(first_RC))
+        if found is None and place.over and (source is not pulled or tile.pulled_is_own):
+            return first_RC
+        return found
 
     def values_of(tile: Tile, rows: Rows) -> KnownRows:
         start, inputs = tile.start, tile.inputs
@@ -181,12 +201,22 @@ def materialise(
 
         known = KnownRows(load)
         if pulled is not None and is_scaled:
-            known[pulled] = context.scaled_after(inputs.pop(sums), tile, pulled.scaling)
+            sums_RC: Tensor = inputs.pop(sums)
+            over = sums_RC if tile.pulled_is_own else None
+            known[pulled] = scaled_RC = context.scaled_after(sums_RC, tile, pulled.scaling, over)
+            tile.pulled_is_own |= scaled_RC is not sums_RC
+            del sums_RC, over, scaled_RC
         elif pulled is not None:
             known[pulled] = inputs.pop(sums)
-        for (value, sources, stop, record), done in zip(computed, done_with, strict=True):
+        for (value, sources, stop, record, place), done in zip(computed, done_with, strict=True):
             if start < stop:
-                known[value] = value.compute([known[source] for source in sources], rows, record=record)
+                inputs_of = [known[source] for source in sources]
+                out = None if place is None else room(place, sources[0], inputs_of[0], tile)
+                if out is None:
+                    known[value] = value.compute(inputs_of, rows, record=record)
+                else:
+                    known[value] = value.compute_at(inputs_of, rows, out)
+                del inputs_of, out
             for source in done:
                 known.pop(source, None)
         return known

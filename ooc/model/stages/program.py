@@ -126,11 +126,11 @@ class Program:
         """The rows of a tile, before any value of them is computed."""
         return Rows(tile.start, tile.stop, self.context.seed, self.context.epoch)
 
-    def message(self, aggregate: Aggregate, rows: Tensor, tile: Tile) -> Tensor:
-        """What ``aggregate`` pulls of these rows; and of its gradient, theirs."""
-        return (
-            rows if isinstance(aggregate, EdgeAggregate) else self.context.scaled_before(rows, tile, aggregate.scaling)
-        )
+    def message(self, aggregate: Aggregate, rows: Tensor, tile: Tile, out: Tensor | None = None) -> Tensor:
+        """What ``aggregate`` pulls of these rows; and of its gradient, theirs. If they are scaled, in ``out``."""
+        if isinstance(aggregate, EdgeAggregate):
+            return rows
+        return self.context.scaled_before(rows, tile, aggregate.scaling, out)
 
     def pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | AnyScaling]:
         """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the values of a tile, and their gradients, are computed: over the rows of another one that nobody needs any
+more, or right where they are stored.
+
+A product that writes to memory takes hardly longer than one that writes to the cache, and what is then done to its rows
+in place finds them there; to copy them takes a third of a product. So a product whose rows are stored, after nothing
+but sums and rectifiers of them alone, puts them into the memory where they end.
+
+Pure: nothing here computes anything.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ooc.model.lowering.rectified import Rectified
+from ooc.model.lowering.values import Linear, Multiplied, Sum, Value
+from ooc.model.stages.schedule import Recipe, kept_beyond, rows_in
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of ``matrix`` are stored, if they can be computed there, or ``over`` those of the first input."""
+
+    over: bool
+    matrix: str | None
+
+
+def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str]) -> dict[Value, Place]:
+    """Of values of ``recipe``, of which ``stored`` ones end in a matrix as they are, or scaled in place."""
+    users = Counter(source for value in recipe.order for source in rows_in(value))
+    kept, order = set(kept_beyond(recipe)), set(recipe.order)
+
+    def goes_over(value: Value) -> bool:
+        """Whether ``value`` may be computed over its first input, which is the tile's own and of no other use."""
+        if not isinstance(value, (Sum, Rectified)):
+            return False
+        source = value.inputs[0]
+        alone = users[source] == 1 and source not in kept and source.tail == value.tail
+        return alone and (source is pulled or (source in order and _makes_rows(source)))
+
+    def begins(value: Value) -> bool:
+        """Whether it comes of a product in place."""
+        return isinstance(value, Linear) or (goes_over(value) and begins(value.inputs[0]))
+
+    ends = {value: name for value, name in stored.items() if len(value.tail) == 1}
+    found: dict[Value, Place] = {}
+    for value in reversed(recipe.order):
+        name = ends.get(value)
+        over = goes_over(value)
+        if over and name is not None and begins(value.inputs[0]):
+            ends[value.inputs[0]], name = name, None
+        if over or (name is not None and isinstance(value, (Linear, Sum, Rectified))):
+            found[value] = Place(over, name)
+    return found
+
+
+def nothing_else(recipe: Recipe, messages: Mapping[str, Value], others: Collection[Value]) -> dict[Value, str]:
+    """Those of the values of ``recipe`` which ``messages`` scale, by matrix, that are of no other use, neither to
+    ``others``, and may be scaled where they lie."""
+    taken = Counter([*messages.values(), *others, *(source for value in recipe.order for source in rows_in(value))])
+    return {value: name for name, value in messages.items() if taken[value] == 1}
+
+
+def gradient_places(values: Sequence[Value], stored: Mapping[Value, str]) -> dict[Value, str]:
+    """Of the products among ``values``, whose gradients are taken further, those whose input's gradient can be put
+    where that of one of the ``stored`` ends, as it is or scaled in place."""
+    found: dict[Value, str] = {}
+
+    def follow(value: Value, name: str) -> None:
+        users = [user for user in values if value in user.inputs]
+        for user in users:
+            if isinstance(user, Linear):
+                found[user] = name
+            elif len(users) == 1 and hands_on(user):
+                follow(user, name)
+
+    for value, name in stored.items():
+        if len(value.tail) == 1:
+            follow(value, name)
+    return found
+
+
+def hands_on(value: Value) -> bool:
+    """Whether the gradient of ``value`` becomes that of an input, and of no other."""
+    if isinstance(value, Sum):
+        return [factor for factor, one in zip(value.factors, value.inputs, strict=True) if one.trains] == [1]
+    return isinstance(value, Rectified)
+
+
+def _makes_rows(value: Value) -> bool:
+    """Whether what is computed is in memory of its own."""
+    return isinstance(value, (Multiplied, Rectified)) or (isinstance(value, Sum) and value.makes_rows)
