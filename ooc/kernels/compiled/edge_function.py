@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from ooc.kernels import edge_function
-from ooc.kernels.compiled import dots, sums
+from ooc.kernels.compiled import attention, dots, sums
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
 
-LOOPS: dict[type, Any] = {Gated: sums, Rectified: sums, TransformerAttention: dots}
+LOOPS: dict[type, Any] = {
+    Gatv2: attention,
+    GatWithFeatures: attention,
+    Gated: sums,
+    Rectified: sums,
+    TransformerAttention: dots,
+}
 """By the kind of function the module of its loops, which names them as ``edge_function`` does."""
 
 

@@ -88,7 +88,7 @@ def _attend(lists, masks, source_NS, a_dst_RG, numbers, given, out_RW):
                     place = (head * slices + 1) * brought - 1
                     score_HE[head, edge] = source_NS[near_E[edge], place] + a_dst_RG[row, head * slices]
             for head in range(heads):
-                shrink = _weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3)
+                shrink = weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3)
                 if masks.drops:
                     for edge in range(0, count, lanes):
                         scale = load(scale_HE, head, edge, count)
@@ -183,7 +183,7 @@ def _pull_sources(lists, masks, target_NS, source_RS, numbers, given, out_RS):
 
 
 @compiled
-def _weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3):
+def weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3):
     """Weights of a head's next edges, those times the slope where scores are not positive, and what is known of all so
     far. → by what the sums so far shrink, as there is a higher score."""
     lanes = NBYTES // score_HE.itemsize
