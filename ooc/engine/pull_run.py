@@ -90,7 +90,7 @@ class EdgeSweep:
         self._parts_P2 = runtime.rows.parts.get(pull.direction)
         self._nodes = runtime.store.neighbours(pull.direction.value)
         self._checks = runtime.checks.get(pull.direction)
-        self._retained, self._kept = runtime.retained.get(pull.direction), runtime.kept.get(pull.direction)
+        self._retained = runtime.retained.get(pull.direction)
         self._arrays: dict[EdgeData | None, Edges] = {
             data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
             for data in (None, *pull.edge_data)
@@ -138,9 +138,7 @@ class EdgeSweep:
             features_EK=taken.get(EdgeData.FEATURES),
             checks=self._checks,
             parts_P2=self._parts(range(start, stop), range(first, last), indices.device),
-            first=first,
             retained=self._retained,
-            kept=self._kept,
             carried=None if edges is None else self._carried,
         )
 

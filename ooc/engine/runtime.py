@@ -25,7 +25,7 @@ from ooc.engine.workers import WorkerPool
 from ooc.errors import StoreError
 from ooc.kernels.deferred_checks import DeferredChecks, Fault
 from ooc.kernels.dropout.edges import UNSORTED
-from ooc.kernels.edges import KeptGradients, Retained, SelfLoops, Spare, TileEdges, in_edges_of
+from ooc.kernels.edges import Retained, SelfLoops, Spare, TileEdges
 from ooc.kernels.pulls import pulls_for
 from ooc.model.graph import AnyScaling, GraphRows, damaged
 from ooc.model.workload import edge_array
@@ -82,12 +82,9 @@ class Runtime:
             self.checks = {key: DeferredChecks(store.neighbours(key.value)) for key in keys}
         self.retained: dict[EdgesKey, Retained] = {}
         """By topology: what is retained of its tiles."""
-        self.kept: dict[EdgesKey, KeptGradients] = {}
-        """By topology: what pulls along in-edges leave for those along out-edges."""
         if plan.retained_bytes:
             spare = Spare(plan.retained_bytes)
             self.retained = {key: Retained(spare) for key in plan.topologies if key.of_edges}
-            self._keep(spare, *given.workload.kept_edges)
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
@@ -116,17 +113,6 @@ class Runtime:
             self.bucketed_rows = self._open_shuffles(plan.bucketed_rows, spill_dir, opening)
             opening.callback(self.workspace.settle)
             self._resources = opening.pop_all()
-
-    def _keep(self, spare: Spare, columns: int, nbytes: int) -> None:
-        """Find room for ``columns`` of every edge, if there is."""
-        if not columns or not spare.take(nbytes):
-            return
-        back = Direction.OUT if Direction.OUT in self.plan.topologies else Direction.IN
-        sources_E, targets_E = (self.store.topology(one.value)[1].read() for one in (Direction.IN, back))
-        in_edges = in_edges_of(sources_E, self.rows.offsets[Direction.IN], targets_E)
-        if in_edges is not None:
-            values = torch.empty(len(in_edges) * columns, dtype=self.dtype)
-            self.kept = dict.fromkeys((Direction.IN, back), KeptGradients(values, in_edges, len(sources_E)))
 
     def _open_shuffles(self, plans: Mapping[str, P], spill_dir: Path, opening: ExitStack) -> dict[str, ShuffleFile[P]]:
         files = {}

@@ -5,8 +5,7 @@ An ``EdgeFunction`` (``functions``) says what one edge gives, from the source's 
 the edge's own features (``edge_terms``). A target sums that over its edges or, where there are heads, weights it by the
 softmax of the edges' scores, head by head. Forward, targets pull sources.
 Backward, every edge is computed again where its gradient is wanted: over in-edges for what belongs to targets, over
-out-edges for what belongs to sources; where there is memory, the former keeps what it finds for sources, by edge, and
-the latter only sums that. What flows back to an edge is known without the others:
+out-edges for what belongs to sources. What flows back to an edge is known without the others:
 
     sum       dm_e = dZ_i                                      a mean is a sum whose rows are scaled
     softmax   dm_e = α_e k_e dZ_i,   ds_e = α_e (k_e dZ_i · m_e - D_i),   α_e = exp(s_e - lse_i)
@@ -28,7 +27,6 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
 from ooc.kernels.functions import Computed, EdgeFunction, EdgeGradients, Gatv2, TransformerAttention
-from ooc.kernels.tensors import pull
 from ooc.plan.workload import Direction
 
 
@@ -122,16 +120,15 @@ def pull_messages(
         out_RHC = out_RO.view(tile.rows, len(heads.heads), -1)
         softmax = RunningSoftmax(tile.rows, len(heads.heads), source_NW, [out_RHC])
     in_edges = _InEdges(function, tile, source_NW, target_RV, terms, heads)
-    leaves = tile.record is not None  # messages are computed with again
-    for number, piece in enumerate(pieces(tile, len(source_NW))):
-        message_EO, score_EH, _ = in_edges.of(number, piece)
+    for piece in pieces(tile, len(source_NW)):
+        message_EO, score_EH, _ = in_edges.of(piece)
         if softmax is not None:
             assert heads is not None and score_EH is not None
             weight_EH = softmax.weigh(piece, score_EH)
             if heads.dropout is not None:
                 weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
             message_EHC, weight_EH1 = message_EO.view(*weight_EH.shape, -1), weight_EH[:, :, None]
-            message_EO = (message_EHC * weight_EH1 if leaves else message_EHC.mul_(weight_EH1)).flatten(1)
+            message_EO = message_EHC.mul_(weight_EH1).flatten(1)
         out_RO[piece.rows] += piece.sums(message_EO)
     lse_RH = None if softmax is None else softmax.finish()
     return out_RO, lse_RH
@@ -169,21 +166,15 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources.
 
-    ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them. ``kept_EW``: what the
-    pull of targets has kept of all edges.
+    ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
     if heads is not None and is_dot_product(function, terms):
         return dot_attention.pull_sources(tile, heads.heads, heads.dropout, target_NP=target_NP, source_RS=source_RW)
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(target_NP)):
-        if kept_EW is not None and tile.kept is not None and piece.numbers_E is not None:
-            in_edges_E = tile.kept.in_edges[piece.numbers_E]
-            out_RW[piece.rows] += pull(kept_EW, in_edges_E, piece.offsets_R1.to(in_edges_E.dtype))
-            continue
         source_EW = source_RW[piece.rows].index_select(0, piece.row_E)
         target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
         term_ET = None if terms is None else terms.make(terms.features(tile, piece))
@@ -203,10 +194,9 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
-    terms' linear map (``EdgeTerms.add_map_gradient``). ``kept_EW``: where to keep what is found for sources."""
+    terms' linear map (``EdgeTerms.add_map_gradient``)."""
     if heads is not None and is_dot_product(function, terms):
         above = upstream_R.gradient, upstream_R.statistics
         return dot_attention.pull_targets(tile, heads.heads, heads.dropout, source_NW, target_RV, *above), None
@@ -217,11 +207,9 @@ def pull_target_gradients(
         own_RHV, _ = target_RV.view(len(target_RV), len(function.att_HC), -1).chunk(2, dim=2)
         own_RV, outs = own_RHV.flatten(1), [*out_RV.view(*own_RHV.shape[:2], -1).chunk(2, dim=2)]
     in_edges = _InEdges(function, tile, source_NW, own_RV, terms, heads)
-    for number, piece in enumerate(pieces(tile, len(source_NW))):
+    for piece in pieces(tile, len(source_NW)):
         upstream_E = upstream_R.select(piece.row_E + piece.start)
-        found = _differentiated(piece, in_edges.of(number, piece, again=True), upstream_E, heads, Direction.IN)
-        if kept_EW is not None and piece.numbers_E is not None:
-            kept_EW[piece.numbers_E] = found.source_EW
+        found = _differentiated(piece, in_edges.of(piece), upstream_E, heads, Direction.IN)
         for out, gradient in zip(outs, (found.target_EV, found.parameters_EV), strict=False):
             if gradient is not None:
                 rows = out[piece.rows]
@@ -264,28 +252,11 @@ class _InEdges:
     terms: EdgeTerms | None
     heads: Heads | None
 
-    def of(self, number: int, piece: Piece, *, again: bool = False) -> Computed:
-        """Of the tile's piece ``number``, ``again``: what was left of it, if it was. That is made in memory that stays,
-        as it takes longer to get new memory than to compute."""
-        tile, source_NW, heads = self.tile, self.source_NW, 0 if self.heads is None else len(self.heads.heads)
-        left, (source_EW, target_EV, left_EH) = None, list[Tensor | None]((None, None, None))
-        if tile.retained is not None and tile.record is not None:
-            name = tile.record, tile.start, tile.rows, len(source_NW), number
-            widths = source_NW.shape[1], self.target_RV.shape[1], heads
-            left = tile.retained.left(name, piece.edges, widths, source_NW)
-        known: Computed | None = left.take(tile.epoch) if again and left is not None else None
-        if known is not None:
-            return known
-        if left is not None:
-            source_EW, target_EV, left_EH = left.memory
-        source_EW = torch.index_select(source_NW, 0, piece.neighbours_E, out=source_EW)
-        target_EV = torch.index_select(self.target_RV[piece.rows], 0, piece.row_E, out=target_EV)
+    def of(self, piece: Piece) -> Computed:
+        source_EW = self.source_NW.index_select(0, piece.neighbours_E)
+        target_EV = self.target_RV[piece.rows].index_select(0, piece.row_E)
         term_ET = None if self.terms is None else self.terms.make(self.terms.features(self.tile, piece))
-        message_EO, score_EH, differentiate = self.function(source_EW, target_EV, term_ET)
-        if left is not None and left_EH is not None and not again:
-            of_softmax = (None, None) if score_EH is None else (message_EO, left_EH.copy_(score_EH))
-            left.computed, left.epoch = (*of_softmax, differentiate), tile.epoch
-        return message_EO, score_EH, differentiate
+        return self.function(source_EW, target_EV, term_ET)
 
 
 def _differentiated(

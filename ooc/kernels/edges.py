@@ -9,7 +9,7 @@ cut at multiples of it from its own first edge. Where a row is cut depends on no
 depend on tiles.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -76,61 +76,11 @@ class Retained:
         self._found[name] = made, _ = make(), nbytes
         return made
 
-    def left(self, name: Hashable, edges: int, widths: Sequence[int], like: Tensor) -> "Left | None":
-        """What is left by that name; None where there is no memory for matrices of so many edges and such widths."""
-        found: Left | None = self.get(name)
-        if found is None or len(found.memory[0]) != edges:
-            nbytes = edges * sum(widths) * like.itemsize
-            found = self.keep(name, nbytes, lambda: Left([like.new_empty(edges, width) for width in widths]))
-        return found
-
     def take(self, name: Hashable) -> Any:
         """It is no longer kept; its memory counts as free."""
         value, nbytes = self._found.pop(name, (None, 0))
         self._spare.give(nbytes)
         return value
-
-
-@dataclass(slots=True)
-class Left:
-    """What one pull leaves to another of a piece: ``computed`` in ``memory``, which is there in every epoch."""
-
-    memory: list[Tensor]
-    computed: Any = None
-    epoch: int = -1
-
-    def take(self, epoch: int) -> Any:
-        """None where nothing has been left since in this epoch."""
-        found, self.computed = self.computed if self.epoch == epoch else None, None
-        return found
-
-
-class KeptGradients:
-    """What a pull of targets finds of in-edges for their sources, kept for the pull of these: all that it has to do is
-    to sum it. One layer after the other uses the same memory: ``values``, of E edges and behind them N added self-loops
-    by row. ``in_edges``: of every out-edge the number as an in-edge, and of every self-loop its place [E + N]."""
-
-    def __init__(self, values: Tensor, in_edges: Tensor, edges: int) -> None:
-        self._values = values
-        self.in_edges = in_edges
-        self.edges = edges
-        self.holder: object = None
-
-    def of(self, holder: object, columns: int) -> Tensor | None:
-        """[E + N, columns], where it is that of ``holder``."""
-        return self._values[: len(self.in_edges) * columns].view(-1, columns) if self.holder is holder else None
-
-
-def in_edges_of(sources_E: AnyIntegers, offsets_N1: AnyIntegers, targets_E: AnyIntegers) -> Tensor | None:
-    """What ``KeptGradients`` wants, from in-edges' sources and where those of rows begin, and out-edges' targets. None
-    where these are in another order than a store has them in."""
-    edges, rows = len(sources_E), len(offsets_N1) - 1
-    in_order = np.argsort(sources_E, kind="stable")
-    if not np.array_equal(np.repeat(np.arange(rows, dtype=targets_E.dtype), np.diff(offsets_N1))[in_order], targets_E):
-        return None
-    found = np.arange(edges + rows, dtype=targets_E.dtype if edges + rows <= np.iinfo(np.int32).max else np.int64)
-    found[:edges] = in_order
-    return torch.from_numpy(found)
 
 
 class SelfLoops(Enum):
@@ -176,8 +126,7 @@ class TileEdges:
     ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
     columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``:
     the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
-    ``first``: the number of its first edge among all of the direction. ``retained``: what is retained of tiles,
-    ``record``: and by what name, in which ``epoch``, what is computed of messages; ``kept``: and of all edges.
+    ``retained``: what is retained of tiles.
     ``carried``: on a GPU, where these are a piece of the rows' edges. Then the first row may have begun before the
     first of them, and the last one may go on behind the last: offsets are below 0 there, or beyond their number.
     """
@@ -193,11 +142,7 @@ class TileEdges:
     apart: ColumnCopy | None = None
     edges_per_piece: int | None = None
     parts_P2: Tensor | None = None
-    first: int = 0
     retained: Retained | None = None
-    record: Hashable = None
-    epoch: int = 0
-    kept: KeptGradients | None = None
     carried: Carried | None = None
 
     @property
@@ -220,7 +165,7 @@ class Piece:
     edges these are; an added self-loop of the tile's row i comes after them, i-th of its kind. ``None`` where such are
     among edges that carry no features.
     ``repeats_before`` counts the edges before this stretch that equal its first one. ``has_added``: self-loops were
-    added at the ends of rows. ``numbers_E``: which of all edges these are, where something is kept of them.
+    added at the ends of rows.
     """
 
     start: int
@@ -232,7 +177,6 @@ class Piece:
     positions_E: Tensor | slice | None
     repeats_before: int
     has_added: bool = False
-    numbers_E: Tensor | slice | None = None
 
     @property
     def rows(self) -> slice:
@@ -299,7 +243,7 @@ def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> It
     capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
     capacity = min(capacity, tile.edges_per_piece or capacity)
     made, retained = _pieces(tile, rows, capacity), tile.retained
-    name = tile.start, tile.rows, rows, capacity, tile.self_loops, tile.features_EK is None, tile.kept is None
+    name = tile.start, tile.rows, rows, capacity, tile.self_loops, tile.features_EK is None
     found: list[Piece] | None = None if retained is None else retained.get(name)
     if found is None and retained is not None:
         nbytes = (len(tile.indices_E) + tile.rows + 1) * PIECE_BYTES
@@ -341,19 +285,8 @@ def _piece(tile: TileEdges, rows: int, start: int, stop: int, first: int, last: 
     if has_added:
         own = tile.start + start
         neighbours, offsets, is_given = with_self(neighbours, offsets, own, min(tile.start + stop, rows))
-        unwanted = tile.features_EK is None and tile.kept is None
-        places = None if unwanted else _positions_with_self(tile, start, positions, is_given)
-    numbers = None if tile.kept is None or places is None else _numbers(tile, places, tile.kept.edges)
-    return Piece(start, stop, tile.start, neighbours, offsets, continues, places, repeats_before, has_added, numbers)
-
-
-def _numbers(tile: TileEdges, positions_E: Tensor | slice, edges: int) -> Tensor | slice:
-    """Of ``positions_E`` in the tile the numbers among all ``edges`` of its direction, added self-loops behind them."""
-    if isinstance(positions_E, slice):
-        return slice(tile.first + positions_E.start, tile.first + positions_E.stop)
-    numbers_E, own = positions_E + tile.first, len(tile.indices_E)
-    numbers_E[positions_E >= own] += edges + tile.start - tile.first - own
-    return numbers_E
+        places = None if tile.features_EK is None else _positions_with_self(tile, start, positions, is_given)
+    return Piece(start, stop, tile.start, neighbours, offsets, continues, places, repeats_before, has_added)
 
 
 def _kept(tile: TileEdges, rows: int, start: int, neighbours_E: Tensor, offsets_R1: Tensor) -> Tensor | None:

@@ -235,5 +235,4 @@ def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workl
     of_edges = (slabs + (rest > 0)) * of_slab + heads * of_head
     nbytes = edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
     multiplies = edges * (work.multiplies_per_edge - retained * work.retainable_multiplies_per_edge)
-    seconds = nbytes / rate + multiplies / _multiplies_per_s(workload, hardware)
-    return (1 - retained) * seconds if kind.sums_kept else seconds
+    return nbytes / rate + multiplies / _multiplies_per_s(workload, hardware)

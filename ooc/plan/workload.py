@@ -156,12 +156,9 @@ class PerEdge:
     into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows of each tile, until that is added
     to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
     ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
-    while it pulls. ``kept_columns``: of every edge, for the pull that comes after it, where there is memory;
-    ``recorded_columns``: for that of the backward pass, of every layer at once. ``listed_heads``: for each of which
-    edges are listed by themselves.
+    while it pulls. ``listed_heads``: for each of which edges are listed by themselves.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
-    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges);
-    ``sums_kept``: none of it where the ``kept_columns`` of another pull have been kept.
+    computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     """
 
     groups: int
@@ -176,10 +173,7 @@ class PerEdge:
     waiting_bytes_per_edge: int = 0
     waiting_edges: int = 1 << 62
     copied_columns: tuple[int, ...] = ()
-    kept_columns: int = 0
-    recorded_columns: int = 0
     listed_heads: int = 0
-    sums_kept: bool = False
     slices: int = 1
     work: EdgeWork | None = None
     beside: str | None = None
@@ -348,8 +342,6 @@ class Bucketing:
     exact: bool = True
 
 
-_PLACE_BYTES = 24
-"""Of an edge while it is found out which in-edge an out-edge is: both ends, order and place."""
 PIECE_BYTES = 40
 """Of each edge and row of a tile whose pieces are retained, at most: a neighbour, its row, and where it is."""
 HEAD_BYTES = 16
@@ -470,17 +462,6 @@ class Workload:
         columns, kind = self.matrices[name].columns, self.groupings.get(name)
         groups, slices = (columns, 1) if kind is None else (kind.groups, kind.slices)
         return tuple(columns // groups * some for some in sharded_widths(groups, processes_of(self.share), slices))
-
-    @cached_property
-    def kept_edges(self) -> tuple[int, int]:
-        """What pulls along in-edges may leave for those along out-edges in training, of one layer at a time: columns of
-        every edge and of as many added self-loops as there are rows, and bytes, those of finding their places too."""
-        kinds = (stage.pull.per_edge for stage in self.programs.get("train", ()) if stage.pull is not None)
-        columns = max((kind.kept_columns for kind in kinds if kind is not None), default=0)
-        if not columns:
-            return 0, 0
-        places = self.topologies[Direction.IN].edges + self.rows
-        return columns, places * (columns * self.pulled_itemsize + _PLACE_BYTES)
 
     @cached_property
     def groupings(self) -> dict[str, PerEdge]:

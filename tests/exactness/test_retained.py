@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GENConv, GINEConv, ResGatedGraphConv, TransformerConv
+from torch_geometric.nn import GATConv, GENConv, TransformerConv
 
 from ooc.engine import runtime
 from ooc.kernels.bags import BagLists
-from ooc.kernels.edges import KeptGradients, Left, Retained, Spare
+from ooc.kernels.edges import Retained, Spare
 from ooc.kernels.pulls import BY_DEVICE, of_torch
 from ooc.model.layers.layer import Layer
 from tests.exactness.comparison import make_trainer, store_of
@@ -66,52 +66,6 @@ def test_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for losses, parameters in (something, nothing):
         assert losses == everything[0]
         assert all(map(torch.equal, parameters, everything[1]))
-
-
-class EdgeFunctions(nn.Module):
-    """Layers whose edges have gradients: with added self-loops, two heads and features of edges, and without."""
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.first = GATv2Conv(features, 4, heads=2, edge_dim=3)
-        self.second = ResGatedGraphConv(8, 12, edge_dim=3)
-        self.third = GINEConv(nn.Linear(12, 8), edge_dim=3)
-        self.fourth = GATv2Conv(8, classes, dropout=0.3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        x = self.second(self.first(x, edge_index, edge_attr).tanh(), edge_index, edge_attr).tanh()
-        return self.fourth(self.third(x, edge_index, edge_attr).tanh(), edge_index)
-
-
-def test_bits_of_edge_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of sources that the pull of targets has kept are those that are found for sources, and what it is left
-    of messages what it would compute; in slabs, too."""
-    store, found = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path), []
-    of, take, pulls, pieces = KeptGradients.of, Left.take, list[bool](), list[bool]()
-
-    def noted(*arguments: Any) -> Tensor | None:
-        pulls.append((kept := of(*arguments)) is not None)
-        return kept
-
-    def taken(*arguments: Any) -> Any:
-        pieces.append((computed := take(*arguments)) is not None)
-        return computed
-
-    monkeypatch.setattr(KeptGradients, "of", noted)
-    monkeypatch.setattr(Left, "take", taken)
-    for share, slab_columns in ((1.0, None), (0.0, None), (0.7, None), (1.0, 4)):
-        pulls.clear()
-        pieces.clear()
-        monkeypatch.setattr(runtime, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
-        options = {"slab_columns": slab_columns, "threads": 2, "tile_rows": 64}
-        case = CustomCase(make=EdgeFunctions)
-        with make_trainer(case, store, tmp_path, dtype=torch.float32, **options) as trainer:
-            records = trainer.fit(epochs=2, eval_every=0)
-            found.append(([record.loss for record in records], [*trainer.model.parameters()]))
-        assert any(pulls) == any(pieces) == (share > 0) and all(pieces)
-    for losses, parameters in found[1:]:
-        assert losses == found[0][0]
-        assert all(map(torch.equal, parameters, found[0][1]))
 
 
 class Attentions(nn.Module):

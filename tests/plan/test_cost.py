@@ -54,19 +54,6 @@ def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
     assert computing_of(item, half, *where).shared_s < computing_of(item, nothing, *where).shared_s
 
 
-def test_sources_whose_gradients_were_kept_are_only_pulled() -> None:
-    """Nothing is computed for their edges."""
-    kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, sums_kept=True, work=EdgeWork(1100, 7, 5))
-    item, free = (
-        replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=replace(kind, work=work)))
-        for work in (kind.work, EdgeWork(0))
-    )
-    nothing, all_of_it = (Portion(**{**SIZES, "slab_columns": 64}, retained=share) for share in (0.0, 1.0))
-    where = WORK, PLAN.matrices, UNMEASURED
-    assert computing_of(item, all_of_it, *where) == pytest.approx(computing_of(free, nothing, *where))
-    assert computing_of(item, nothing, *where).shared_s > computing_of(free, nothing, *where).shared_s
-
-
 def test_a_device_computes_while_the_host_launches() -> None:
     """The longer of the two counts: Python alone, rows alone, and both are no longer than the longer one."""
     nothing = replace(UNMEASURED_DEVICE.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)

@@ -238,8 +238,9 @@ def _noting(kernel: Callable[..., Any], work: Work, flops: float) -> Callable[..
         result = kernel(*args, **kwargs)
         seconds = thread_time() - begun_s
         given = signature.bind(*args, **kwargs).arguments
+        given |= given.pop("options", {})
         tile = next(value for value in given.values() if isinstance(value, TileEdges))
-        source = given["kept_EW"] if _sums_kept(given) else _of_all_rows(given)
+        source = _of_all_rows(given)
         fetched = tile.indices_E.numel() + tile.rows * (tile.self_loops is SelfLoops.EXACTLY_ONE)
         own = [value for name, value in given.items() if _OWN.search(name) and isinstance(value, Tensor)]
         carried = [one for one in (tile.weight_E, tile.features_EK) if one is not None]
@@ -249,15 +250,10 @@ def _noting(kernel: Callable[..., Any], work: Work, flops: float) -> Callable[..
         work.fetched += fetched
         work.row_bytes, work.rows, work.dtype = source.shape[1] * source.itemsize, len(source), source.dtype
         work.other_bytes += sum(one.nbytes for one in (tile.indices_E, tile.offsets_R1, *own, *carried, *results))
-        work.flops += fetched * (1 if _sums_kept(given) else flops) * source.shape[1]
+        work.flops += fetched * flops * source.shape[1]
         return result
 
     return noting
-
-
-def _sums_kept(given: Mapping[str, Any]) -> bool:
-    """Whether a pull of sources only sums what the one of targets has kept of every edge."""
-    return "source_RW" in given and given.get("kept_EW") is not None
 
 
 def _of_all_rows(given: Mapping[str, Any]) -> Tensor:

@@ -108,9 +108,8 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> Tensor:
-    """As ``edge_function.pull_source_gradients``; nothing has been kept in ``kept_EW``."""
+    """As ``edge_function.pull_source_gradients``."""
     if heads is None or not _is_written(tile, terms):
         given: dict[str, Any] = {"source_RW": source_RW, "target_NP": target_NP, "layout": layout}
         return edge_function.pull_source_gradients(function, tile, **given, terms=terms, heads=heads)
@@ -142,9 +141,8 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As ``edge_function.pull_target_gradients``; keeps nothing in ``kept_EW``."""
+    """As ``edge_function.pull_target_gradients``."""
     if heads is None or upstream_R.statistics is None or not _is_written(tile, terms):
         given: dict[str, Any] = {"source_NW": source_NW, "target_RV": target_RV, "upstream_R": upstream_R}
         return edge_function.pull_target_gradients(function, tile, **given, with_map=with_map, terms=terms, heads=heads)

@@ -105,13 +105,12 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As ``edge_function.pull_target_gradients``; nothing is kept."""
     if heads is None or upstream_R.statistics is None or not _is_written(tile, terms):
         return edge_function.pull_target_gradients(
             function, tile, source_NW=source_NW, target_RV=target_RV, upstream_R=upstream_R, with_map=with_map,
-            terms=terms, heads=heads, kept_EW=kept_EW,
+            terms=terms, heads=heads,
         )  # fmt: skip
     count, channels = len(heads.heads), target_RV.shape[1] // len(heads.heads)
     map_columns = terms.map_columns if terms is not None and with_map else 0
@@ -136,13 +135,11 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> Tensor:
     """As ``edge_function.pull_source_gradients``; all is computed again."""
     if heads is None or not _is_written(tile, terms):
         return edge_function.pull_source_gradients(
             function, tile, source_RW=source_RW, target_NP=target_NP, layout=layout, terms=terms, heads=heads,
-            kept_EW=kept_EW,
         )  # fmt: skip
     count = len(heads.heads)
     out = source_RW.new_empty(source_RW.shape)

@@ -124,9 +124,8 @@ def pull_source_gradients(
     layout: TargetLayout,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> Tensor:
-    """As ``edge_function.pull_source_gradients``; what is kept of edges is found once more."""
+    """As ``edge_function.pull_source_gradients``."""
     is_rectified, columns = isinstance(function, Rectified), source_RW.shape[1]
     in_order = not layout.loop and layout.columns == columns * (1 if heads is None else 3)
     if not _is_written(tile, terms, heads) or (is_rectified and not in_order):
@@ -157,7 +156,6 @@ def pull_target_gradients(
     with_map: bool = False,
     terms: EdgeTerms | None = None,
     heads: Heads | None = None,
-    kept_EW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As ``edge_function.pull_target_gradients``; nothing is kept."""
     if not _is_written(tile, terms, heads):

@@ -128,10 +128,6 @@ class FunctionAggregate(EdgeAggregate):
         return self.result
 
     @property
-    def kept_columns(self) -> int:  # type: ignore[override]  # the others have none
-        return self.source.columns if self.source.trains else 0
-
-    @property
     def upstream_columns(self) -> int:
         return self._layout(self.groups).columns
 
@@ -152,9 +148,7 @@ class FunctionAggregate(EdgeAggregate):
         return tile
 
     def _in_pieces(self, key: Key, tile: TileEdges, itemsize: int, groups: range) -> TileEdges:
-        record = (self, groups) if self.recorded_columns else None
-        at_once = self.temporaries(itemsize)[0]
-        return replace(self._edges(tile), edges_per_piece=at_once, record=record, epoch=key.epoch)
+        return replace(self._edges(tile), edges_per_piece=self.temporaries(itemsize)[0])
 
     def _heads(self, key: Key, groups: range) -> Heads | None:
         """Of a softmax; a sum has none."""
@@ -208,7 +202,6 @@ class FunctionAggregate(EdgeAggregate):
             layout=layout,
             terms=self._terms(groups, source.dtype, loop_RK),
             heads=self._heads(key, groups),
-            **self._kept(tile, groups),
         )
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
@@ -217,8 +210,6 @@ class FunctionAggregate(EdgeAggregate):
             own, prior = _split(own, groups, self.upstream_columns // self.groups)
         own = own.contiguous()
         target, above = layout.unpack(own)
-        if tile.kept is not None:
-            tile.kept.holder = self if len(groups) == self.groups and self.kept_columns else None
         found = pulls_for(source).message_targets(
             self.function(groups),
             self._in_pieces(key, tile, source.itemsize, groups),
@@ -228,25 +219,11 @@ class FunctionAggregate(EdgeAggregate):
             with_map=self.term is not None and self.term.gradient_columns > 0,
             terms=self._terms(groups, source.dtype, layout.loops(own)),
             heads=self._heads(key, groups),
-            **self._kept(tile, groups),
         )
         parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:
             return parts[0] if prior is None else parts[0].add_(prior)
         return torch.cat([part.view(len(own), len(groups), -1) for part in parts], dim=2).view(len(own), -1)
-
-    def _kept(self, tile: TileEdges, groups: range) -> dict[str, Tensor]:
-        """Where the gradients of sources are kept by edge, if there is such memory: those of some groups."""
-        kept_EW = None if tile.kept is None else tile.kept.of(self, self.kept_columns)
-        unit = self.kept_columns // self.groups
-        return {} if kept_EW is None else {"kept_EW": kept_EW[:, groups.start * unit : groups.stop * unit]}
-
-    @property
-    def recorded_columns(self) -> int:  # type: ignore[override]  # the others have none
-        """None where scores are as wide as messages."""
-        if not (self.keep and self.pulls_targets) or (self.statistics and self.message == 1):
-            return 0
-        return self.source.columns + self.groups * (self.target_columns + (self.statistics > 0))
 
     def _with_parameters(self, target: Tensor, groups: range) -> Tensor:
         """The target's rows with what parameters add to them, so that their gradient comes row by row."""
@@ -357,8 +334,6 @@ class DotAttention(FunctionAttention):
     """By scaled dot products without features of edges: sources bring key and value, targets the query. The CPU
     computes nothing as wide as a head for an edge."""
 
-    kept_columns = 0
-    recorded_columns = 0
     lists_heads = True
     work = Attention.work_of_scores
 

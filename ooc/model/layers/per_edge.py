@@ -109,10 +109,6 @@ class EdgeAggregate(Aggregate):
     """Whether the gradient of the target's own rows takes a pull of its own."""
     edge_features = 0
     """How many features of an edge it takes."""
-    kept_columns = 0
-    """Of what a pull of targets can keep of every edge for the pull of sources."""
-    recorded_columns = 0
-    """Of what a pull of messages can leave of every edge to that of targets."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
     lists_heads = False
@@ -235,7 +231,6 @@ class EdgeAggregate(Aggregate):
         return PerEdge(
             *(self.groups, columns, own, *temporaries),
             copied_columns=apart,
-            sums_kept=pulling is Pulling.SOURCES and self.kept_columns > 0,
             slices=self.slices,
             listed_heads=self.groups // self.slices if self.lists_heads else 0,
             work=work,

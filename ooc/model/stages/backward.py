@@ -28,7 +28,7 @@ from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.places import gradient_places, hands_on
 from ooc.model.stages.program import Program
 from ooc.model.stages.schedule import Recipe, last_uses
-from ooc.plan.workload import Direction, Pull
+from ooc.plan.workload import Pull
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
 
@@ -142,8 +142,6 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
     trained = brought is not None and brought.trains
     columns = aggregate.pulled_target_columns
     per_edge = program.per_edge(aggregate, Pulling.TARGETS, columns, names.of("dp", aggregate))
-    if program.context.along(aggregate) is Direction.IN and not program.context.on_device:
-        per_edge = replace(per_edge, kept_columns=aggregate.kept_columns)
     if aggregate.after is not None:
         per_edge = replace(per_edge, beside=names.of("dt", aggregate.after))
     if isinstance(aggregate, Opaque) and aggregate.target is not None:

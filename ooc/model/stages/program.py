@@ -144,7 +144,7 @@ class Program:
             return Pull(message, sums, direction, edge_data=pulled.edge_data), pulled.scaling
         own, beside = (*map(names.value, pulled.own_values), None, None)[:2]
         per_edge = self.per_edge(pulled, Pulling.FORWARD, pulled.columns, own)
-        per_edge = replace(per_edge, beside=beside, recorded_columns=pulled.recorded_columns)
+        per_edge = replace(per_edge, beside=beside)
         pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
         return pull, partial(pulled.forward, self.context)
 

@@ -72,7 +72,7 @@ def _host_frames(program: Program) -> int:
 def _retainable_bytes(layout: Layout, workload: Workload) -> int:
     """What pulls of a training epoch retain, opaque layers at most of their runs, others of lists that they share,
     where they retain all."""
-    found = {"kept": workload.kept_edges[1]}
+    found: dict[str, int] = {}
     for item in layout.programs.get("train", ()):
         kind = None if item.pull is None or not item.pull.direction.of_edges else item.pull.per_edge
         if item.pull is not None and kind is not None:
@@ -82,5 +82,4 @@ def _retainable_bytes(layout: Layout, workload: Workload) -> int:
             places = item.rows + workload.topologies[item.pull.direction].edges
             found[str(item.index if kind.opaque else lists)] = places * of_edge
             found[f"{lists} of {kind.listed_heads} heads"] = places * HEAD_BYTES * kind.listed_heads
-            found[f"recorded {item.index}"] = places * kind.recorded_columns * workload.pulled_itemsize
     return sum(found.values())

@@ -48,9 +48,7 @@ class Replay:
         self.samples: list[tuple[float, int]] = []
         self.begun = 0  # spans that have begun
         self.computing: dict[Portion, Computing] = {}  # of this pass
-        kept_bytes, left_bytes = workload.kept_edges[1], plan.retained_bytes
-        self.keeps = 0 < kept_bytes <= left_bytes  # gradients of edges: of all or of none
-        self.retained = (left_bytes - kept_bytes * self.keeps) / max(1, plan.retainable_bytes - kept_bytes)
+        self.retained = plan.retained_bytes / max(1, plan.retainable_bytes)
         self.buckets: dict[tuple[str, int, int], int] = {}  # (matrix, pass, bucket) of what has no blocks → ticket
         self.streaming: list[int] = []  # tickets of what this pass has written of such
         self.unhidden = 0.0  # seconds that the next step takes longer for what has been sent off
@@ -217,8 +215,6 @@ class Replay:
         """What one step takes."""
         rows, edges, width, retained = step.stop - step.start, 0, 0, min(1.0, self.retained)
         if item.pull is not None:
-            if item.pull.per_edge is not None and item.pull.per_edge.sums_kept:
-                retained = float(self.keeps)
             source = self.plan.matrices[item.pull.source]
             topology, tile = self.workload.topologies[item.pull.direction], self.plan.tile_rows
             edges = topology.edges_of(range(step.start, step.stop), tile)
