@@ -12,6 +12,7 @@ from torch import Tensor
 from ooc.errors import StoreError
 from ooc.kernels import gat, maximum
 from ooc.kernels.compiled import gat as compiled_gat
+from ooc.kernels.compiled import loops
 from ooc.kernels.compiled import maximum as compiled_maximum
 from ooc.kernels.compiled.lanes import NBYTES, exp, load, store
 from ooc.kernels.compiled.loops import compiled
@@ -156,3 +157,11 @@ def test_powers_of_e(dtype: torch.dtype) -> None:
     assert found[3:8].tolist() == pytest.approx([0.0, 0.0, 1.0, 1.0, math.e], rel=torch.finfo(dtype).eps)
     normal = expected[8:] > torch.finfo(dtype).tiny * 2
     assert float((found[8:] / expected[8:] - 1)[normal].abs().max()) < 3 * torch.finfo(dtype).eps
+
+
+def test_where_nothing_can_be_written_every_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(function: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(loops, "_Cache", nowhere)
+    assert loops.compiled(lambda number: number + 1)(2) == 3

@@ -6,6 +6,7 @@ but its edges, and what is made of them at a time fits the cache, however many t
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -51,7 +52,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     references, which took as long as the rest: what it needs it is given."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
     dispatcher: Any = njit(**options)(function)
-    dispatcher._cache = _Cache(function)
+    with suppress(RuntimeError):  # where no folder can be written to, every process compiles for itself
+        dispatcher._cache = _Cache(function)
     return cast(Callable[..., Any], dispatcher)
 
 
