@@ -8,6 +8,7 @@ is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.up
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ def _of(sums: Callable[..., Tensor], gat: Any, maximum: Any, edge_function: Any,
 def of_torch() -> Pulls:
     """Those that are torch's operators."""
     return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
+
+
+ARE_COMPILED = find_spec("numba") is not None
+"""Whether the CPU's pulls of edges are loops that are compiled, where there are such (``_of_cpu``)."""
 
 
 @cache

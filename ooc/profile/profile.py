@@ -42,6 +42,8 @@ LEAST_MEMORY_BYTES = 300_000_000
 _PARTS = 4
 _NEAR_SHARE, _MIDDLING_SHARE = 0.125, 0.5
 """Of the cache: a slab so small lies in it whole, beside whatever else is there; of a larger one some part."""
+_LEAST_CACHE_BYTES = 8 << 20
+"""Of the last cache, where the system tells of none."""
 _BETWEEN_OPERATORS = 1.2
 """How much longer a GPU's host takes for an operator of an epoch than for one in a loop: the interpreter has to find
 out which is next. 1.1 for GraphSAGE and 1.3 for GCN, where nothing but the host takes any time (docs/gpu-executor.md).
@@ -162,9 +164,10 @@ def _measured_processor(bench: Bench, epoch: EpochTimes) -> Processor:
         if 0 < cache < pool.nbytes:
             small, middling = (pool[: int(share * cache) // 4] for share in (_NEAR_SHARE, _MIDDLING_SHARE))
             near = processor.pull_times(bench, small)
-            if bench.device.type == "cpu":
-                computed = processor.computed_bytes_per_s(bench, small, near, operator_s)
             cache = max(small.nbytes, processor.kept_in_cache_bytes(bench, middling, near, far))
+        if bench.device.type == "cpu":  # of rows that lie in the cache, however large that says it is
+            part = pool[: int(_NEAR_SHARE * min(max(cache, _LEAST_CACHE_BYTES), pool.nbytes)) // 4]
+            computed = processor.computed_bytes_per_s(bench, part, far if near is None else near, operator_s)
         between = _BETWEEN_OPERATORS if bench.device.type == "cuda" else 1
         return Processor(
             pull_seconds_per_edge=far.per_edge,

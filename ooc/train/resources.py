@@ -36,7 +36,9 @@ from ooc.storage.store import Store
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 """torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
-OVERHEAD_BYTES = 500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000
+_NUMBA_BYTES = 130_000_000 if find_spec("numba") else 0
+"""torch-geometric imports numba where it is installed; as much again are loops that it compiles, and its compiler."""
+OVERHEAD_BYTES = (500_000_000 + _TRITON_BYTES if torch.version.cuda is None else 800_000_000) + _NUMBA_BYTES
 """Resident memory of the interpreter with torch, whose build for CUDA is larger and comes with triton, and
 torch-geometric, besides the two budgets."""
 CPU = torch.device("cpu")

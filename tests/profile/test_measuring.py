@@ -79,6 +79,16 @@ def test_pulls_are_timed_with_the_kernels_of_training(bench: Bench, monkeypatch:
     assert set(timed) == expected
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 4 << 20, 1 << 40])
+@pytest.mark.usefixtures("small")
+def test_what_is_computed_of_edges_is_timed_whatever_the_cache(
+    cache_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may tell of a cache larger than what is pulled from, or of none."""
+    monkeypatch.setattr(processor, "cache_bytes", lambda device: cache_bytes)
+    assert measure(tmp_path, ignore, threads=2).hardware.processor.computed_bytes_per_s > 0
+
+
 @pytest.mark.usefixtures("small")
 def test_the_number_of_torch_s_threads_is_as_before_even_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

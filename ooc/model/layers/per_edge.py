@@ -24,7 +24,7 @@ from ooc.kernels import edges, gat, maximum
 from ooc.kernels.cuda import memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.pulls import pulls_for
+from ooc.kernels.pulls import ARE_COMPILED, pulls_for
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
 from ooc.plan.workload import Direction, EdgesKey, EdgeWork, PerEdge, RelationEdges
@@ -44,9 +44,13 @@ _ATTENDED_TIMES = 40
 """and how often each value of a row."""
 _ATTENDED_OPERATORS = 60
 """Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
+_LOOP_OPERATORS = 6
+"""Of a tile where a loop is compiled."""
 _LISTED_BYTES = (800, 130)
 """Of an edge whose list is not retained, in pieces of many edges; and of those of each head (3 ns an edge and head of
 tiles of 10 to 50 edges a row, 1 to 8 heads)."""
+_LOOP_BYTES = 1500
+"""Of an edge in a compiled loop, however narrow that is."""
 _PER_EDGE_BYTES = 2000
 """Of an edge where something as wide as a row is computed for it, however narrow that is."""
 
@@ -65,6 +69,8 @@ def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
     operators = _ATTENDED_OPERATORS * (1 + drops)
     listed, listed_head = _LISTED_BYTES
+    if ARE_COMPILED:
+        return EdgeWork(edge + listed, head + listed_head, of_row, _LOOP_OPERATORS)
     return EdgeWork(
         *(edge + listed, head, of_row, operators),
         retainable_bytes_per_edge=listed,
@@ -238,12 +244,18 @@ class EdgeAggregate(Aggregate):
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {}
     """How often what a pull has at a time for an edge is written or read."""
+    times_compiled: ClassVar[Mapping[Pulling, float]] = {}
+    """As often would take as long as a compiled loop, which has nothing at a time for an edge: of 500,000 nodes, 20
+    edges a node and 128 columns (tools/bench_roofline), beside GAT's."""
     listed_bytes = 1800
     """Of an edge whose list is not retained, in pieces of some thousands."""
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """How long the CPU takes for one of the pulls, fetching aside."""
         _, bytes_per_edge, _ = self.temporaries(itemsize)
+        if ARE_COMPILED and self.times_compiled:
+            of_all = int(self.times_compiled[pulling] * bytes_per_edge)
+            return EdgeWork(_LOOP_BYTES, of_all // (self.groups // self.slices))
         of_head = int(self.times_streamed[pulling] * bytes_per_edge) // (self.groups // self.slices)
         of_edge = _PER_EDGE_BYTES + self.listed_bytes
         return EdgeWork(of_edge, of_head, retainable_bytes_per_edge=self.listed_bytes)
@@ -253,6 +265,7 @@ class Maximum(EdgeAggregate):
     """The largest of the neighbours' values, column by column; 0 where there are none."""
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 3, Pulling.SOURCES: 4.75}
+    times_compiled: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 1, Pulling.SOURCES: 0.5}
 
     def __init__(self, index: int, source: Value, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
