@@ -5,7 +5,6 @@ does it."""
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
 from ooc.kernels.cuda.carried import Carried
 from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
-from ooc.kernels.edges import ColumnCopy, TileEdges
+from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import typed
@@ -184,14 +183,10 @@ class PullRun:
     ) -> None:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
         self._source, self._edges = source, EdgeSweep(run.runtime, pull)
-        self._apart: ColumnCopy | None = None
         self._taken: tuple[range, range | None] = range(0), None
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
-        kind = self._pull.per_edge
-        if kind is not None and self._apart is None and self._source is not None:
-            self._apart = ColumnCopy.of(self._source, len(self._groups), kind.copied_columns)
         self._taken = self._edges.open(step)
 
     def tiles(self, step: Step, height: int) -> Iterator[Tile]:
@@ -229,7 +224,7 @@ class PullRun:
         own = self._by_group(self.own(tile))
         source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
         own = source[tile.start : tile.start + edges.rows] if own is None else own
-        return tile.take(self._kernel(replace(edges, apart=self._apart), source, own, self._groups))
+        return tile.take(self._kernel(edges, source, own, self._groups))
 
 
 class WholePull(PullRun):

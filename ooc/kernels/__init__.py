@@ -7,9 +7,8 @@ alone, so it is the same to the bit whatever rows are computed with it and on wh
 
     edges            a tile's edges in bounded pieces; self-loops; numbers of repeated edges
     dropout          masks of rows, of edges (both ends draw alike), and inside layers that are run as they are
-    bags             a row's edges head by head, and the softmax over them, piece after piece
+    softmax          the softmax over a row's edges, piece after piece
     gat              GAT's attention: scores from one scalar at each end
-    dot_attention    attention by dot products of rows, of which an edge has nothing but its scores
     edge_function    any message and score per edge, and gradients of what is made of them
     functions        GATv2, TransformerConv, GINE and ResGatedGraphConv as edge functions, and their gradients
     maximum          the largest of the neighbours' rows, gradients shared among ties

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ooc.kernels import dot_attention
-from ooc.kernels.bags import RunningSoftmax
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.functions import Computed, EdgeFunction, EdgeGradients, Gatv2, TransformerAttention
+from ooc.kernels.functions import Computed, EdgeFunction, EdgeGradients, Gatv2
+from ooc.kernels.softmax import RunningSoftmax
 from ooc.plan.workload import Direction
 
 
@@ -81,11 +80,7 @@ class TargetLayout:
         return torch.cat(by_group, dim=2).view(len(target_RV), -1)
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, Upstream]:
-        """What was packed; of groups of one column, whose every number lies apart from the next group's, with each kind
-        of number side by side: in one copy, as computing with them apart takes longer each time."""
-        if self.columns == 3 * self.groups and self.message == 1 and self.statistics == 2:
-            gradient, *_ = by_kind = packed.view(len(packed), self.groups, 3).permute(2, 0, 1).contiguous()
-            return packed[:, :0], Upstream(gradient, by_kind[1:].permute(1, 2, 0))
+        """What was packed."""
         sizes = [self.target, self.message, self.statistics, self.loop]
         by_group = torch.split(packed.view(len(packed), self.groups, -1), sizes, dim=2)
         target, gradient, statistics, _ = (part.flatten(1) for part in by_group)
@@ -112,8 +107,6 @@ def pull_messages(
     """Forward: targets pull sources over in-edges → what they make of their edges [R, O = ``columns``], and what the
     backward pass needs of it beside dZ: lse [R, H], or nothing. ``terms`` of the tile's edges, ``heads`` of a softmax.
     """
-    if heads is not None and is_dot_product(function, terms):
-        return dot_attention.attend(tile, heads.heads, heads.dropout, source_NS=source_NW, query_RV=target_RV)
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
@@ -171,15 +164,15 @@ def pull_source_gradients(
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
-    if heads is not None and is_dot_product(function, terms):
-        return dot_attention.pull_sources(tile, heads.heads, heads.dropout, target_NP=target_NP, source_RS=source_RW)
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(target_NP)):
-        source_EW = source_RW[piece.rows].index_select(0, piece.row_E)
-        target_EV, upstream_E = layout.unpack(target_NP.index_select(0, piece.neighbours_E))
+        source_EW = piece.spread(source_RW[piece.rows])
+        target_EV, upstream_E = layout.unpack(piece.gather(target_NP))
         term_ET = None if terms is None else terms.make(terms.features(tile, piece))
         found = _differentiated(piece, function(source_EW, target_EV, term_ET), upstream_E, heads, Direction.OUT)
+        del source_EW, target_EV, upstream_E, term_ET  # before there are those of the next edges
         out_RW[piece.rows] += piece.sums(found.source_EW)
+        del found
     return out_RW
 
 
@@ -197,9 +190,6 @@ def pull_target_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
     terms' linear map (``EdgeTerms.add_map_gradient``)."""
-    if heads is not None and is_dot_product(function, terms):
-        above = upstream_R.gradient, upstream_R.statistics
-        return dot_attention.pull_targets(tile, heads.heads, heads.dropout, source_NW, target_RV, *above), None
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
     out_RV = torch.zeros_like(target_RV, memory_format=torch.contiguous_format)
     own_RV, outs = target_RV, [out_RV]
@@ -216,12 +206,8 @@ def pull_target_gradients(
                 rows += piece.sums(gradient).view_as(rows)
         if map_RM is not None and terms is not None and found.term_ET is not None:
             terms.add_map_gradient(piece, terms.features(tile, piece), found.term_ET, map_RM)
+        del found, upstream_E  # before there are those of the next edges
     return out_RV, map_RM
-
-
-def is_dot_product(function: EdgeFunction, terms: EdgeTerms | None) -> bool:
-    """Whether it is computed by ``dot_attention``."""
-    return terms is None and isinstance(function, TransformerAttention)
 
 
 def scratch_bytes(
@@ -253,8 +239,8 @@ class _InEdges:
     heads: Heads | None
 
     def of(self, piece: Piece) -> Computed:
-        source_EW = self.source_NW.index_select(0, piece.neighbours_E)
-        target_EV = self.target_RV[piece.rows].index_select(0, piece.row_E)
+        source_EW = piece.gather(self.source_NW)
+        target_EV = piece.spread(self.target_RV[piece.rows])
         term_ET = None if self.terms is None else self.terms.make(self.terms.features(self.tile, piece))
         return self.function(source_EW, target_EV, term_ET)
 

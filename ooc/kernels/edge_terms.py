@@ -44,7 +44,8 @@ class LoopFeatures:
         assert tile.features_EK is not None
         out_RK = torch.zeros(tile.rows, tile.features_EK.shape[1], dtype=dtype)
         count_R1 = torch.zeros(tile.rows, 1, dtype=dtype)
-        for piece in pieces(replace(tile, self_loops=SelfLoops.AS_STORED), tile.nodes, EDGES_PER_PIECE):
+        stored = replace(tile, self_loops=SelfLoops.AS_STORED, edges_per_piece=EDGES_PER_PIECE)
+        for piece in pieces(stored, tile.nodes):
             assert piece.positions_E is not None
             own_E = piece.row_E + (piece.tile_start + piece.start)
             other_E1 = (piece.neighbours_E != own_E).to(dtype)[:, None]

@@ -9,8 +9,8 @@ cut at multiples of it from its own first edge. Where a row is cut depends on no
 depend on tiles.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from threading import Lock
@@ -25,14 +25,12 @@ from ooc.errors import StoreError
 from ooc.kernels.cuda.carried import Carried
 from ooc.kernels.deferred_checks import DeferredChecks
 from ooc.kernels.tensors import pull
-from ooc.plan.workload import PIECE_BYTES
 
 AnyIntegers = npt.NDArray[np.signedinteger]
 
 EDGES_PER_PIECE = 49152
 """Few enough that what one piece takes is little beside a slab; many enough that operators outweigh their calls, in
-which threads wait for one another: a tile of 2,048 rows with 16 edges each is one piece. Measured with attention of 4
-heads, two threads: an epoch of 5.9 s with 16384 takes 4.8 s."""
+which threads wait for one another: a tile of 2,048 rows with 16 edges each is one piece."""
 
 
 class Spare:
@@ -92,40 +90,15 @@ class SelfLoops(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnCopy:
-    """Some columns of every group of a pulled matrix, side by side in a copy: ``numbers_NGS``, S = ``columns``, counted
-    from the group's end.
-
-    What an edge needs of a neighbour by itself, such as a score, lies a row apart from the next neighbour's, each in a
-    cache line that holds nothing else of use. In the copy a line holds those of several rows, and all of them may stay
-    in the cache. Measured: 4 ns an edge and head instead of 18 to 45.
-    """
-
-    columns: tuple[int, ...]
-    numbers_NGS: Tensor
-
-    @classmethod
-    def of(cls, slab_NW: Tensor, groups: int, columns: tuple[int, ...]) -> "ColumnCopy | None":
-        """None where no columns are asked for."""
-        if not columns:
-            return None
-        slab_NGK = slab_NW.view(len(slab_NW), groups, -1)
-        numbers_NGS = slab_NW.new_empty(len(slab_NW), groups, len(columns))
-        for place, column in enumerate(columns):
-            numbers_NGS[:, :, place] = slab_NGK[:, :, column]
-        return cls(columns, numbers_NGS)
-
-
-@dataclass(frozen=True, slots=True)
 class TileEdges:
     """The neighbours of rows ``start`` … ``start + R`` of the graph in one direction.
 
     ``indices_E`` and ``offsets_R1`` (counted from the tile's first edge) are of one integer type. ``nodes`` is the
     number of rows of the graph; neighbours at or beyond the end of a shorter pulled matrix are absent: they add
     nothing. ``weight_E`` and ``features_EK`` are what the edges carry, in the store's types, where it was asked for.
-    ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``apart``: a copy of some
-    columns of the pulled matrix. ``edges_per_piece``: at most, where that is less than a kernel takes. ``parts_P2``:
-    the parts of long rows, for the kernels of a GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
+    ``checks``: where it is noted what is wrong with the lists; None where the kernels raise. ``edges_per_piece``: at
+    most, where something as wide as a row is made for each. ``parts_P2``: the parts of long rows, for the kernels of a
+    GPU (``ooc.kernels.cuda.segments``); None where nobody has listed them.
     ``retained``: what is retained of tiles.
     ``carried``: on a GPU, where these are a piece of the rows' edges. Then the first row may have begun before the
     first of them, and the last one may go on behind the last: offsets are below 0 there, or beyond their number.
@@ -139,7 +112,6 @@ class TileEdges:
     weight_E: Tensor | None = None
     features_EK: Tensor | None = None
     checks: DeferredChecks | None = None
-    apart: ColumnCopy | None = None
     edges_per_piece: int | None = None
     parts_P2: Tensor | None = None
     retained: Retained | None = None
@@ -197,8 +169,12 @@ class Piece:
     def _positions(self) -> Tensor:
         return torch.arange(self.edges, dtype=self.offsets_R1.dtype)
 
+    def gather(self, matrix_NW: Tensor) -> Tensor:
+        """The neighbours' rows of a pulled matrix [E, W], in a copy."""
+        return matrix_NW.index_select(0, self.neighbours_E)
+
     def spread(self, values_RW: Tensor) -> Tensor:
-        """Values of every row at each of its edges [E, W]."""
+        """Values of every row at each of its edges [E, W], in a copy."""
         return values_RW.index_select(0, self.row_E)
 
     def sums(self, values_EW: Tensor, weight_E: Tensor | None = None) -> Tensor:
@@ -237,22 +213,10 @@ def rows_in_line(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.clone(memory_format=torch.contiguous_format)
 
 
-def pieces(tile: TileEdges, rows: int, edges_per_piece: int | None = None) -> Iterable[Piece]:
+def pieces(tile: TileEdges, rows: int) -> Iterator[Piece]:
     """The edges of ``tile`` to neighbours below ``rows``, the length of the pulled matrices, in order; not where there
     are none. A stretch of a row of more than a piece may have an added self-loop besides."""
-    capacity = EDGES_PER_PIECE if edges_per_piece is None else edges_per_piece
-    capacity = min(capacity, tile.edges_per_piece or capacity)
-    made, retained = _pieces(tile, rows, capacity), tile.retained
-    name = tile.start, tile.rows, rows, capacity, tile.self_loops, tile.features_EK is None
-    found: list[Piece] | None = None if retained is None else retained.get(name)
-    if found is None and retained is not None:
-        nbytes = (len(tile.indices_E) + tile.rows + 1) * PIECE_BYTES
-        found = retained.keep(name, nbytes, lambda: [replace(p, neighbours_E=p.neighbours_E.clone()) for p in made])
-    return made if found is None else found
-
-
-def _pieces(tile: TileEdges, rows: int, capacity: int) -> Iterator[Piece]:
-    offsets = tile.offsets_R1.numpy()
+    capacity, offsets = tile.edges_per_piece or EDGES_PER_PIECE, tile.offsets_R1.numpy()
     added = np.arange(len(offsets)) if tile.self_loops is SelfLoops.EXACTLY_ONE else 0
     before = offsets + added
     start = 0

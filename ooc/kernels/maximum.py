@@ -17,9 +17,6 @@ from torch import Tensor
 
 from ooc.kernels.edges import TileEdges, pieces
 
-EDGES_PER_PIECE = 4096
-"""Rows of a whole slab are gathered for every edge: fewer edges than where only scalars are."""
-
 
 def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
     """Forward: targets pull the largest value of every column over in-edges → [R, W], 0 in rows without edges; with
@@ -27,15 +24,15 @@ def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
     value_RW = source_NW.new_full((tile.rows, source_NW.shape[1]), -torch.inf)
     ties_RW = torch.zeros_like(value_RW)
     is_empty_R1 = torch.ones(tile.rows, 1, dtype=torch.bool)
-    for piece in pieces(tile, len(source_NW), EDGES_PER_PIECE):
-        here, value_EW = piece.rows, source_NW.index_select(0, piece.neighbours_E)
+    for piece in pieces(tile, len(source_NW)):
+        here, value_EW = piece.rows, piece.gather(source_NW)
         highest = piece.maxima(value_EW)
         if piece.continues:
             highest = torch.maximum(highest, value_RW[here])
             ties_RW[here] *= value_RW[here] == highest
         value_RW[here] = highest
         # Compared in place, which gives 0 and 1 in the values' own type: several times as fast as by way of bool.
-        ties_RW[here] += piece.sums(value_EW.eq_(highest.index_select(0, piece.row_E)))
+        ties_RW[here] += piece.sums(value_EW.eq_(piece.spread(highest)))
         is_empty_R1[here] &= piece.offsets_R1.diff()[:, None] == 0
     value_RW.masked_fill_(is_empty_R1, 0.0)
     if not keep:
@@ -53,10 +50,10 @@ def upstream(gradient_RW: Tensor, kept_RK: Tensor) -> Tensor:
 def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
     """Backward: sources pull the shares of the maxima they equal over out-edges → [R, W]."""
     out_RW = torch.zeros_like(source_RW)
-    for piece in pieces(tile, len(target_NK), EDGES_PER_PIECE):
+    for piece in pieces(tile, len(target_NK)):
         here = piece.rows
-        value_EW, share_EW = target_NK.index_select(0, piece.neighbours_E).view(piece.edges, -1, 2).unbind(2)
-        own_EW = source_RW[here].index_select(0, piece.row_E)
+        value_EW, share_EW = piece.gather(target_NK).view(piece.edges, -1, 2).unbind(2)
+        own_EW = piece.spread(source_RW[here])
         out_RW[here] += piece.sums(own_EW.eq_(value_EW).mul_(share_EW))
     return out_RW
 

@@ -231,8 +231,7 @@ def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workl
     if work is None:
         return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups) / rate
     of_slab = work.bytes_per_edge - retained * work.retainable_bytes_per_edge
-    of_head = work.bytes_per_edge_and_head - retained * work.retainable_bytes_per_edge_and_head
-    of_edges = (slabs + (rest > 0)) * of_slab + heads * of_head
+    of_edges = (slabs + (rest > 0)) * of_slab + heads * work.bytes_per_edge_and_head
     nbytes = edges * of_edges + rows * work.bytes_per_row * groups / kind.groups
     multiplies = edges * (work.multiplies_per_edge - retained * work.retainable_multiplies_per_edge)
     return nbytes / rate + multiplies / _multiplies_per_s(workload, hardware)

@@ -128,8 +128,8 @@ class EdgeWork:
     """What a pull that computes something for every edge takes beside fetching, by how long it takes: so many bytes of
     element-wise work for every edge of a slab, ``bytes_per_edge_and_head`` for each head in it besides, and
     ``bytes_per_row`` of all groups together; of an opaque layer multiply-adds of its dense products; and so many
-    ``operators`` a tile, of an opaque layer each time that it is run. So much of these is spared where lists of edges,
-    or what the layer has recorded before, are retained."""
+    ``operators`` a tile, of an opaque layer each time that it is run. So much of these is spared where what the layer
+    has recorded before is retained."""
 
     bytes_per_edge: int
     bytes_per_edge_and_head: int = 0
@@ -137,7 +137,6 @@ class EdgeWork:
     operators: int = 0
     multiplies_per_edge: int = 0
     retainable_bytes_per_edge: int = 0
-    retainable_bytes_per_edge_and_head: int = 0
     retainable_operators: int = 0
     retainable_multiplies_per_edge: int = 0
 
@@ -155,8 +154,6 @@ class PerEdge:
     several pieces. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that they are always cut
     into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows of each tile, until that is added
     to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
-    ``copied_columns``: of every group of the source, counted from the group's end, of which a pass has a copy by itself
-    while it pulls. ``listed_heads``: for each of which edges are listed by themselves.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     """
@@ -172,8 +169,6 @@ class PerEdge:
     held_bytes: int = 0
     waiting_bytes_per_edge: int = 0
     waiting_edges: int = 1 << 62
-    copied_columns: tuple[int, ...] = ()
-    listed_heads: int = 0
     slices: int = 1
     work: EdgeWork | None = None
     beside: str | None = None
@@ -340,13 +335,6 @@ class Bucketing:
     direction: EdgesKey
     gathered: GatheredRows
     exact: bool = True
-
-
-PIECE_BYTES = 40
-"""Of each edge and row of a tile whose pieces are retained, at most: a neighbour, its row, and where it is."""
-HEAD_BYTES = 16
-"""Of each edge and row of these, and each head, where heads have lists of their own: a neighbour's row and place, and
-where a row's edges begin, for two edges a row or more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GENConv, TransformerConv
+from torch_geometric.nn import GENConv
 
 from ooc.engine import runtime
-from ooc.kernels.bags import BagLists
-from ooc.kernels.edges import Retained, Spare
-from ooc.kernels.pulls import BY_DEVICE, of_torch
+from ooc.kernels.edges import Spare
 from ooc.model.layers.layer import Layer
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.layers import MlpMessages
@@ -20,12 +18,6 @@ from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=200, edges=900, features=5, self_loops=9, isolated=20, duplicates=30, edge_features=3)
-
-
-@pytest.fixture(autouse=True)
-def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled loops compute again what these have retained."""
-    monkeypatch.setitem(BY_DEVICE, "cpu", of_torch)
 
 
 class Both(nn.Module):
@@ -66,52 +58,6 @@ def test_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for losses, parameters in (something, nothing):
         assert losses == everything[0]
         assert all(map(torch.equal, parameters, everything[1]))
-
-
-class Attentions(nn.Module):
-    """Layers whose edges are listed for every head by itself: by scores of both kinds, and with one head."""
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.first = GATConv(features, 4, heads=2, dropout=0.3, add_self_loops=False)
-        self.second = TransformerConv(8, 4, heads=3, dropout=0.2)
-        self.third = GATConv(12, classes, add_self_loops=False)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.third(self.second(self.first(x, edge_index).tanh(), edge_index).tanh(), edge_index)
-
-
-def test_bits_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of heads are made once where all of them are retained, in as many bytes as are counted; in every epoch,
-    and to the same bits, where they are not; also in slabs."""
-    graph = GraphCase(nodes=200, edges=900, features=5, self_loops=9, isolated=20, duplicates=30)
-    store, found, made = store_of(random_data(graph, dtype=torch.float32), tmp_path), [], list[BagLists]()
-    make, keep = BagLists.__init__, Retained.keep
-
-    def noted(lists: BagLists, *arguments: Any) -> None:
-        make(lists, *arguments)
-        made.append(lists)
-
-    def kept(retained: Retained, name: Any, nbytes: int, make: Any) -> Any:
-        if isinstance(value := keep(retained, name, nbytes, make), BagLists):
-            arrays = [value.counts_B, value.offsets_B1, value.row_X, *value.filled, value._place_X]
-            assert sum(0 if one is None else one.nbytes for one in arrays) <= nbytes
-        return value
-
-    monkeypatch.setattr(BagLists, "__init__", noted)
-    monkeypatch.setattr(Retained, "keep", kept)
-    for share, slab_columns in ((1.0, None), (0.0, None), (0.5, None), (1.0, 6)):
-        monkeypatch.setattr(runtime, "Spare", lambda nbytes, share=share: Spare(int(share * nbytes)))
-        options = {"slab_columns": slab_columns, "threads": 2, "tile_rows": 64}
-        with make_trainer(CustomCase(make=Attentions), store, tmp_path, dtype=torch.float32, **options) as trainer:
-            records = trainer.fit(epochs=1, eval_every=0)
-            made.clear()
-            records += trainer.fit(epochs=1, eval_every=0)
-            found.append(([record.loss for record in records], [*trainer.model.parameters()]))
-        assert bool(made) == (share < 1.0)
-    for losses, parameters in found[1:]:
-        assert losses == found[0][0]
-        assert all(map(torch.equal, parameters, found[0][1]))
 
 
 def test_no_budget_is_exceeded(tmp_path: Path) -> None:

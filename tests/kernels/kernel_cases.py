@@ -2,7 +2,7 @@
 """Random graphs for the kernels: with repeated edges, self-loops, rows without edges and one row with many."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.engine.workers import OrderedPipeline, WorkerPool
-from ooc.kernels import edges, maximum
+from ooc.kernels import edges
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.plan.workload import Direction
 
@@ -69,9 +69,7 @@ def graphs(draw: st.DrawFn, self_loops: SelfLoops | None = None) -> KernelGraph:
 @contextmanager
 def small_pieces(edges_per_piece: int) -> Iterator[None]:
     """Cut tiles into pieces of so few edges that rows are cut too."""
-    with ExitStack() as stack:
-        for module in (edges, maximum):
-            stack.enter_context(mock.patch.object(module, "EDGES_PER_PIECE", edges_per_piece))
+    with mock.patch.object(edges, "EDGES_PER_PIECE", edges_per_piece):
         yield
 
 

@@ -371,17 +371,3 @@ def test_what_may_be_retained_lies_in_the_rows_that_are_given(function: Any, wid
     assert {one.untyped_storage().data_ptr() for one in held} <= known
     if function.__class__ in (Gatv2, TransformerAttention, GatWithFeatures):
         assert message.untyped_storage().data_ptr() in known
-
-
-def test_groups_of_one_column_are_unpacked_side_by_side() -> None:
-    """A softmax of its own for every column reads three numbers of each, which are packed column by column."""
-    layout = TargetLayout(groups=5, target=0, message=1, statistics=2)
-    above = Upstream(torch.randn(7, 5), torch.randn(7, 10))
-    packed = layout.pack(torch.empty(7, 0), above)
-    target, found = layout.unpack(packed)
-    assert found.statistics is not None
-    assert target.shape == (7, 0)
-    assert torch.equal(layout.pack(target, found), packed)
-    numbers = (found.gradient, *found.statistics.unbind(2))
-    assert all(one.is_contiguous() for one in numbers)
-    assert torch.equal(found.gradient, above.gradient)

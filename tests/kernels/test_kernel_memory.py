@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ooc.kernels import dot_attention, edge_function, gat, maximum
+from ooc.kernels import edge_function, gat, maximum
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
@@ -85,7 +85,7 @@ def test_maximum(degree: int) -> None:
         peak_bytes(lambda: maximum.pull_maxima(edges, source, keep=True)),
         peak_bytes(lambda: maximum.pull_sources(edges, target_NK=target, source_RW=source)),
     ]
-    bound = bound_of(degree, maximum.EDGES_PER_PIECE, maximum.scratch_bytes(columns=WIDTH, itemsize=4))
+    bound = bound_of(degree, EDGES_PER_PIECE, maximum.scratch_bytes(columns=WIDTH, itemsize=4))
     assert bound / 2.5 < max(peaks) <= bound
 
 
@@ -126,11 +126,6 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, fea
             heads=heads,
         ),
     ]
-    if edge_function.is_dot_product(function, terms):
-        bounds = dot_attention.scratch_bytes(heads=HEADS, channels=CHANNELS, itemsize=4, dropout=False)
-        bound = bound_of(degree, EDGES_PER_PIECE, bounds)
-        assert bound / 2.5 < max(map(peak_bytes, calls)) <= bound
-        return
     bounds = edge_function.scratch_bytes(
         source=source.shape[1],
         target=WIDTH,

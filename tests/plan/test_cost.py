@@ -42,11 +42,10 @@ def test_threads_take_turns_where_there_is_nothing_but_python() -> None:
 
 def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
     again = {"retainable_bytes_per_edge": 400, "retainable_operators": 20, "retainable_multiplies_per_edge": 64}
-    again["retainable_bytes_per_edge_and_head"] = 30
     work = EdgeWork(1100, 70, operators=50, multiplies_per_edge=192, **again)
     kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, opaque=True, work=work)
     item = replace(ROW_PASS, pull=replace(PULLING.pull, per_edge=kind))
-    spared = replace(kind, work=EdgeWork(700, 40, operators=30, multiplies_per_edge=128))
+    spared = replace(kind, work=EdgeWork(700, 70, operators=30, multiplies_per_edge=128))
     expected = replace(item, pull=replace(PULLING.pull, per_edge=spared))
     nothing, half, all_of_it = (Portion(**{**SIZES, "slab_columns": 64}, retained=share) for share in (0.0, 0.5, 1.0))
     where = WORK, PLAN.matrices, UNMEASURED

@@ -7,7 +7,7 @@ import pytest
 
 from ooc.plan import UNMEASURED, Limits, make_plan
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
-from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, Pass, column_step_rows
 from ooc.plan.layout.temporaries import PULL_TILE_ROWS, most_edges, scratch_nbytes
 from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity
@@ -18,34 +18,14 @@ from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 ROWS, WIDTH, GROUPS = 40_000, 64, 4
 
 
-def attending(apart: tuple[int, ...], threads: int, *, bytes_per_row: int = 100) -> Workload:
-    """The loss pulls by a kernel with four groups of 16 columns, of which some are set apart."""
+def attending(threads: int, *, bytes_per_row: int = 100) -> Workload:
+    """The loss pulls by a kernel with four groups of 16 columns."""
     work = workload(ROWS, WIDTH, layers=2)
-    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=bytes_per_row, copied_columns=apart)
+    kernel = PerEdge(GROUPS, WIDTH, None, 16384, bytes_per_edge=100, bytes_per_row=bytes_per_row)
     *before, loss, last = work.programs["train"]
     assert loss.pull is not None
     train = (*before, replace(loss, pull=replace(loss.pull, per_edge=kernel)), last)
     return replace(work, programs=work.programs | {"train": train}, threads=threads)
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("slab_columns", [16, 32, 64])
-def test_columns_set_apart_count_once_for_all_threads(threads: int, slab_columns: int) -> None:
-    """For every row of the slab and every group in it, in the plan that is verified before anything runs."""
-    plain, apart = attending((), threads), attending((-3, -1), threads)
-    limits = Limits(10**9, 10**9, slab_columns=slab_columns)
-    plan = make_plan(plain, limits, UNMEASURED)
-    pulling = [item for item in plan.programs["train"] if item.pull is not None and item.pull.per_edge is not None]
-    assert pulling
-    for item in pulling:
-        assert item.pull is not None and item.pull.per_edge is not None
-        pull = replace(item.pull, per_edge=replace(item.pull.per_edge, copied_columns=(-3, -1)))
-        copying = replace(item, pull=pull)
-        scratch, more = (scratch_nbytes(one, plan.matrices, plain, plan.frame_bytes) for one in (item, copying))
-        grid = plan.matrices[item.pull.source].grid
-        width = min(grid.slab_columns, pulled_columns(item, grid))
-        assert more - scratch == ROWS * (width // 16) * 2 * plain.pulled_itemsize
-    assert make_plan(apart, limits, UNMEASURED).scratch_bytes >= max(more, plan.scratch_bytes)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +36,7 @@ def test_a_device_pulls_as_many_rows_at_once_as_others_leave_room_for(
 ) -> None:
     """Of a kernel that makes something of every edge: tiles until they take more than another pass does, or are a
     step's. What passes take at most is the same as if it pulled the fewest."""
-    work = attending((), 1, bytes_per_row=bytes_per_row)
+    work = attending(1, bytes_per_row=bytes_per_row)
     work = replace(work, parts=Parts(edges=512, itemsize=4, bytes_each=16))
     first, *others = work.programs["train"]
     greedy = replace(first, scratch_bytes_per_row=room // work.tile_rows)
@@ -82,7 +62,7 @@ def test_a_device_pulls_as_many_rows_at_once_as_others_leave_room_for(
 def test_a_lean_plan_pulls_few_edges_in_what_other_passes_take(kernel: bool) -> None:
     """Of a step as many as fit a frame, and of others a piece after the other; and no more rows at once than take what
     other passes take. The plan is proved."""
-    work = attending((), 1) if kernel else workload(ROWS, WIDTH, layers=2)
+    work = attending(1) if kernel else workload(ROWS, WIDTH, layers=2)
     work = replace(work, parts=Parts(edges=512, itemsize=4, bytes_each=16))
     cuts = {name: SlabChoice(16, 1, direct=False) for name in pulled_sources(work)}
     lean = lay_out(work, Choice(2 * PULL_TILE_ROWS, cuts, parts=64, lean=True))
@@ -99,7 +79,7 @@ def test_a_lean_plan_pulls_few_edges_in_what_other_passes_take(kernel: bool) -> 
 
 def test_a_processor_pulls_the_same_rows_whatever_room_there_is() -> None:
     """By a kernel over edges: its threads share the tiles of a step."""
-    work = attending((), 2)
+    work = attending(2)
     first, *others = work.programs["train"]
     work = replace(work, programs=work.programs | {"train": (replace(first, scratch_bytes_per_row=1 << 16), *others)})
     plan = make_plan(work, Limits(10**9, 10**9, slab_columns=16, block_rows=8 * PULL_TILE_ROWS), UNMEASURED)
@@ -125,7 +105,7 @@ def test_a_processor_sums_more_rows_of_narrow_slabs_at_once(width: int, tiles: i
 @pytest.mark.parametrize(("threads", "ahead", "results"), [(1, 3, 1), (2, 1, 4), (2, 3, 5)])
 def test_what_waits_to_be_added_counts_once_for_each_tile_that_waits(threads: int, ahead: int, results: int) -> None:
     """One where tiles are computed one after the other; with threads those under way and waiting, and a copy of one."""
-    work = replace(attending((), threads), tasks_ahead=ahead)
+    work = replace(attending(threads), tasks_ahead=ahead)
     plan = make_plan(work, Limits(10**9, 10**9), UNMEASURED)
     (item,) = (i for i in plan.programs["train"] if i.pull is not None and i.pull.per_edge is not None)
     assert item.pull is not None and item.pull.per_edge is not None
@@ -140,7 +120,7 @@ def test_what_waits_to_be_added_counts_once_for_each_tile_that_waits(threads: in
 def test_of_a_tile_with_more_edges_than_wait_none_wait(threads: int, results: int) -> None:
     """But those of others do, and with threads, while it is computed once more, a piece of its own; where a row comes
     in several pieces each thread has what it holds of all."""
-    work = replace(attending((), threads), tasks_ahead=1)
+    work = replace(attending(threads), tasks_ahead=1)
     plan = make_plan(work, Limits(10**9, 10**9), UNMEASURED)
     (item,) = (i for i in plan.programs["train"] if i.pull is not None and i.pull.per_edge is not None)
     assert item.pull is not None and item.pull.per_edge is not None

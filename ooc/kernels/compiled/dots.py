@@ -8,8 +8,12 @@ row is multiplied by the map first, and the map by sums of features, in place of
 
 and so is the map's gradient made. Only a source, every edge of which has another target, makes terms.
 
-``ooc.kernels.dot_attention`` has the formulas and shapes; a row's edges are weighted as ``gat`` beside this module has
-it. K features of an edge, the bias among them.
+``ooc.kernels.edge_function`` has the formulas and shapes, of which here
+
+    s_ij = q_i · k_j / √C      dv_j = Σ_i α_ij m_ij dZ_i      dk_j = Σ_i ds_ij q_i / √C      dq_i = Σ_j ds_ij k_j / √C
+
+with m dropout's scale; a row's edges are weighted as ``gat`` beside this module has it. K features of an edge, the bias
+among them.
 """
 
 import math

@@ -10,29 +10,23 @@ Shapes: R rows of the tile, G groups, K features of an edge, T columns of its te
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels import dot_attention, edge_function, edges
+from ooc.kernels import edge_function
 from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.functions import EdgeFunction, TransformerAttention
 from ooc.kernels.pulls import pulls_for
-from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling
+from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling, edges_at_once
 from ooc.model.lowering.projection import Weights, through_weights
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
-
-_PIECE_NBYTES = 8 << 20
-"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair.
-GATv2 of 32 columns takes as long with 8,192 edges a piece as with 4,096."""
-_FEWEST_EDGES = 16
-"""Of a piece, however much that is."""
 
 Parameters = list[tuple[nn.Parameter, Tensor]]
 
@@ -108,7 +102,7 @@ class FunctionAggregate(EdgeAggregate):
         Pulling.TARGETS: 1.5,
         Pulling.SOURCES: 1.3,
     }
-    listed_bytes = 4000
+    edge_bytes = 6000
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
     term: EdgeTerm | None
@@ -149,12 +143,6 @@ class FunctionAggregate(EdgeAggregate):
     def pulled_target_columns(self) -> int:
         return self.groups * (self.brought_columns + (0 if self.term is None else self.term.gradient_columns))
 
-    def _edges(self, tile: TileEdges) -> TileEdges:
-        return tile
-
-    def _in_pieces(self, key: Key, tile: TileEdges, itemsize: int, groups: range) -> TileEdges:
-        return replace(self._edges(tile), edges_per_piece=self.temporaries(itemsize)[0])
-
     def _heads(self, key: Key, groups: range) -> Heads | None:
         """Of a softmax; a sum has none."""
         return None
@@ -173,7 +161,7 @@ class FunctionAggregate(EdgeAggregate):
         target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
             self.function(groups),
-            self._in_pieces(key, tile, source.itemsize, groups),
+            self._edges(tile, source.itemsize),
             source_NW=source,
             target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
@@ -201,7 +189,7 @@ class FunctionAggregate(EdgeAggregate):
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
         return pulls_for(source).message_sources(
             self.function(groups),
-            self._in_pieces(key, tile, source.itemsize, groups),
+            self._edges(tile, source.itemsize),
             source_RW=own.contiguous(),
             target_NP=source,
             layout=layout,
@@ -217,7 +205,7 @@ class FunctionAggregate(EdgeAggregate):
         target, above = layout.unpack(own)
         found = pulls_for(source).message_targets(
             self.function(groups),
-            self._in_pieces(key, tile, source.itemsize, groups),
+            self._edges(tile, source.itemsize),
             source_NW=source,
             target_RV=self._with_parameters(target, groups),
             upstream_R=above,
@@ -259,8 +247,7 @@ class FunctionAggregate(EdgeAggregate):
             term=0 if self.term is None else self.groups * self.term.columns,
         )
         per_edge, per_row = bounds
-        at_once = min(edges.EDGES_PER_PIECE, max(_PIECE_NBYTES // per_edge, _FEWEST_EDGES))
-        return at_once, per_edge, per_row + self._bytes_per_chained_row(itemsize)
+        return edges_at_once(per_edge), per_edge, per_row + self._bytes_per_chained_row(itemsize)
 
     def _bytes_per_chained_row(self, itemsize: int) -> int:
         """Of a softmax over several types: own rows of two matrices side by side, and apart again."""
@@ -336,17 +323,9 @@ class FunctionAttention(Attention, FunctionAggregate):
 
 
 class DotAttention(FunctionAttention):
-    """By scaled dot products without features of edges: sources bring key and value, targets the query. The CPU
-    computes nothing as wide as a head for an edge."""
+    """By scaled dot products without features of edges: sources bring key and value, targets the query."""
 
-    lists_heads = True
     work = Attention.work_of_scores
-
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        bounds = dot_attention.scratch_bytes(
-            heads=self.groups, channels=self.message, itemsize=itemsize, dropout=self.p > 0
-        )
-        return edges.EDGES_PER_PIECE, bounds[0], bounds[1] + self._bytes_per_chained_row(itemsize)
 
 
 def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) -> FunctionAttention:

@@ -20,10 +20,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from ooc.kernels import edges, gat, maximum
+from ooc.kernels import gat, maximum
 from ooc.kernels.cuda import memory
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.kernels.pulls import ARE_COMPILED, pulls_for
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
@@ -32,9 +32,9 @@ from ooc.storage.types import EdgeType
 
 # What pulls take on the CPU beside fetching, as so much streamed at the rate at which the profile finds attention to be
 # computed: by the passes of trainings of GAT, GATv2 and maxima on graphs of 10, 20 and 50 edges a row, with two threads
-# (tools/bench_plan), and by single tiles, for how it grows with columns and what lists of edges take of it.
+# (tools/bench_plan), and by single tiles, for how it grows with columns.
 
-_ATTENDED_BYTES = (900, 530)
+_ATTENDED_BYTES = (1700, 660)
 """Of GAT's attention for an edge, and for each of its heads, forward as backward."""
 _DROPPED_BYTES = (3000, 430)
 """The same of dropout."""
@@ -46,13 +46,13 @@ _ATTENDED_OPERATORS = 60
 """Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
 _LOOP_OPERATORS = 6
 """Of a tile where a loop is compiled."""
-_LISTED_BYTES = (800, 130)
-"""Of an edge whose list is not retained, in pieces of many edges; and of those of each head (3 ns an edge and head of
-tiles of 10 to 50 edges a row, 1 to 8 heads)."""
 _LOOP_BYTES = 1500
 """Of an edge in a compiled loop, however narrow that is."""
-_PER_EDGE_BYTES = 2000
-"""Of an edge where something as wide as a row is computed for it, however narrow that is."""
+_PIECE_NBYTES = 8 << 20
+"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair.
+GATv2 of 32 columns takes as long with 8,192 edges a piece as with 4,096."""
+_FEWEST_EDGES = 16
+"""Of a piece, however much that is."""
 
 
 class Pulling(Enum):
@@ -67,15 +67,12 @@ def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     """What GAT's attention computes, of rows of the result of so many bytes."""
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
-    operators = _ATTENDED_OPERATORS * (1 + drops)
-    listed, listed_head = _LISTED_BYTES
-    if ARE_COMPILED:
-        return EdgeWork(edge + listed, head + listed_head, of_row, _LOOP_OPERATORS)
-    return EdgeWork(
-        *(edge + listed, head, of_row, operators),
-        retainable_bytes_per_edge=listed,
-        retainable_bytes_per_edge_and_head=listed_head,
-    )
+    return EdgeWork(edge, head, of_row, _LOOP_OPERATORS if ARE_COMPILED else _ATTENDED_OPERATORS * (1 + drops))
+
+
+def edges_at_once(bytes_per_edge: int) -> int:
+    """Edges of a piece, each of which takes so much."""
+    return min(EDGES_PER_PIECE, max(_PIECE_NBYTES // bytes_per_edge, _FEWEST_EDGES))
 
 
 class Key(Protocol):
@@ -117,12 +114,6 @@ class EdgeAggregate(Aggregate):
     """How many features of an edge it takes."""
     slices = 1
     """How many groups, one set after the other, share what is computed of an edge."""
-    lists_heads = False
-    """Whether edges are listed for every head by itself (``kernels.bags``)."""
-    source_scalars: tuple[int, ...] = ()
-    """Columns of every group of m, counted from its end, that the CPU's kernels are quicker with in a copy."""
-    upstream_scalars: tuple[int, ...] = ()
-    """The same of dp."""
 
     def __init__(
         self, index: int, source: Value, target: Value | None, *, groups: int, result: int, kept: int, keep: bool
@@ -233,22 +224,15 @@ class EdgeAggregate(Aggregate):
         if on_device:  # where every group is computed by itself
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
         work, temporaries = self.work(pulling, itemsize), self.temporaries(itemsize)
-        apart = {Pulling.FORWARD: self.source_scalars, Pulling.SOURCES: self.upstream_scalars}.get(pulling, ())
-        return PerEdge(
-            *(self.groups, columns, own, *temporaries),
-            copied_columns=apart,
-            slices=self.slices,
-            listed_heads=self.groups // self.slices if self.lists_heads else 0,
-            work=work,
-        )
+        return PerEdge(self.groups, columns, own, *temporaries, slices=self.slices, work=work)
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {}
     """How often what a pull has at a time for an edge is written or read."""
     times_compiled: ClassVar[Mapping[Pulling, float]] = {}
     """As often would take as long as a compiled loop, which has nothing at a time for an edge: of 500,000 nodes, 20
     edges a node and 128 columns (tools/bench_roofline), beside GAT's."""
-    listed_bytes = 1800
-    """Of an edge whose list is not retained, in pieces of some thousands."""
+    edge_bytes = 3800
+    """Of an edge where something as wide as a row is computed for it, however narrow that is."""
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """How long the CPU takes for one of the pulls, fetching aside."""
@@ -257,8 +241,11 @@ class EdgeAggregate(Aggregate):
             of_all = int(self.times_compiled[pulling] * bytes_per_edge)
             return EdgeWork(_LOOP_BYTES, of_all // (self.groups // self.slices))
         of_head = int(self.times_streamed[pulling] * bytes_per_edge) // (self.groups // self.slices)
-        of_edge = _PER_EDGE_BYTES + self.listed_bytes
-        return EdgeWork(of_edge, of_head, retainable_bytes_per_edge=self.listed_bytes)
+        return EdgeWork(self.edge_bytes, of_head)
+
+    def _edges(self, tile: TileEdges, itemsize: int) -> TileEdges:
+        """Those of a tile as the kernels take them."""
+        return replace(tile, edges_per_piece=self.temporaries(itemsize)[0])
 
 
 class Maximum(EdgeAggregate):
@@ -275,16 +262,17 @@ class Maximum(EdgeAggregate):
         return 2 * self.groups
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return pulls_for(source).maxima(tile, source, keep=self.keep)
+        return pulls_for(source).maxima(self._edges(tile, source.itemsize), source, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return maximum.upstream(gradient, kept), None
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        return pulls_for(source).maxima_sources(tile, target_NK=source, source_RW=own)
+        return pulls_for(source).maxima_sources(self._edges(tile, source.itemsize), target_NK=source, source_RW=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        return (maximum.EDGES_PER_PIECE, *maximum.scratch_bytes(columns=self.groups, itemsize=itemsize))
+        bounds = maximum.scratch_bytes(columns=self.groups, itemsize=itemsize)
+        return (edges_at_once(bounds[0]), *bounds)
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.maximum(columns=self.groups, itemsize=itemsize)
@@ -331,11 +319,11 @@ class Attention(EdgeAggregate):
         """Where nothing as wide as a head is computed for an edge."""
         return attended(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
 
-    def _edges(self, tile: TileEdges) -> TileEdges:
+    def _edges(self, tile: TileEdges, itemsize: int) -> TileEdges:
         if self.options.p and tile.checks is not None:
             before = None if tile.carried is None else tile.carried.before
             tile.checks.check_order(tile.indices_E, tile.offsets_here_R1, before)
-        return replace(tile, self_loops=self.options.self_loops)
+        return replace(super()._edges(tile, itemsize), self_loops=self.options.self_loops)
 
 
 class GatAttention(Attention):
@@ -354,10 +342,7 @@ class GatAttention(Attention):
     ) -> None:
         super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
         self.negative_slope = negative_slope
-        self.upstream_scalars = (-3, -2, -1) if self.p else (-3, -2)
 
-    source_scalars = (-1,)
-    lists_heads = True
     work = Attention.work_of_scores
 
     @property
@@ -368,7 +353,7 @@ class GatAttention(Attention):
         return gat.GatHeads(groups, self.negative_slope, self._dropout(key), self.slices)
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        heads, edges = self._heads(key, groups), self._edges(tile)
+        heads, edges = self._heads(key, groups), self._edges(tile, source.itemsize)
         return pulls_for(source).attend(heads, edges, source_NS=source, a_dst_RG=own, keep=self.keep)
 
     def upstream(self, gradient: Tensor, kept: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -376,7 +361,7 @@ class GatAttention(Attention):
         return pulls_for(gradient).attend_upstream(gradient, kept, target)
 
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
-        heads, edges = self._heads(key, groups), self._edges(tile)
+        heads, edges = self._heads(key, groups), self._edges(tile, source.itemsize)
         return pulls_for(source).attend_sources(heads, edges, target_NS=source, source_RS=own)
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
@@ -387,8 +372,9 @@ class GatAttention(Attention):
             channels=self.result,
             itemsize=itemsize,
             dropout=options.p > 0,
+            signed=self.negative_slope is None,
         )
-        return (edges.EDGES_PER_PIECE, *bounds)
+        return (edges_at_once(bounds[0]), *bounds)
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)

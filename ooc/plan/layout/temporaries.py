@@ -67,8 +67,6 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
 
         together = of_edges(most) + (workload.threads - 1) * of_edges(second)
         if kind is not None:
-            copied = grid.rows * (kind.groups * share // grid.columns) * len(kind.copied_columns)
-            together += copied * workload.pulled_itemsize
             together += _waiting_nbytes(kind, most, second, min(item.rows, tile), workload)
             if kind.waiting_bytes_per_edge and most > kind.waiting_edges and workload.threads > 1:
                 together += of_edges(second)  # each thread computes while the heaviest tile is computed once more

@@ -2,13 +2,12 @@
 """From a layout to the plan: the blocks are numbered, the programs unrolled in the frames that the budgets leave."""
 
 from ooc.plan.layout.layout import Layout, free_frames
-from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
 from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, Staging, in_order, sequence_of
-from ooc.plan.workload import HEAD_BYTES, PIECE_BYTES, Workload
+from ooc.plan.workload import Workload
 
 
 def build_plan(layout: Layout, capacity: Capacity, *, epoch_only: bool = False) -> Plan:
@@ -70,16 +69,10 @@ def _host_frames(program: Program) -> int:
 
 
 def _retainable_bytes(layout: Layout, workload: Workload) -> int:
-    """What pulls of a training epoch retain, opaque layers at most of their runs, others of lists that they share,
-    where they retain all."""
-    found: dict[str, int] = {}
-    for item in layout.programs.get("train", ()):
-        kind = None if item.pull is None or not item.pull.direction.of_edges else item.pull.per_edge
-        if item.pull is not None and kind is not None:
-            of_edge = kind.bytes_per_edge * (kind.own is not None) if kind.opaque else PIECE_BYTES
-            height = item.rows_at_once if isinstance(item, ColumnPass) else workload.tile_rows
-            lists = item.pull.direction, kind.edges_at_once, workload.matrices[item.pull.source].rows, height
-            places = item.rows + workload.topologies[item.pull.direction].edges
-            found[str(item.index if kind.opaque else lists)] = places * of_edge
-            found[f"{lists} of {kind.listed_heads} heads"] = places * HEAD_BYTES * kind.listed_heads
-    return sum(found.values())
+    """What opaque layers retain of their runs in a training epoch, where they retain all, at most."""
+    pulls = ((item.rows, item.pull) for item in layout.programs.get("train", ()) if item.pull is not None)
+    return sum(
+        (rows + workload.topologies[pull.direction].edges) * pull.per_edge.bytes_per_edge
+        for rows, pull in pulls
+        if pull.per_edge is not None and pull.is_opaque and pull.direction.of_edges and pull.per_edge.own is not None
+    )
