@@ -24,8 +24,9 @@ from torch import Tensor
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import Piece, TileEdges, pieces
-from ooc.kernels.functions import Computed, EdgeFunction, EdgeGradients, Gatv2
+from ooc.kernels.functions import EdgeFunction
 from ooc.kernels.softmax import RunningSoftmax
+from ooc.kernels.tensors import gradients_of
 from ooc.plan.workload import Direction
 
 
@@ -112,16 +113,16 @@ def pull_messages(
     if heads is not None:
         out_RHC = out_RO.view(tile.rows, len(heads.heads), -1)
         softmax = RunningSoftmax(tile.rows, len(heads.heads), source_NW, [out_RHC])
-    in_edges = _InEdges(function, tile, source_NW, target_RV, terms, heads)
     for piece in pieces(tile, len(source_NW)):
-        message_EO, score_EH, _ = in_edges.of(piece)
+        term_ET = None if terms is None else terms.make(terms.features(tile, piece))
+        message_EO, score_EH = function(piece.gather(source_NW), piece.spread(target_RV[piece.rows]), term_ET)
         if softmax is not None:
             assert heads is not None and score_EH is not None
             weight_EH = softmax.weigh(piece, score_EH)
             if heads.dropout is not None:
                 weight_EH *= heads.dropout.scale(piece, Direction.IN, heads.heads, weight_EH.dtype)
             message_EHC, weight_EH1 = message_EO.view(*weight_EH.shape, -1), weight_EH[:, :, None]
-            message_EO = message_EHC.mul_(weight_EH1).flatten(1)
+            message_EO = (message_EHC * weight_EH1).flatten(1)
         out_RO[piece.rows] += piece.sums(message_EO)
     lse_RH = None if softmax is None else softmax.finish()
     return out_RO, lse_RH
@@ -166,13 +167,12 @@ def pull_source_gradients(
     """
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(target_NP)):
-        source_EW = piece.spread(source_RW[piece.rows])
         target_EV, upstream_E = layout.unpack(piece.gather(target_NP))
         term_ET = None if terms is None else terms.make(terms.features(tile, piece))
-        found = _differentiated(piece, function(source_EW, target_EV, term_ET), upstream_E, heads, Direction.OUT)
-        del source_EW, target_EV, upstream_E, term_ET  # before there are those of the next edges
-        out_RW[piece.rows] += piece.sums(found.source_EW)
-        del found
+        given = piece.spread(source_RW[piece.rows]).requires_grad_(), target_EV, term_ET
+        (d_source_EW,) = _gradients(function, piece, given, upstream_E, heads, Direction.OUT)
+        out_RW[piece.rows] += piece.sums(d_source_EW)
+        del target_EV, upstream_E, term_ET, given, d_source_EW  # before there are those of the next edges
     return out_RW
 
 
@@ -192,21 +192,16 @@ def pull_target_gradients(
     terms' linear map (``EdgeTerms.add_map_gradient``)."""
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
     out_RV = torch.zeros_like(target_RV, memory_format=torch.contiguous_format)
-    own_RV, outs = target_RV, [out_RV]
-    if isinstance(function, Gatv2) and target_RV.shape[1] != source_NW.shape[1]:  # with the heads' vectors behind
-        own_RHV, _ = target_RV.view(len(target_RV), len(function.att_HC), -1).chunk(2, dim=2)
-        own_RV, outs = own_RHV.flatten(1), [*out_RV.view(*own_RHV.shape[:2], -1).chunk(2, dim=2)]
-    in_edges = _InEdges(function, tile, source_NW, own_RV, terms, heads)
     for piece in pieces(tile, len(source_NW)):
+        features_EK = None if terms is None else terms.features(tile, piece)
+        term_ET = None if terms is None or features_EK is None else terms.make(features_EK).requires_grad_(with_map)
+        given = piece.gather(source_NW), piece.spread(target_RV[piece.rows]).requires_grad_(), term_ET
         upstream_E = upstream_R.select(piece.row_E + piece.start)
-        found = _differentiated(piece, in_edges.of(piece), upstream_E, heads, Direction.IN)
-        for out, gradient in zip(outs, (found.target_EV, found.parameters_EV), strict=False):
-            if gradient is not None:
-                rows = out[piece.rows]
-                rows += piece.sums(gradient).view_as(rows)
-        if map_RM is not None and terms is not None and found.term_ET is not None:
-            terms.add_map_gradient(piece, terms.features(tile, piece), found.term_ET, map_RM)
-        del found, upstream_E  # before there are those of the next edges
+        d_target_EV, *d_term_ET = _gradients(function, piece, given, upstream_E, heads, Direction.IN)
+        out_RV[piece.rows] += piece.sums(d_target_EV)
+        if map_RM is not None and terms is not None and features_EK is not None:
+            terms.add_map_gradient(piece, features_EK, d_term_ET[0], map_RM)
+        del features_EK, term_ET, given, upstream_E, d_target_EV, d_term_ET  # before there are those of the next edges
     return out_RV, map_RM
 
 
@@ -227,40 +222,32 @@ def scratch_bytes(
     return per_edge, per_row
 
 
-@dataclass(frozen=True, slots=True)
-class _InEdges:
-    """What computes the edges into the rows ``target_RV`` of a tile."""
-
-    function: EdgeFunction
-    tile: TileEdges
-    source_NW: Tensor
-    target_RV: Tensor
-    terms: EdgeTerms | None
-    heads: Heads | None
-
-    def of(self, piece: Piece) -> Computed:
-        source_EW = piece.gather(self.source_NW)
-        target_EV = piece.spread(self.target_RV[piece.rows])
-        term_ET = None if self.terms is None else self.terms.make(self.terms.features(self.tile, piece))
-        return self.function(source_EW, target_EV, term_ET)
-
-
-def _differentiated(
-    piece: Piece, computed: Computed, upstream_E: Upstream, heads: Heads | None, direction: Direction
-) -> EdgeGradients:
-    """The gradients of a piece's edges; everything may be written over."""
-    message_EO, score_EH, differentiate = computed
-    d_message_EO, statistics = upstream_E.gradient, upstream_E.statistics
-    if heads is None or score_EH is None or statistics is None:
-        return differentiate(d_message_EO, d_message_EO)
-    lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
-    share_EH = score_EH.sub_(lse_EH).exp_()
-    by_head = [matrix.view(*score_EH.shape, -1) for matrix in (d_message_EO, message_EO)]
-    along_EHC, kept_EH = by_head[0] * by_head[1], share_EH
-    d_score_EH = along_EHC[:, :, 0] if along_EHC.shape[2] == 1 else along_EHC.sum(-1)
-    if heads.dropout is not None:
-        keep_EH = heads.dropout.scale(piece, direction, heads.heads, share_EH.dtype)
-        d_score_EH.mul_(keep_EH)
-        kept_EH = share_EH * keep_EH
-    by_head[0].mul_(kept_EH[:, :, None])
-    return differentiate(d_message_EO, d_score_EH.sub_(d_EH).mul_(share_EH))
+def _gradients(
+    function: EdgeFunction,
+    piece: Piece,
+    given: tuple[Tensor, Tensor, Tensor | None],
+    upstream_E: Upstream,
+    heads: Heads | None,
+    direction: Direction,
+) -> list[Tensor]:
+    """Of a piece's edges, the gradients of those of the ``given`` rows of sources, of targets and terms which want
+    one."""
+    with torch.enable_grad():
+        message, score_EH = function(*given)
+    d_message, statistics = upstream_E.gradient.view_as(message), upstream_E.statistics
+    outputs, above = [message], [d_message]
+    if heads is not None and score_EH is not None and statistics is not None:
+        lse_EH, d_EH = statistics.view(*score_EH.shape, 2).unbind(2)
+        share_EH = (score_EH.detach() - lse_EH).exp_()
+        d_message_EHC = d_message.view(*score_EH.shape, -1)
+        d_score_EH = (d_message_EHC * message.detach().view_as(d_message_EHC)).sum(-1)
+        kept_EH = share_EH
+        if heads.dropout is not None:
+            keep_EH = heads.dropout.scale(piece, direction, heads.heads, share_EH.dtype)
+            d_score_EH.mul_(keep_EH)
+            kept_EH = share_EH * keep_EH
+        d_message = (d_message_EHC * kept_EH[:, :, None]).view_as(message)
+        outputs, above = [message, score_EH], [d_message, d_score_EH.sub_(d_EH).mul_(share_EH)]
+    wanted = [rows for rows in given if rows is not None and rows.requires_grad]
+    found = zip(wanted, gradients_of(outputs, wanted, above), strict=True)
+    return [torch.zeros_like(rows) if part is None else part for rows, part in found]

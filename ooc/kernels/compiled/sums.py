@@ -416,7 +416,7 @@ def _rectified_gradients(lists, terms, source_XW, above_XP, numbers, scratch, ou
                         else:
                             gradient = load(above_XP, target, begin, columns)
                         if terms.are_there:
-                            gradient = where_positive(rectified, gradient, gradient * zero)
+                            gradient = where_equal(rectified, zero, zero, gradient)
                         if are_targets:
                             store(term_EL, first + edge, 0, lanes, gradient)
                         sums = sums + gradient
