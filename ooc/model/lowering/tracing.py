@@ -27,7 +27,7 @@ from ooc.model.lowering.symbolic import (
     small_inputs_of_types,
 )
 from ooc.model.lowering.values import Value
-from ooc.model.lowering.whole import Whole, WholeOfRelations, WholeOfTypes, with_arguments
+from ooc.model.lowering.whole import EDGES, ROWS, Whole, with_arguments
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -76,24 +76,22 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         known = model, setting.training, results
         if known not in setting.traced:
             dtype = setting.dtype
-            whole: nn.Module
             tried: Sequence[Tensor]
+            names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
+            places: list[tuple[str, Any] | None] = [(ROWS, None), (EDGES, None)]
             if types is None:
                 tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
-                whole = Whole(model, taken, batch=batch, results=results)
+                places += [(taken[data], None) if data in taken else None for data in ARGUMENTS]
             elif numbered:
-                tried = small_inputs_of_relations(types, columns, dtype=dtype)
-                whole = WholeOfRelations(model, results)
+                tried, names = small_inputs_of_relations(types, columns, dtype=dtype), ("x", "edge_index", _EDGE_TYPE)
+                places.append((_EDGE_TYPE, None))
             else:
                 carried = _carried_by_types(types, taken)
-                places = [("x_dict", name) for name in columns] + [
-                    ("edge_index_dict", tuple(one)) for one in types.edges
-                ]
+                places = [*((ROWS, name) for name in columns), *((EDGES, tuple(one)) for one in types.edges)]
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
-                widths = [width for _, _, width in carried]
-                tried = small_inputs_of_types(types, columns, widths, dtype=dtype)
+                tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
                 names = [f"given{at}" for at in range(len(places))]
-                whole = with_arguments(WholeOfTypes, names, model, places, spaces, results)
+            whole = with_arguments(Whole, names, model, places, results, () if numbered else spaces, batch=batch)
             trained_rows = len(columns) if setting.embedding_columns else 0
             calls = Calls(whole, kind, tried, training=setting.training, rows=trained_rows)
             setting.traced[known] = whole, calls

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models called as every model here is, whatever their forward takes and gives: so they are traced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,27 +9,45 @@ from torch import Tensor, fx, nn
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import Results
-from ooc.plan.workload import EdgeData
+
+ROWS, EDGES = "rows", "edges"
+"""The first two arguments of a model, whatever it calls them."""
 
 
 class Whole(nn.Module):
-    """A model called as every model here is: with features, edges, and what these carry, by the names of ``taken``;
-    with ``batch``, if it must be told to which graph each row belongs. Where it gives several results, it is what
-    ``results`` says."""
+    """A model called as every model here is. ``places``: of each of the tensors that it is given one by one, which of
+    the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
+    those of a dictionary (None: it is all of the argument). What has no place is left out. With ``batch`` the model is
+    told to which graph each row belongs. Of what it gives, the rows of the types ``spaces``; where it gives several
+    results, what ``results`` says."""
 
-    def __init__(self, model: nn.Module, taken: Mapping[EdgeData, str], *, batch: bool, results: Results) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[tuple[str, Any] | None],
+        results: Results,
+        spaces: Sequence[str] = (),
+        *,
+        batch: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
-        self.taken = taken
-        self.batch = batch
-        self.results = results
+        self.places = places
+        self.results, self.spaces, self.batch = results, spaces, batch
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
-        carried = {EdgeData.WEIGHT: edge_weight, EdgeData.FEATURES: edge_attr}
-        given = {name: carried[data] for data, name in self.taken.items()}
+    def call(self, *given: Tensor) -> Tensor:
+        arguments: dict[str, Any] = {ROWS: {}, EDGES: {}}
+        for place, one in zip(self.places, given, strict=True):
+            if place is not None:
+                name, kind = place
+                if kind is None:
+                    arguments[name] = one
+                else:
+                    arguments.setdefault(name, {})[kind] = one
+        rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
         if self.batch:
-            given["batch"] = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
-        return chosen(self.model(x, edge_index, **given), self.results)
+            arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
+        return chosen(self.model(rows, edges, **arguments), self.results, self.spaces)
 
 
 def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:
@@ -63,40 +81,8 @@ fx.wrap("side_by_side")  # each is one call of a trace
 fx.wrap("both_types")
 
 
-class WholeOfTypes(nn.Module):
-    """A model called as those for graphs with types are: with dictionaries by type of rows, of edges, and of what edges
-    carry. ``places``: argument and type of each of the tensors that ``forward`` takes one by one. Of what the model
-    gives, the rows of the types ``spaces``; where it gives several results, what ``results`` says."""
-
-    def __init__(
-        self, model: nn.Module, places: Sequence[tuple[str, Any]], spaces: Sequence[str], results: Results
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.places = places
-        self.spaces, self.results = spaces, results
-
-    def call(self, *given: Tensor) -> Tensor:
-        arguments: dict[str, dict[Any, Tensor]] = {"x_dict": {}, "edge_index_dict": {}}
-        for (name, kind), one in zip(self.places, given, strict=True):
-            arguments.setdefault(name, {})[kind] = one
-        output = self.model(arguments.pop("x_dict"), arguments.pop("edge_index_dict"), **arguments)
-        return chosen(output, self.results, self.spaces)
-
-
-def with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any) -> nn.Module:
+def with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any, **options: Any) -> nn.Module:
     """A module whose ``call`` is given so many tensors, each an argument of its own, as torch.fx wants them."""
     forward = eval(f"lambda self, {', '.join(names)}: self.call({', '.join(names)})")
-    whole: nn.Module = type("_Whole", (kind,), {"forward": forward})(*args)
+    whole: nn.Module = type("_Whole", (kind,), {"forward": forward})(*args, **options)
     return whole
-
-
-class WholeOfRelations(nn.Module):
-    """A model of one type of nodes called with all edges at once and the numbers of their types."""
-
-    def __init__(self, model: nn.Module, results: Results) -> None:
-        super().__init__()
-        self.model, self.results = model, results
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        return chosen(self.model(x, edge_index, edge_type=edge_type), self.results)
