@@ -63,33 +63,6 @@ class Chain(nn.Module):
         return self.second(self.first(x, edge_index).tanh(), edge_index)
 
 
-class Middle(MessagePassing):
-    """The entry in the middle of those of a row, found by a sort of its own, which nobody sees through."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        sources, targets = edge_index
-        counts = torch.bincount(targets, minlength=len(x))
-        place = (counts.cumsum(0) - (counts + 1) // 2).clamp(0, len(targets) - 1)
-        columns = []
-        for values in x[sources].unbind(1):
-            order = values.argsort(stable=True)
-            order = order[targets[order].argsort(stable=True)]
-            columns.append(values[order[place]].masked_fill(counts == 0, 0.0))
-        return torch.stack(columns, dim=1)
-
-
-class Middles(nn.Module):
-    """A layer without parameters between two linear ones."""
-
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(features, H), Middle(), nn.Linear(H, classes)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.last(self.middle(self.first(x).tanh(), edge_index))
-        return out
-
-
 class Quantiles(nn.Module):
     """Two layers of which a row's entries are counted, the second twice as wide as before."""
 
@@ -213,22 +186,6 @@ def test_what_cannot_be_split_is_taken_whole(
     named = rf"{most} edges of one row, which the layer needs at once, [\d.]+ .?B a thread"
     with pytest.raises(BudgetError, match=named):
         make_trainer(case, store, tmp_path, gpu_budget="10K", host_budget="10K")
-
-
-def test_columns_of_a_row_that_is_taken_whole_come_in_slices(
-    shared: tuple[Data, Store], tmp_path: Path, pieces: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where they know nothing of one another: results are PyG's, and less memory is asked for."""
-    data, store = shared
-    case, least = CustomCase(make=Middles), []
-    assert not probed(Middle()).calls
-    for row_bytes in (1 << 30, 1 << 10):
-        monkeypatch.setattr(opaque, "_ROW_BYTES", row_bytes)
-        with make_trainer(case, store, tmp_path, threads=1) as trainer:
-            pulls = [item.pull for item in trainer.plan.programs["train"] if item.pull is not None]
-            least.append(max(kind.bytes_per_edge for pull in pulls if (kind := pull.per_edge) is not None))
-    assert 1.5 * least[1] < least[0]
-    assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
 def test_only_rows_of_many_edges_are_reason_to_try(

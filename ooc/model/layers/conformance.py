@@ -29,7 +29,6 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDro
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
-from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
@@ -184,34 +183,6 @@ def probe_layer(
         probe.check_tiles(_HIGH_TILE)
         probe.check_sizes(nodes, edges)
     return ProbeResult(tail, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
-
-
-def is_by_columns(layer: Layer, module: nn.Module, slices: Sequence[range], edge_features: int) -> bool:
-    """Whether what ``module`` gives for slices of its rows' columns, put together as ``side_by_side`` does, is what it
-    gives for the whole, and so is the gradient."""
-    columns = slices[-1].stop
-    probe = _Probe(layer, module, columns, edge_features)
-    x_NC = probe.x_NC.requires_grad_()
-
-    def of(some: Layer, rows: Tensor) -> Tensor:
-        return some.run(probe.module, rows, probe.near)
-
-    try:
-        whole = of(layer, x_NC)
-        parts = [of(layer.narrowed(len(some)), x_NC[:, some.start : some.stop]) for some in slices]
-        joined = side_by_side(*parts, columns=[len(some) for some in slices])
-        gradient_NO = torch.randn(whole.shape, generator=probe.generator, dtype=whole.dtype)
-        found = [gradients_of([one], [x_NC], [gradient_NO])[0] for one in (joined, whole)]
-        d_joined, d_whole = (_or_zero(one, x_NC) for one in found)
-        return _same(joined.detach(), whole.detach()) and _same(d_joined, d_whole)
-    except Exception:  # of the user's code, which may raise anything on fewer columns
-        return False
-
-
-def side_by_side(*parts: Tensor, columns: Sequence[int]) -> Tensor:
-    """Results [S, k c] for slices of c columns → that for all, [S, k C]: k matrices side by side."""
-    by_matrix = [part.view(len(part), -1, count) for part, count in zip(parts, columns, strict=True)]
-    return torch.cat(by_matrix, dim=2).flatten(1)
 
 
 class _Probe:

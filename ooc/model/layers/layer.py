@@ -237,11 +237,6 @@ class Layer:
         result = module(**arguments)
         return result if self.part is None else result[self.part]
 
-    def narrowed(self, columns: int) -> "Layer":
-        """The same call with rows of another width."""
-        (name,) = self.rows
-        return replace(self, rows={name: columns}, tails={name: (columns,)})
-
     @property
     def sums_at_sources(self) -> bool:
         """Whether it has messages go from an edge's second end to its first."""

@@ -42,11 +42,11 @@ from ooc.kernels.neighbourhood import (
 from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
-from ooc.model.layers.conformance import ProbeResult, is_by_columns, probe_layer, side_by_side
+from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
-from ooc.model.lowering.assembly import Assembly, Setting
+from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData, EdgeWork, PerEdge
 
@@ -67,8 +67,6 @@ and of rows. Of a decoder of links with a hidden layer, by processor time beside
 columns), and of layers of 128 and 64 columns (3 million edges)."""
 _RUN_BYTES = 8 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
-_ROW_BYTES = 16 << 20
-"""Of what a layer makes of a row's edges that it needs all at once, where its columns can be taken in slices."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
 _WAITING_BYTES = 16 << 20
@@ -401,17 +399,6 @@ def lower_opaque(
             edges=setting.num_edges if kind is Opaque else 0,
         )
         setting.probed.append((question, probed))
-    alone = kind is Opaque and [*layer.tails.values()] == [(source.columns,)]
-    alone = alone and not (layer.codes or probed.parameters or probed.dropped or probed.calls)
-    if alone and (slices := _slices(layer, module, probed, source.columns, setting)):
-        given, parts = len(assembly.convolved), []
-        for one in slices:
-            some = assembly.rowwise(where, lambda rows, one=one: rows[:, one.start : one.stop], [source])
-            narrow = [some if isinstance(value, Value) else value for value in args]
-            named = {name: some if isinstance(value, Value) else value for name, value in kwargs.items()}
-            parts.append(lower_opaque(conv, where, narrow, named, assembly, part=part))
-        assembly.convolved[given:] = [source]
-        return assembly.rowwise(where, partial(side_by_side, columns=[*map(len, slices)]), parts)
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
@@ -422,14 +409,3 @@ def lower_opaque(
     made = kind(assembly.next_index(), source, layer, module, probed, target=target, **options)
     tail = probed.tail
     return made if len(tail) == 1 else assembly.rowwise(where, lambda rows: rows.reshape(len(rows), *tail), [made])
-
-
-def _slices(layer: Layer, module: nn.Module, probed: ProbeResult, columns: int, setting: Setting) -> list[range]:
-    """Into which slices its columns are cut, of a layer that needs all edges of a row at once, where these take too
-    much and columns know nothing of one another; the same whatever the budgets. None: it is not cut."""
-    edges, of_edge = setting.most_edges(), columns * probed.itemsize + probed.edge_bytes + probed.node_bytes
-    if columns == 1 or edges * (of_edge + _BYTES_PER_EDGE) <= _ROW_BYTES:
-        return []
-    width = max(1, int((_ROW_BYTES / edges - _BYTES_PER_EDGE) * columns / of_edge))
-    slices = [range(first, min(columns, first + width)) for first in range(0, columns, width)]
-    return slices if is_by_columns(layer, module, slices, setting.num_edge_features) else []
