@@ -434,7 +434,7 @@ def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
     gathers, and those that are targets in it themselves."""
     targets_E = edges.indices_E.long()
     if len(targets_E):
-        highest_row(edges, 0, targets_E)
+        highest_row(edges, targets_E)
     row_E = torch.repeat_interleave(torch.arange(edges.rows), edges.offsets_R1.diff().long())
     targets = torch.cat((targets_E, torch.arange(edges.start, edges.start + edges.rows)))
     rows = torch.cat((row_E, torch.arange(edges.rows)))

@@ -108,7 +108,7 @@ def _count_rows(store: Store, targets: int, rows: int, height: int) -> Sequence[
         for edge in range(int(offsets[0]), end, _MOST_EDGES):
             neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
             everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
-            highest_row(TileEdges(neighbours, everything, start, store.num_nodes), 0, neighbours)
+            highest_row(TileEdges(neighbours, everything, start, store.num_nodes), neighbours)
             inside = neighbours.numpy()
             gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
         joined.add(gathered)

@@ -46,7 +46,6 @@ class LoopFeatures:
         count_R1 = torch.zeros(tile.rows, 1, dtype=dtype)
         stored = replace(tile, self_loops=SelfLoops.AS_STORED, edges_per_piece=EDGES_PER_PIECE)
         for piece in pieces(stored, tile.nodes):
-            assert piece.positions_E is not None
             own_E = piece.row_E + (piece.tile_start + piece.start)
             other_E1 = (piece.neighbours_E != own_E).to(dtype)[:, None]
             out_RK[piece.rows] += piece.sums(tile.features_EK[piece.positions_E].to(dtype) * other_E1)
@@ -75,7 +74,7 @@ class EdgeTerms:
     def features(self, tile: TileEdges, piece: Piece) -> Tensor:
         """[E, K] in the compute dtype."""
         stored_EK, positions = tile.features_EK, piece.positions_E
-        assert stored_EK is not None and positions is not None
+        assert stored_EK is not None
         if self.loop_RK is None or isinstance(positions, slice):
             return stored_EK[positions].to(self.dtype)
         is_loop_E = positions >= len(stored_EK)

@@ -161,7 +161,7 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     counts_R = tile.offsets_R1.diff().long()
     rows_R = torch.arange(tile.rows, device=neighbours_E.device)
     target_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(neighbours_E))
-    if len(neighbours_E) and highest_row(tile, 0, neighbours_E) >= rows:
+    if len(neighbours_E) and highest_row(tile, neighbours_E) >= rows:
         present_E = neighbours_E < rows
         neighbours_E, target_E, tile = neighbours_E[present_E], target_E[present_E], _with_edges(tile, present_E)
     if not len(neighbours_E):

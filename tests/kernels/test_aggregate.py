@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ooc.kernels.aggregate import pull, pull_tile, sums_rows_of, within, without_self
-from ooc.kernels.edges import SelfLoops, TileEdges, with_self
+from ooc.kernels.aggregate import pull, pull_tile, sums_rows_of
+from ooc.kernels.edges import SelfLoops, TileEdges, are_others, counted, only, with_self
 
 ROWS = 500
 
@@ -82,15 +82,21 @@ def test_a_row_becomes_the_last_of_its_neighbours(case: tuple[Tensor, Tensor, in
 
 @given(neighbour_lists(), st.integers(0, ROWS))
 def test_edges_left_out(case: tuple[Tensor, Tensor, int], rows: int) -> None:
-    """Those from a row to itself, and those to rows that are not there."""
+    """Those from a row to itself, and those to rows that are not there; and which edges are left."""
     indices, offsets, start = case
     given_lists = lists(indices, offsets)
-    assert lists(*without_self(indices, offsets, start)) == [
-        [n for n in neighbours if n != row] for row, neighbours in enumerate(given_lists, start)
-    ]
-    assert lists(*within(indices, offsets, rows)[:2]) == [
-        [n for n in neighbours if n < rows] for neighbours in given_lists
-    ]
+    features = torch.zeros(len(indices), 1)
+    for loops in SelfLoops:
+        tile = TileEdges(indices, offsets, start, ROWS, loops, features_EK=features)
+        found, bounds, places = counted(tile, rows)
+        expected = [
+            [n for n in neighbours if n < rows and (loops is SelfLoops.AS_STORED or n != row)]
+            + [row] * (loops is SelfLoops.EXACTLY_ONE and row < rows)
+            for row, neighbours in enumerate(given_lists, start)
+        ]
+        assert lists(found, bounds) == expected
+        everything = torch.cat((indices, torch.arange(start, start + len(offsets) - 1, dtype=torch.int32)))
+        assert torch.equal(found, indices if places is None else everything[places])
 
 
 @given(neighbour_lists(), st.sampled_from([ROWS, ROWS - 30, 200]), st.booleans(), st.booleans())
@@ -99,7 +105,7 @@ def test_rows_of_a_tile(case: tuple[Tensor, Tensor, int], height: int, with_loop
     indices, offsets, start = case
     source = torch.randn(height, 5, generator=torch.Generator().manual_seed(height))
     if known:
-        indices, offsets = without_self(indices, offsets, start)
+        indices, offsets, _ = only(are_others(indices, offsets, start), indices, offsets)
     tile = TileEdges(indices, offsets, start, ROWS, SelfLoops.EXACTLY_ONE if with_loops else SelfLoops.AS_STORED)
     expected = []
     for row, neighbours in enumerate(lists(indices, offsets), start):

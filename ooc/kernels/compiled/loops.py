@@ -88,7 +88,7 @@ class Masks(NamedTuple):
 def lists_of(tile: TileEdges, pulled: int) -> Lists:
     """Raises :class:`StoreError` where a neighbour is no row."""
     if tile.indices_E.numel():
-        highest_row(tile, 0, tile.indices_E)
+        highest_row(tile, tile.indices_E)
     is_loop = tile.self_loops is SelfLoops.EXACTLY_ONE
     return Lists(tile.indices_E.numpy(), tile.offsets_R1.numpy(), tile.start, pulled, is_loop)
 
