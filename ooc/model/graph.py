@@ -12,7 +12,6 @@ Where edges have weights, A is a matrix of these, the sum a weighted one, and I 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,58 @@ _CHUNK_ROWS = 1 << 16
 _CHUNK_EDGES = 1 << 18
 
 
-class Scaling(Enum):
+class _Weighing:
+    """What a way to weigh neighbours says, be it over all edges or those of one type."""
+
+    __slots__ = ()
+
+    @property
+    def basic(self) -> "Scaling":
+        """Whatever edges it is over."""
+        raise NotImplementedError
+
+    @property
+    def reversed(self) -> bool:
+        """Over out-neighbours, and by out-degrees."""
+        return self.basic.name.startswith("REVERSED")
+
+    @property
+    def weighted(self) -> bool:
+        """By the weights of the store's edges."""
+        return self.basic.value.startswith("weighted")
+
+    @property
+    def normalized(self) -> bool:
+        """By the degrees of both ends, before and after the sum, or of the sources alone."""
+        return not self.plain and self.basic not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
+
+    @property
+    def within_a_type(self) -> bool:
+        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
+        return self.normalized or self.loop_weight is not None
+
+    @property
+    def loop_weight(self) -> float | None:
+        """What a self-loop weighs that is added to a row without one; None: none is added."""
+        return _LOOP_WEIGHTS.get(self.basic)
+
+    @property
+    def may_vanish(self) -> bool:
+        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
+        return self.basic in _VANISHING or (self.weighted and self.normalized)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is scaled."""
+        return self.basic in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
+
+    @property
+    def row_scalings(self) -> int:
+        """How often a row is scaled on its way to a sum."""
+        return (not self.plain) + self.normalized
+
+
+class Scaling(_Weighing, Enum):
     """How neighbours are weighted."""
 
     SUM = "sum"
@@ -54,53 +104,17 @@ class Scaling(Enum):
     REVERSED_GCN_NO_LOOPS = "gcn against the edges without self-loops"
 
     @property
+    def basic(self) -> "Scaling":
+        return self
+
+    @property
     def label(self) -> str:
         """What matrices that are summed so are called by."""
         return self.name.lower()
 
-    @property
-    def reversed(self) -> bool:
-        """Over out-neighbours, and by out-degrees."""
-        return self.name.startswith("REVERSED")
-
     def against_the_edges(self) -> "Scaling | None":
         """The same over neighbours at the other end; None where there is none."""
         return Scaling.__members__.get(f"REVERSED_{self.name}")
-
-    @property
-    def weighted(self) -> bool:
-        """By the weights of the store's edges."""
-        return self.value.startswith("weighted")
-
-    @property
-    def normalized(self) -> bool:
-        """By the degrees of both ends, before and after the sum, or of the sources alone."""
-        return not self.plain and self not in (Scaling.MEAN, Scaling.MEAN_OF_ALL, Scaling.REVERSED_MEAN)
-
-    @property
-    def within_a_type(self) -> bool:
-        """Whether it scales both ends of edges, or adds self-loops, so that these are of one type."""
-        return self.normalized or self.loop_weight is not None
-
-    @property
-    def loop_weight(self) -> float | None:
-        """What a self-loop weighs that is added to a row without one; None: none is added."""
-        return _LOOP_WEIGHTS.get(self)
-
-    @property
-    def may_vanish(self) -> bool:
-        """Whether a row may be scaled with 0: without self-loops there are rows without edges, and weights may be 0."""
-        return self in _VANISHING or (self.weighted and self.normalized)
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing is scaled."""
-        return self in (Scaling.SUM, Scaling.WEIGHTED_SUM, Scaling.REVERSED_SUM)
-
-    @property
-    def row_scalings(self) -> int:
-        """How often a row is scaled on its way to a sum."""
-        return (not self.plain) + self.normalized
 
 
 _LOOP_WEIGHTS = {
@@ -116,7 +130,7 @@ _VANISHING = (Scaling.GCN_NO_LOOPS, *LAPLACIANS, Scaling.REVERSED_GCN_NO_LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
-class RelationScaling:
+class RelationScaling(_Weighing):
     """``scaling`` of sums over the edges of one type, by their own degrees; of nodes of two types a sum or a mean.
     Attention and the like count as sums."""
 
@@ -127,31 +141,9 @@ class RelationScaling:
         assert not self.scaling.reversed
         assert not self.scaling.within_a_type or self.relation.source == self.relation.target
 
-    reversed: ClassVar[bool] = False
-
     @property
-    def weighted(self) -> bool:
-        return self.scaling.weighted
-
-    @property
-    def normalized(self) -> bool:
-        return self.scaling.normalized
-
-    @property
-    def loop_weight(self) -> float | None:
-        return self.scaling.loop_weight
-
-    @property
-    def may_vanish(self) -> bool:
-        return self.scaling.may_vanish
-
-    @property
-    def plain(self) -> bool:
-        return self.scaling.plain
-
-    @property
-    def row_scalings(self) -> int:
-        return self.scaling.row_scalings
+    def basic(self) -> Scaling:
+        return self.scaling
 
     @property
     def label(self) -> str:
@@ -362,14 +354,9 @@ def rows_nbytes(store: Store, scalings: Collection[AnyScaling], itemsize: int, *
 
 def _counts_own(store: Store, scaling: AnyScaling) -> bool:
     """Whether what a row's self-loop adds differs from row to row, or from 1."""
-    if _basic(scaling) in LAPLACIANS:
+    if scaling.basic in LAPLACIANS:
         return _self_loops(store, scaling) > 0
     return scaling.loop_weight is not None and (_self_loops(store, scaling) > 0 or scaling.loop_weight != 1.0)
-
-
-def _basic(scaling: AnyScaling) -> Scaling:
-    """Whatever edges it is over."""
-    return scaling.scaling if isinstance(scaling, RelationScaling) else scaling
 
 
 def _self_loops(store: Store, scaling: AnyScaling) -> int:
@@ -398,7 +385,7 @@ def load_rows(store: Store, scalings: Collection[AnyScaling], dtype: torch.dtype
 
 def _counted_by(store: Store, scaling: AnyScaling) -> EdgesKey:
     """The topology whose degrees it goes by."""
-    by_out_degrees = scaling.reversed or _basic(scaling) in LAPLACIANS
+    by_out_degrees = scaling.reversed or scaling.basic in LAPLACIANS
     if isinstance(scaling, RelationScaling):
         return RelationEdges(scaling.relation.folder, Direction.OUT if by_out_degrees else Direction.IN)
     return directions(store)[-1] if by_out_degrees else Direction.IN
@@ -461,7 +448,7 @@ def _row_scaling(
     [N+1]."""
     if scaling.plain:
         return _PLAIN
-    n, fill, basic = len(into_rows) - 1, scaling.loop_weight, _basic(scaling)
+    n, fill, basic = len(into_rows) - 1, scaling.loop_weight, scaling.basic
     counts_loops = fill is not None or basic in LAPLACIANS
     side = _in_edges(scaling).value if counts_loops and _self_loops(store, scaling) else None
     scale = _row_constants(n, dtype)
@@ -525,7 +512,7 @@ def _weighted_degrees(
     has no square root, and for a weight below zero in a Laplacian, whose largest entry PyG looks for.
     """
     rows, loop_weight, side = len(into_rows) - 1, scaling.loop_weight, _counted_by(store, scaling).value
-    laplacian = _basic(scaling) in LAPLACIANS
+    laplacian = scaling.basic in LAPLACIANS
     degree, loops = np.zeros(rows), np.zeros(rows)
     counts = np.full(rows, 0.0 if loop_weight is None else loop_weight)
     indices, weights = store.topology(side)[1], store.edge_weight(side)
