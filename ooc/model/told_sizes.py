@@ -38,13 +38,6 @@ class ToldSize(int):
         made.told, made.is_plain, made.is_count = told, is_plain, is_count
         return made
 
-    def _compared(self, compare: Callable[[Any, Any], bool], other: Any) -> bool:
-        if isinstance(other, ToldSize):
-            return compare(self.told, other.told)
-        if self.is_count and abs(_true(self) - other) <= 1:
-            return compare(_true(self), other)
-        return compare(self.told, other)
-
     def __bool__(self) -> bool:
         return bool(self.told)
 
@@ -95,18 +88,6 @@ class ToldSize(int):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: Any) -> bool:
-        return self._compared(operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared(operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(operator.ge, other)
-
 
 def _counted(compute: Callable[[Any, Any], Any], *, is_count: bool) -> Callable[[Any, Any], Any]:
     """``compute`` of two numbers, of which the first is told as another."""
@@ -118,6 +99,15 @@ def _counted(compute: Callable[[Any, Any], Any], *, is_count: bool) -> Callable[
         if not isinstance(told, int):
             return told
         return ToldSize(compute(_true(one), _true(other)), told, is_plain=one.is_plain, is_count=is_count)
+
+    return method
+
+
+def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def method(one: ToldSize, other: Any) -> bool:
+        if not isinstance(other, ToldSize) and one.is_count and abs(_true(one) - other) <= 1:
+            return compare(_true(one), other)
+        return compare(one.told, _told(other))
 
     return method
 
@@ -138,6 +128,8 @@ def _reversed(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda one, other: compute(other, one)
 
 
+for _name, _compare in _COMPARISONS.items():
+    setattr(ToldSize, f"__{_name}__", _compared(_compare))
 for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
     _compute, _counts = getattr(operator, _name), _name in ("add", "sub", "mul")
     setattr(ToldSize, f"__{_name}__", _counted(_compute, is_count=_counts))
