@@ -48,9 +48,8 @@ _LOOP_OPERATORS = 6
 """Of a tile where a loop is compiled."""
 _LOOP_BYTES = 1500
 """Of an edge in a compiled loop, however narrow that is."""
-_PIECE_NBYTES = 4 << 20
-"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair.
-GATv2 of 32 columns takes as long with 8,192 edges a piece as with 4,096."""
+_PIECE_NBYTES = 2 << 20
+"""Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
 _FEWEST_EDGES = 16
 """Of a piece, however much that is."""
 
