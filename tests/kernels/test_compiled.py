@@ -96,16 +96,16 @@ def test_bits_do_not_depend_on_the_heads_beside() -> None:
 @pytest.mark.parametrize("loops", SelfLoops)
 def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
     heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
-    edges = TileEdges(torch.tensor([4, 3]), torch.tensor([0, 1, 2]), 3, 5, loops)
+    edges = TileEdges(torch.tensor([4, 3]).int(), torch.tensor([0, 1, 2]).int(), 3, 5, loops)
     assert not compiled_gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=True).any()
 
 
 def test_damaged_lists_are_named() -> None:
     heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
-    edges = TileEdges(torch.tensor([0, 7]), torch.tensor([0, 1, 2]), 0, 3)
+    edges = TileEdges(torch.tensor([0, 7]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     with pytest.raises(StoreError, match="indices are damaged"):
         compiled_gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=False)
-    edges = TileEdges(torch.tensor([2, 1]), torch.tensor([0, 2, 2]), 0, 3)
+    edges = TileEdges(torch.tensor([2, 1]).int(), torch.tensor([0, 2, 2]).int(), 0, 3)
     dropping = gat.GatHeads(range(1), 0.2, EdgeDropout(0.5, 0, 0, 0))
     with pytest.raises(StoreError, match="ascending order"):
         compiled_gat.attend(dropping, edges, source_NS=source, a_dst_RG=target, keep=False)

@@ -21,7 +21,7 @@ from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures
 from tests.examples import examples
-from tests.kernels.test_compiled import same, tiles
+from tests.kernels.test_compiled import DTYPES, same, tiles
 
 KINDS = ("GATv2", "GAT", "GAT of several")
 pytestmark = pytest.mark.timeout(600)  # loops are compiled, on a loaded machine for minutes
@@ -121,9 +121,8 @@ class Layer:
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[Layer, int]:
-    """Of float32 where lists are of int32, of float64 where of int64: every pair takes seconds to compile."""
     tile, pulled = draw(tiles())
-    dtype = torch.float32 if tile.indices_E.dtype == torch.int32 else torch.float64
+    dtype = draw(st.sampled_from(list(DTYPES)))
     layer = Layer.of(
         draw(st.sampled_from(KINDS)), tile, pulled, dtype, draw(st.integers(1, 5)),
         draw(st.integers(1, 40)), draw(st.sampled_from([0.2, 0.0, -0.5, 1.0])), draw(st.sampled_from([None, 0.4])),
@@ -169,7 +168,7 @@ def test_heads_and_tiles_change_no_bit(case: tuple[Layer, int], data: st.DataObj
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_number_stays_so(kind: str) -> None:
-    tile = TileEdges(torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 3, 3, 5]), 0, 3)
+    tile = TileEdges(torch.tensor([0, 1, 2, 0, 1]).int(), torch.tensor([0, 3, 3, 5]).int(), 0, 3)
     layer = Layer.of(kind, tile, 3, torch.float64, 2, 9, 0.2, None, 0, False)
     for number in (torch.nan, torch.inf):
         layer.source[2, 1, 3] = number
@@ -197,7 +196,7 @@ def test_damaged_lists_are_named() -> None:
 
 
 def test_features_of_other_types_are_left_to_torch() -> None:
-    tile = TileEdges(torch.tensor([0, 1]), torch.tensor([0, 1, 2]), 0, 3)
+    tile = TileEdges(torch.tensor([0, 1]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     layer = Layer.of("GATv2", tile, 3, torch.float32, 2, 4, 0.2, None, 3, True)
     half = replace(layer, tile=replace(layer.tile, features_EK=layer.tile.features_EK.half()))  # type: ignore[union-attr]
     for one, expected in zip(half.pulls(attention, 3, range(2)), half.pulls(edge_function, 3, range(2)), strict=True):

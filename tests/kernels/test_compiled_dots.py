@@ -101,7 +101,9 @@ def test_all_pulls(
 
 
 def test_features_that_no_loop_reads_are_left_to_torch() -> None:
-    edges = TileEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]), 0, 3, features_EK=torch.randn(3, 2).half())
+    edges = TileEdges(
+        torch.tensor([0, 1, 2]).int(), torch.tensor([0, 2, 3]).int(), 0, 3, features_EK=torch.randn(3, 2).half()
+    )
     terms = EdgeTerms(range(1), torch.float32, torch.randn(2, 4))
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "columns": 4}
     options |= {"terms": terms, "heads": Heads(range(1))}
@@ -115,7 +117,7 @@ def test_features_that_no_loop_reads_are_left_to_torch() -> None:
 
 @pytest.mark.parametrize("loops", SelfLoops)
 def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
-    edges = TileEdges(torch.tensor([4, 3]), torch.tensor([0, 1, 2]), 3, 5, loops)
+    edges = TileEdges(torch.tensor([4, 3]).int(), torch.tensor([0, 1, 2]).int(), 3, 5, loops)
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "heads": Heads(range(1))}
     out, lse = dots.pull_messages(TransformerAttention(1), edges, **options, columns=4)
     assert lse is not None and not out.any() and not lse.any()
@@ -123,17 +125,17 @@ def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> Non
 
 def test_damaged_lists_are_named() -> None:
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "columns": 4}
-    edges = TileEdges(torch.tensor([0, 7]), torch.tensor([0, 1, 2]), 0, 3)
+    edges = TileEdges(torch.tensor([0, 7]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     with pytest.raises(StoreError, match="indices are damaged"):
         compiled.pull_messages(TransformerAttention(1), edges, **options, heads=Heads(range(1)))
-    edges = TileEdges(torch.tensor([2, 1]), torch.tensor([0, 2, 2]), 0, 3)
+    edges = TileEdges(torch.tensor([2, 1]).int(), torch.tensor([0, 2, 2]).int(), 0, 3)
     dropping = Heads(range(1), EdgeDropout(0.5, 0, 0, 0))
     with pytest.raises(StoreError, match="ascending order"):
         compiled.pull_messages(TransformerAttention(1), edges, **options, heads=dropping)
 
 
 def test_infinite_numbers_and_none_propagate_as_pyg_has_it() -> None:
-    edges = TileEdges(torch.tensor([0, 1, 2, 1]), torch.tensor([0, 2, 3, 4]), 0, 3)
+    edges = TileEdges(torch.tensor([0, 1, 2, 1]).int(), torch.tensor([0, 2, 3, 4]).int(), 0, 3)
     source = torch.ones(3, 8)
     source[0, 1], source[2, 5] = torch.nan, torch.inf
     options: dict[str, Any] = {"source_NW": source, "target_RV": torch.ones(3, 4), "heads": Heads(range(1))}

@@ -91,17 +91,12 @@ RECTIFIED = Case(lambda _: Rectified(), source=1, target=0, message=1, term=1)
 SOFTMAX = Case(lambda _: Rectified(0.7, 1e-3), source=1, target=0, message=1, term=1, is_softmax=True)
 
 
-def narrow(tile: TileEdges) -> TileEdges:
-    """With lists of 32 bits: all loops compiled once more would take long."""
-    return replace(tile, indices_E=tile.indices_E.int(), offsets_R1=tile.offsets_R1.int())
-
-
 @given(
     tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 20), st.sampled_from(["", "map", "bias"])
 )
 @settings(max_examples=60, deadline=None)
 def test_gated(tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, map: str) -> None:
-    edges, pulled = narrow(tile[0]), tile[1]
+    edges, pulled = tile
     case = gated(channels)
     numbers = case.numbers(pulled, edges, groups, dtype)
     found, expected = (case.pulls(module, numbers, edges, pulled, map) for module in (sums, edge_function))
@@ -115,7 +110,7 @@ def test_gated(tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, cha
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
 def test_rectified(tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, columns: int, term: str) -> None:
-    edges, pulled = narrow(tile[0]), tile[1]
+    edges, pulled = tile
     if term == "themselves":  # such loops have no features
         edges = replace(edges, self_loops=SelfLoops.AS_STORED)
     numbers = case.numbers(pulled, edges, columns, dtype)
@@ -132,7 +127,7 @@ def test_rectified(tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, 
 def test_columns_have_the_same_bits_whichever_are_computed(
     tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, groups: int, first: int
 ) -> None:
-    edges, pulled, first = narrow(tile[0]), tile[1], min(first, groups - 1)
+    (edges, pulled), first = tile, min(first, groups - 1)
     numbers = case.numbers(pulled, edges, groups, dtype)
 
     def others(one: Tensor) -> Tensor:
@@ -162,7 +157,7 @@ def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_features_of_other_types(dtype: torch.dtype) -> None:
     """Those that loops read, and those that they leave to torch."""
-    edges = TileEdges(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 4]), 0, 4)
+    edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 1, 4]).int(), 0, 4)
     case = gated(8)
     numbers = case.numbers(4, edges, 3, torch.float32)
     numbers["features"] = numbers["features"].to(dtype)
