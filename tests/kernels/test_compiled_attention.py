@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels import edge_function
-from ooc.kernels.compiled import attention
-from ooc.kernels.compiled import edge_function as compiled_functions
+from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
@@ -136,7 +135,7 @@ def layers(draw: st.DrawFn) -> tuple[Layer, int]:
 def test_all_pulls_are_torch_s(case: tuple[Layer, int]) -> None:
     layer, pulled = case
     heads = range(layer.att.shape[0])
-    found = layer.pulls(compiled_functions, pulled, heads)  # type: ignore[arg-type]
+    found = layer.pulls(compiled, pulled, heads)  # type: ignore[arg-type]
     for one, expected in zip(found, layer.pulls(edge_function, pulled, heads), strict=True):
         scale = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1) if expected.numel() else 1
         same(one / scale, expected / scale)
@@ -149,8 +148,8 @@ def test_heads_and_tiles_change_no_bit(case: tuple[Layer, int], data: st.DataObj
     count = layer.att.shape[0]
     first = data.draw(st.integers(0, count - 1))
     some = range(first, data.draw(st.integers(first + 1, count)))
-    every = layer.pulls(attention, pulled, range(count))
-    for one, whole in zip(layer.pulls(attention, pulled, some), every, strict=True):
+    every = layer.pulls(compiled, pulled, range(count))
+    for one, whole in zip(layer.pulls(compiled, pulled, some), every, strict=True):
         assert torch.equal(one, whole[:, some.start : some.stop])
     tile, row = layer.tile, data.draw(st.integers(0, layer.tile.rows - 1))
     begin, end = int(tile.offsets_R1[row]), int(tile.offsets_R1[row + 1])
@@ -162,7 +161,7 @@ def test_heads_and_tiles_change_no_bit(case: tuple[Layer, int], data: st.DataObj
         ),
         loops=None if layer.loops is None else layer.loops[row : row + 1],
     )  # fmt: skip
-    for one, whole in zip(alone.pulls(attention, pulled, range(count)), every, strict=True):
+    for one, whole in zip(alone.pulls(compiled, pulled, range(count)), every, strict=True):
         assert torch.equal(one[0], whole[row])
 
 
@@ -172,7 +171,7 @@ def test_what_is_no_number_stays_so(kind: str) -> None:
     layer = Layer.of(kind, tile, 3, torch.float64, 2, 9, 0.2, None, 0, False)
     for number in (torch.nan, torch.inf):
         layer.source[2, 1, 3] = number
-        found = layer.pulls(attention, 3, range(2))
+        found = layer.pulls(compiled, 3, range(2))
         for one, expected in zip(found, layer.pulls(edge_function, 3, range(2)), strict=True):
             assert torch.equal(one.isnan(), expected.isnan())
 
@@ -182,22 +181,56 @@ def test_what_is_no_number_stays_so(kind: str) -> None:
 def test_a_row_whose_neighbours_are_all_absent_has_none(kind: str, loops: SelfLoops) -> None:
     numbers = (torch.tensor(one, dtype=torch.int32) for one in ([4, 3], [0, 1, 2]))
     layer = Layer.of(kind, TileEdges(*numbers, 3, 5, loops), 3, torch.float32, 2, 9, 0.2, None, 0, False)
-    assert not any(found.any() for found in layer.pulls(attention, 3, range(2)))
+    assert not any(found.any() for found in layer.pulls(compiled, 3, range(2)))
 
 
 def test_damaged_lists_are_named() -> None:
     for kind in KINDS:
         tile = TileEdges(torch.tensor([0, 7], dtype=torch.int32), torch.tensor([0, 1, 2], dtype=torch.int32), 0, 3)
         with pytest.raises(StoreError, match="indices are damaged"):
-            Layer.of(kind, tile, 3, torch.float32, 1, 2, 0.2, None, 0, False).pulls(attention, 3, range(1))
+            Layer.of(kind, tile, 3, torch.float32, 1, 2, 0.2, None, 0, False).pulls(compiled, 3, range(1))
         tile = TileEdges(torch.tensor([2, 1], dtype=torch.int32), torch.tensor([0, 2, 2], dtype=torch.int32), 0, 3)
         with pytest.raises(StoreError, match="ascending order"):
-            Layer.of(kind, tile, 3, torch.float32, 1, 2, 0.2, 0.5, 0, False).pulls(attention, 3, range(1))
+            Layer.of(kind, tile, 3, torch.float32, 1, 2, 0.2, 0.5, 0, False).pulls(compiled, 3, range(1))
 
 
 def test_features_of_other_types_are_left_to_torch() -> None:
     tile = TileEdges(torch.tensor([0, 1]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     layer = Layer.of("GATv2", tile, 3, torch.float32, 2, 4, 0.2, None, 3, True)
     half = replace(layer, tile=replace(layer.tile, features_EK=layer.tile.features_EK.half()))  # type: ignore[union-attr]
-    for one, expected in zip(half.pulls(attention, 3, range(2)), half.pulls(edge_function, 3, range(2)), strict=True):
+    for one, expected in zip(half.pulls(compiled, 3, range(2)), half.pulls(edge_function, 3, range(2)), strict=True):
         assert torch.equal(one, expected)
+
+
+class Narrow:
+    """Pulls of rows that are rounded to bfloat16, as they are or as float32."""
+
+    def __init__(self, *, widened: bool) -> None:
+        self.dtype = torch.float32 if widened else torch.bfloat16
+
+    def rounded(self, options: dict[str, Any]) -> dict[str, Any]:
+        pulled = {
+            name: options[name].bfloat16().to(self.dtype) for name in ("source_NW", "target_NP") if name in options
+        }
+        return options | pulled
+
+    def pull_messages(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return compiled.pull_messages(*given, **self.rounded(options))
+
+    def pull_source_gradients(self, *given: Any, **options: Any) -> Tensor:
+        return compiled.pull_source_gradients(*given, **self.rounded(options))
+
+    def pull_target_gradients(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return compiled.pull_target_gradients(*given, **self.rounded(options))
+
+
+def test_rows_of_bfloat16_are_computed_with_in_float32() -> None:
+    """Bit for bit as if they had been float32 before."""
+    counts = torch.tensor([0, 3, 70, 1])
+    offsets = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    tile = TileEdges(torch.randint(0, 20, (74,)).sort().values.int(), offsets, 2, 20)
+    for kind in KINDS:
+        layer = Layer.of(kind, tile, 20, torch.float32, 3, 9, 0.2, None, 3, True)
+        narrow, wide = (layer.pulls(Narrow(widened=widened), 20, range(3)) for widened in (False, True))  # type: ignore[arg-type]
+        for one, other in zip(narrow, wide, strict=True):
+            assert one.dtype == torch.float32 and torch.equal(one, other)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels import edge_function
-from ooc.kernels.compiled import dots
 from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import Heads, TargetLayout, upstream
@@ -92,11 +91,11 @@ def test_all_pulls(
         return [out, lse, above.statistics, rows, sources, *([] if of_map is None else [of_map])]
 
     expected = pull(edge_function, range(heads))
-    found = pull(dots, range(heads), expected[2])
+    found = pull(compiled, range(heads), expected[2])
     for one, other in zip(found, expected, strict=True):
         same(one, other)
     fewer = range(heads // 2, heads)
-    for one, some_of_it in zip(found, pull(dots, fewer, expected[2]), strict=True):
+    for one, some_of_it in zip(found, pull(compiled, fewer, expected[2]), strict=True):
         assert torch.equal(of_heads(one, heads, fewer), some_of_it)
 
 
@@ -119,7 +118,7 @@ def test_features_that_no_loop_reads_are_left_to_torch() -> None:
 def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
     edges = TileEdges(torch.tensor([4, 3]).int(), torch.tensor([0, 1, 2]).int(), 3, 5, loops)
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "heads": Heads(range(1))}
-    out, lse = dots.pull_messages(TransformerAttention(1), edges, **options, columns=4)
+    out, lse = compiled.pull_messages(TransformerAttention(1), edges, **options, columns=4)
     assert lse is not None and not out.any() and not lse.any()
 
 
@@ -139,5 +138,5 @@ def test_infinite_numbers_and_none_propagate_as_pyg_has_it() -> None:
     source = torch.ones(3, 8)
     source[0, 1], source[2, 5] = torch.nan, torch.inf
     options: dict[str, Any] = {"source_NW": source, "target_RV": torch.ones(3, 4), "heads": Heads(range(1))}
-    out, _ = dots.pull_messages(TransformerAttention(1), edges, **options, columns=4)
+    out, _ = compiled.pull_messages(TransformerAttention(1), edges, **options, columns=4)
     same(out, torch.tensor([[torch.nan] * 4, [1, torch.inf, 1, 1], [1, 1, 1, 1]]))

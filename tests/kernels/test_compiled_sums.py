@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ooc.kernels import edge_function
-from ooc.kernels.compiled import sums
+from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gated, Rectified
 from tests.kernels.test_compiled import DTYPES, same, tiles
+from tests.kernels.test_compiled_attention import Narrow
 
 FEATURES = 6
 
@@ -99,7 +100,7 @@ def test_gated(tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, cha
     edges, pulled = tile
     case = gated(channels)
     numbers = case.numbers(pulled, edges, groups, dtype)
-    found, expected = (case.pulls(module, numbers, edges, pulled, map) for module in (sums, edge_function))
+    found, expected = (case.pulls(module, numbers, edges, pulled, map) for module in (compiled, edge_function))
     for one, other in zip(found, expected, strict=True):
         same(one, other)
 
@@ -114,7 +115,7 @@ def test_rectified(tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, 
     if term == "themselves":  # such loops have no features
         edges = replace(edges, self_loops=SelfLoops.AS_STORED)
     numbers = case.numbers(pulled, edges, columns, dtype)
-    found, expected = (case.pulls(module, numbers, edges, pulled, term) for module in (sums, edge_function))
+    found, expected = (case.pulls(module, numbers, edges, pulled, term) for module in (compiled, edge_function))
     for one, other in zip(found, expected, strict=True):
         same(one, other)
 
@@ -134,7 +135,7 @@ def test_columns_have_the_same_bits_whichever_are_computed(
         return one.unflatten(-1, (groups, one.shape[-1] // groups))[..., first:, :].flatten(-2)
 
     by_group = {name: one if name in ("features", "loops") else others(one) for name, one in numbers.items()}
-    whole, part = (case.pulls(sums, one, edges, pulled, "bias") for one in (numbers, by_group))
+    whole, part = (case.pulls(compiled, one, edges, pulled, "bias") for one in (numbers, by_group))
     for one, other in zip(whole, part, strict=True):
         assert torch.equal(others(one), other)
 
@@ -149,7 +150,7 @@ def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float)
             changed = numbers | {name: numbers[name].clone()}
             changed[name][1, 2] = strange
             for term in ("", "map"):
-                found, expected = (case.pulls(module, changed, edges, 4, term) for module in (sums, edge_function))
+                found, expected = (case.pulls(module, changed, edges, 4, term) for module in (compiled, edge_function))
                 for one, other in zip(found, expected, strict=True):
                     same(one, other)
 
@@ -161,6 +162,16 @@ def test_features_of_other_types(dtype: torch.dtype) -> None:
     case = gated(8)
     numbers = case.numbers(4, edges, 3, torch.float32)
     numbers["features"] = numbers["features"].to(dtype)
-    found, expected = (case.pulls(module, numbers, edges, 4, "bias") for module in (sums, edge_function))
+    found, expected = (case.pulls(module, numbers, edges, 4, "bias") for module in (compiled, edge_function))
     for one, other in zip(found, expected, strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("case", [gated(3), RECTIFIED, SOFTMAX])
+def test_rows_of_bfloat16_are_computed_with_in_float32(case: Case) -> None:
+    """Bit for bit as if they had been float32 before."""
+    edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 2, 4]).int(), 0, 4)
+    numbers = case.numbers(4, edges, 4, torch.float32)
+    narrow, wide = (case.pulls(Narrow(widened=widened), numbers, edges, 4, "map") for widened in (False, True))
+    for one, other in zip(narrow, wide, strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other)

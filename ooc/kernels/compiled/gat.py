@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc.kernels.gat``'s pulls as compiled loops, for scores of a softmax; signed coefficients are left to that.
 
-A row's edges are weighted as they come, some dozens at a time, by the exponential of their score above the highest so
-far ("online softmax"; Milakov and Gimelshein, 2018). Shapes as there.
+Shapes as there; E edges at a time.
 """
 
 import numpy as np
@@ -10,201 +9,163 @@ import torch
 from torch import Tensor
 
 from ooc.kernels import gat
-from ooc.kernels.compiled.lanes import NBYTES, exp, fma, larger, largest, load, spread, store, total, where_positive
+from ooc.kernels.compiled.lanes import NBYTES, exp, fma, load, number, spread, store, total, where_positive
 from ooc.kernels.compiled.loops import (
     AHEAD,
     EDGES,
+    TAKEN,
+    Walk,
     array,
-    check_order,
+    clear,
     compiled,
-    draw,
+    computed,
     fetch,
     gather,
-    lists_of,
-    masks_of,
-    scratch,
+    matrices,
+    part,
 )
+from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, weigh
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import SOURCE_SCALARS, GatHeads, result_columns
+from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
 
 
 def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool) -> Tensor:
     """As ``gat.attend``."""
-    if heads.negative_slope is None or source_NS.dtype == torch.bfloat16:
+    if heads.negative_slope is None:
         return gat.attend(heads, tile, source_NS=source_NS, a_dst_RG=a_dst_RG, keep=keep)
-    groups, slices = len(heads.groups), heads.together
+    groups, slices, dtype = len(heads.groups), heads.together, computed(source_NS)
     channels = source_NS.shape[1] // groups - SOURCE_SCALARS
-    out = source_NS.new_empty(len(a_dst_RG), groups * result_columns(channels, keep=keep))
-    first_head = heads.groups.start // heads.slices
-    lists, masks = lists_of(tile, len(source_NS)), masks_of(heads.dropout, Direction.IN)
-    numbers = groups, slices, channels, first_head, heads.negative_slope, keep
-    source, own = array(source_NS), array(a_dst_RG)
-    given = scratch(groups // slices, 5, own.dtype)
-    check_order(_attend(lists, masks, source, own, numbers, given, array(out)))
+    out = torch.empty(len(a_dst_RG), groups * result_columns(channels, keep=keep), dtype=dtype)
+    walk = _walk(heads, tile, source_NS, Direction.IN)
+    numbers = groups, slices, channels, heads.negative_slope, keep
+    _attend(walk, array(source_NS), array(typed(a_dst_RG, dtype)), numbers, matrices(walk, 4), array(out))
     return out
 
 
 def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
     """As ``gat.pull_sources``."""
-    if heads.negative_slope is None or target_NS.dtype == torch.bfloat16:
+    if heads.negative_slope is None:
         return gat.pull_sources(heads, tile, target_NS=target_NS, source_RS=source_RS)
-    groups, slices = len(heads.groups), heads.together
-    out = torch.empty_like(source_RS, memory_format=torch.contiguous_format)
-    lists, masks = lists_of(tile, len(target_NS)), masks_of(heads.dropout, Direction.OUT)
-    numbers = groups, slices, heads.groups.start // heads.slices, heads.negative_slope
-    target, source = array(target_NS), array(source_RS)
-    given = scratch(groups // slices, 4, source.dtype), np.empty((groups, EDGES), source.dtype)
-    check_order(_pull_sources(lists, masks, target, source, numbers, given, array(out)))
+    groups, own = len(heads.groups), typed(source_RS, computed(target_NS))
+    out = torch.empty_like(own, memory_format=torch.contiguous_format)
+    walk = _walk(heads, tile, target_NS, Direction.OUT)
+    numbers, d_GE = (groups, heads.together, heads.negative_slope), np.empty((groups, EDGES), array(out).dtype)
+    _pull_sources(walk, array(target_NS), array(own), numbers, (*matrices(walk, 3), d_GE), array(out))
     return out
 
 
 upstream = gat.upstream
 
 
+def _walk(heads: GatHeads, tile: TileEdges, pulled: Tensor, direction: Direction) -> Walk:
+    first, count = heads.groups.start // heads.slices, len(heads.groups) // heads.together
+    return Walk.over(tile, pulled, range(first, first + count), heads.dropout, direction)
+
+
 @compiled
-def _attend(lists, masks, source_NS, a_dst_RG, numbers, given, out_RW):
-    groups, slices, channels, first_head, given_slope, keep = numbers
+def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
+    groups, slices, channels, given_slope, keep = numbers
     dtype, lanes, width = a_dst_RG.dtype, NBYTES // a_dst_RG.itemsize, out_RW.shape[1] // groups
     heads, brought, slope = groups // slices, channels + 1, dtype.type(given_slope)
-    (near_E, places_E, before), (score_HE, weight_HE, sloped_HE, scale_HE, softmax_H3) = given
+    near_E, (score_HE, weight_HE, sloped_HE, softmax_HE) = walk.near_E, given
     for row in range(len(a_dst_RG)):
-        for column in range(out_RW.shape[1]):
-            out_RW[row, column] = 0
+        clear(out_RW, row)
+        begin(softmax_HE)
         for head in range(heads):
-            softmax_H3[head, 0], softmax_H3[head, 1], softmax_H3[head, 2] = -np.inf, 0, 0
-        before[0] = -1
-        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
-        while cursor < stop:
-            begun = cursor
-            count, cursor = gather(lists, row, cursor, near_E, places_E)
-            if masks.drops and not draw(masks, lists, row, near_E, count, first_head, scale_HE, before):
-                return False
-            if count == 0:
-                continue
+            softmax_HE[head, 2] = 0
+        while gather(walk, row):
+            count = walk.at[TAKEN]
             for edge in range(count):
-                fetch(lists, source_NS, begun + edge + AHEAD)
+                fetch(walk, source_NS, edge + AHEAD)
                 for head in range(heads):
-                    place = (head * slices + 1) * brought - 1
-                    score_HE[head, edge] = source_NS[near_E[edge], place] + a_dst_RG[row, head * slices]
+                    a_src = number(source_NS, near_E[edge], (head * slices + 1) * brought - 1)
+                    score_HE[head, edge] = a_src + a_dst_RG[row, head * slices]
             for head in range(heads):
-                shrink = weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3)
-                if masks.drops:
-                    for edge in range(0, count, lanes):
-                        scale = load(scale_HE, head, edge, count)
-                        store(weight_HE, head, edge, count, load(weight_HE, head, edge, count) * scale)
-                        store(sloped_HE, head, edge, count, load(sloped_HE, head, edge, count) * scale)
+                leaky(score_HE, weight_HE, head, count, slope)
+                shrink = weigh(weight_HE, head, count, softmax_HE)
+                if keep:
+                    _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_HE)
+                    drop(walk, sloped_HE, head, count)
+                drop(walk, weight_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
-                    begin = group * brought
+                    first, at = group * brought, group * width
+                    if not keep:
+                        add_weighted(
+                            source_NS, near_E, first, channels, weight_HE, head, count, out_RW, row, at, shrink
+                        )
+                        continue
                     for channel in range(0, channels, lanes):
-                        at, end = group * width + channel, group * width + channels
-                        sums = load(out_RW, row, at, end) * shrink
-                        if keep:
-                            sloped_at, sloped_end = at + channels + 1, end + channels + 1
-                            sloped_sums = load(out_RW, row, sloped_at, sloped_end) * shrink
-                            for edge in range(count):
-                                z = load(source_NS, near_E[edge], begin + channel, begin + channels)
-                                sums = fma(spread(weight_HE[head, edge]), z, sums)
-                                sloped_sums = fma(spread(sloped_HE[head, edge]), z, sloped_sums)
-                            store(out_RW, row, sloped_at, sloped_end, sloped_sums)
-                        else:
-                            for edge in range(count):
-                                z = load(source_NS, near_E[edge], begin + channel, begin + channels)
-                                sums = fma(spread(weight_HE[head, edge]), z, sums)
-                        store(out_RW, row, at, end, sums)
+                        here, end = at + channel, at + channels
+                        sums = load(out_RW, row, here, end) * shrink
+                        sloped_here, sloped_end = here + channels + 1, end + channels + 1
+                        sloped_sums = load(out_RW, row, sloped_here, sloped_end) * shrink
+                        for edge in range(count):
+                            z = load(source_NS, near_E[edge], first + channel, first + channels)
+                            sums = fma(spread(weight_HE[head, edge]), z, sums)
+                            sloped_sums = fma(spread(sloped_HE[head, edge]), z, sloped_sums)
+                        store(out_RW, row, here, end, sums)
+                        store(out_RW, row, sloped_here, sloped_end, sloped_sums)
         for group in range(groups):
-            head, begin = group // slices, group * width
-            weights = softmax_H3[head, 1]
-            if weights == 0:
-                continue
-            inverse = 1 / weights
-            for channel in range(0, width, lanes):
-                sums = load(out_RW, row, begin + channel, begin + width)
-                store(out_RW, row, begin + channel, begin + width, sums * inverse)
-            if keep:
-                out_RW[row, begin + channels] = softmax_H3[head, 0] + np.log(weights)
-                out_RW[row, begin + width - 1] = softmax_H3[head, 2] / weights
-    return True
+            head, at, weights = group // slices, group * width, softmax_HE[group // slices, 1]
+            lse = finish(softmax_HE, head, out_RW, row, at, channels)
+            if keep and weights != 0:
+                multiply(out_RW, row, at + channels + 1, channels, 1 / weights)
+                out_RW[row, at + channels], out_RW[row, at + width - 1] = lse, softmax_HE[head, 2] / weights
+
+
+@part
+def _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_HE):
+    """Weights, times the slope where scores are not positive, and their sum so far."""
+    sums = spread(score_HE.dtype.type(0))
+    for edge in range(0, count, NBYTES // score_HE.itemsize):
+        weight = load(weight_HE, head, edge, count)
+        sloped = where_positive(load(score_HE, head, edge, count), weight, weight * slope)
+        store(sloped_HE, head, edge, count, sloped)
+        sums = sums + sloped
+    softmax_HE[head, 2] = softmax_HE[head, 2] * shrink + total(sums)
 
 
 @compiled
-def _pull_sources(lists, masks, target_NS, source_RS, numbers, given, out_RS):
-    groups, slices, first_head, given_slope = numbers
+def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
+    groups, slices, given_slope = numbers
     dtype, lanes, width = source_RS.dtype, NBYTES // source_RS.itemsize, source_RS.shape[1] // groups
     heads, channels, pulled, slope = groups // slices, width - 1, width + 2, dtype.type(given_slope)
-    ((near_E, places_E, before), (score_HE, weight_HE, sloped_HE, scale_HE)), d_GE = given
+    near_E, (score_HE, weight_HE, sloped_HE, d_GE) = walk.near_E, given
     for row in range(len(source_RS)):
-        for column in range(out_RS.shape[1]):
-            out_RS[row, column] = 0
-        before[0] = -1
-        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
-        while cursor < stop:
-            begun = cursor
-            count, cursor = gather(lists, row, cursor, near_E, places_E)
-            if masks.drops and not draw(masks, lists, row, near_E, count, first_head, scale_HE, before):
-                return False
+        clear(out_RS, row)
+        while gather(walk, row):
+            count = walk.at[TAKEN]
             for edge in range(count):
-                fetch(lists, target_NS, begun + edge + AHEAD)
+                fetch(walk, target_NS, edge + AHEAD)
+                near = near_E[edge]
                 for head in range(heads):
-                    place = head * slices * pulled + channels
-                    score_HE[head, edge] = (
-                        target_NS[near_E[edge], place] + source_RS[row, head * slices * width + channels]
-                    )
-                    weight_HE[head, edge] = target_NS[near_E[edge], place + 1]
+                    place, own = head * slices * pulled + channels, head * slices * width + channels
+                    score_HE[head, edge] = number(target_NS, near, place) + source_RS[row, own]
+                    weight_HE[head, edge] = number(target_NS, near, place + 1)
                 for group in range(groups):
-                    d_GE[group, edge] = target_NS[near_E[edge], (group + 1) * pulled - 1]
+                    d_GE[group, edge] = number(target_NS, near, (group + 1) * pulled - 1)
             for head in range(heads):
                 for edge in range(0, count, lanes):
                     score = load(score_HE, head, edge, count)
-                    leaky = where_positive(score, score, score * slope)
-                    share = exp(leaky - load(weight_HE, head, edge, count))
+                    share = exp(where_positive(score, score, score * slope) - load(weight_HE, head, edge, count))
                     sloped = where_positive(score, share, share * slope)
                     for group in range(head * slices, (head + 1) * slices):
-                        of_d = total(load(d_GE, group, edge, count) * sloped)
-                        out_RS[row, (group + 1) * width - 1] -= of_d
-                    if masks.drops:
-                        scale = load(scale_HE, head, edge, count)
-                        share, sloped = share * scale, sloped * scale
+                        out_RS[row, (group + 1) * width - 1] -= total(load(d_GE, group, edge, count) * sloped)
                     store(weight_HE, head, edge, count, share)
                     store(sloped_HE, head, edge, count, sloped)
+                drop(walk, weight_HE, head, count)
+                drop(walk, sloped_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
-                    products = spread(dtype.type(0))
+                    products, first = spread(dtype.type(0)), group * pulled
                     for channel in range(0, channels, lanes):
                         at, end = group * width + channel, group * width + channels
                         sums, sloped_sums = load(out_RS, row, at, end), spread(dtype.type(0))
                         for edge in range(count):
-                            dz = load(target_NS, near_E[edge], group * pulled + channel, group * pulled + channels)
+                            dz = load(target_NS, near_E[edge], first + channel, first + channels)
                             sums = fma(spread(weight_HE[head, edge]), dz, sums)
                             sloped_sums = fma(spread(sloped_HE[head, edge]), dz, sloped_sums)
                         store(out_RS, row, at, end, sums)
                         products = fma(sloped_sums, load(source_RS, row, at, end), products)
                     out_RS[row, (group + 1) * width - 1] += total(products)
-    return True
-
-
-@compiled
-def weigh(score_HE, weight_HE, sloped_HE, head, count, slope, softmax_H3):
-    """Weights of a head's next edges, those times the slope where scores are not positive, and what is known of all so
-    far. → by what the sums so far shrink, as there is a higher score."""
-    lanes = NBYTES // score_HE.itemsize
-    before = softmax_H3[head, 0]
-    highest = spread(before)
-    for edge in range(count, EDGES):
-        weight_HE[head, edge] = -np.inf
-    for edge in range(0, count, lanes):
-        score = load(score_HE, head, edge, count)
-        store(weight_HE, head, edge, count, where_positive(score, score, score * slope))
-        highest = larger(highest, load(weight_HE, head, edge, EDGES))
-    softmax_H3[head, 0] = largest(highest)
-    shrink = np.exp(before - softmax_H3[head, 0])
-    highest = spread(softmax_H3[head, 0])
-    sums, sloped_sums = spread(score_HE.dtype.type(0)), spread(score_HE.dtype.type(0))
-    for edge in range(0, count, lanes):
-        weight = exp(load(weight_HE, head, edge, EDGES) - highest)
-        sloped = where_positive(load(score_HE, head, edge, count), weight, weight * slope)
-        store(weight_HE, head, edge, EDGES, weight)
-        store(sloped_HE, head, edge, EDGES, sloped)
-        sums, sloped_sums = sums + weight, sloped_sums + sloped
-    softmax_H3[head, 1] = softmax_H3[head, 1] * shrink + total(sums)
-    softmax_H3[head, 2] = softmax_H3[head, 2] * shrink + total(sloped_sums)
-    return shrink

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every compiled loop over edges does alike: which neighbours a row has, and what dropout leaves of them.
+"""What every compiled loop over edges does alike: it walks over the edges of one row after the other.
 
 A row's edges are taken ``EDGES`` at a time, from its own first edge on, so that what a row comes to depends on nothing
-but its edges, and what is made of them at a time fits the cache, however many there are.
+but its edges, and what is made of them at a time fits the cache, however many there are:
+
+    for row in range(rows):
+        while gather(walk, row):
+            count = walk.at[TAKEN]              # edges that ``walk`` has now
 """
 
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from numba.core.caching import FunctionCache
 from torch import Tensor
 
 from ooc.errors import StoreError
-from ooc.kernels.compiled.lanes import prefetch
+from ooc.kernels.compiled.lanes import TOGETHER, prefetch
 from ooc.kernels.dropout.edges import UNSORTED, EdgeDropout
 from ooc.kernels.edges import AnyIntegers, SelfLoops, TileEdges, highest_row
 from ooc.plan.workload import Direction
@@ -29,6 +33,8 @@ EDGES = 64
 the cache."""
 AHEAD = 8
 """How many edges before its own turn a neighbour's row is fetched."""
+ROW, CURSOR, BEGUN, LAST, REPEATS, TAKEN = range(6)
+"""Where a walk is (``Walk.at``)."""
 
 
 def _written() -> str:
@@ -47,71 +53,90 @@ class _Cache(FunctionCache):
         return *super()._index_key(signature, codegen), _WRITTEN
 
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+"""A loop allocates nothing and counts no references, which took as long as the rest: what it needs it is given."""
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop that other threads run beside, compiled once and kept in numba's cache. It allocates nothing and counts no
-    references, which took as long as the rest: what it needs it is given."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-    dispatcher: Any = njit(**options)(function)
+    """A loop that other threads run beside, compiled once and kept in numba's cache."""
+    dispatcher: Any = njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # where no folder can be written to, every process compiles for itself
         dispatcher._cache = _Cache(function)
     return cast(Callable[..., Any], dispatcher)
 
 
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of loops that becomes part of those which call it. To hand over dozens of matrices took as long as half of
-    what was done with them, and to compile both as long again."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "inline": "always"}
+def part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of loops, which becomes part of those that call it and is never called otherwise. To hand over dozens of
+    matrices took as long as half of what was done with them."""
+    options = _OPTIONS | {"no_cpython_wrapper": True, "forceinline": True}
     return cast(Callable[..., Any], njit(**options)(function))
 
 
-class Lists(NamedTuple):
-    """A tile's edges as the loops take them: ``TileEdges``' lists. ``pulled``: rows of the pulled matrix, those at and
-    beyond which are absent. ``adds_loops``: every row gets one self-loop instead of those stored."""
-
-    indices_E: AnyIntegers
-    offsets_R1: AnyIntegers
-    start: int
-    pulled: int
-    adds_loops: bool
-
-
 class Masks(NamedTuple):
-    """Dropout of edges' coefficients as the loops draw it: ``EdgeDropout``'s numbers."""
+    """Dropout of edges' coefficients as the loops draw it: ``EdgeDropout``'s numbers, and the first of the heads."""
 
     drops: bool
     pulls_in: bool
     threshold: np.uint64
     key: tuple[np.uint64, np.uint64]
     scale: float
+    first_head: int
+
+    @classmethod
+    def of(cls, dropout: EdgeDropout | None, direction: Direction, first_head: int) -> "Masks":
+        pulls_in = direction is Direction.IN
+        if dropout is None:
+            return cls(False, pulls_in, np.uint64(0), (np.uint64(0), np.uint64(0)), 1.0, first_head)
+        key = np.uint64(dropout.key[0]), np.uint64(dropout.key[1])
+        return cls(True, pulls_in, np.uint64(dropout.threshold), key, dropout.kept_scale, first_head)
 
 
-def lists_of(tile: TileEdges, pulled: int) -> Lists:
-    """Raises :class:`StoreError` where a neighbour is no row."""
-    if tile.indices_E.numel():
-        highest_row(tile, tile.indices_E)
-    is_loop = tile.self_loops is SelfLoops.EXACTLY_ONE
-    return Lists(tile.indices_E.numpy(), tile.offsets_R1.numpy(), tile.start, pulled, is_loop)
+class Walk(NamedTuple):
+    """A tile's edges, ``TileEdges``' lists, and where a walk over them is. ``pulled``: rows of the pulled matrix, those
+    at and beyond which are absent. ``adds_loops``: every row gets one self-loop instead of those stored.
+
+    Of the row's edges that it has now: neighbours, which of the tile's edges they are (an added self-loop is one behind
+    these, the row's in their order), and what dropout multiplies their coefficients by. ``at`` is that row, where its
+    edges go on, where those there are now began, the last neighbour, how many before that are the same, and how many
+    edges there are now."""
+
+    indices_E: AnyIntegers
+    offsets_R1: AnyIntegers
+    start: int
+    pulled: int
+    adds_loops: bool
+    masks: Masks
+    near_E: npt.NDArray[np.int64]
+    place_E: npt.NDArray[np.int64]
+    scale_HE: npt.NDArray[Any]
+    at: npt.NDArray[np.int64]
+
+    @classmethod
+    def over(
+        cls, tile: TileEdges, pulled: Tensor, heads: range = range(0), dropout: EdgeDropout | None = None,
+        direction: Direction = Direction.IN,
+    ) -> "Walk":  # fmt: skip
+        """Over a tile whose edges pull rows of a matrix. Raises :class:`StoreError` where a neighbour is no row."""
+        if tile.indices_E.numel():
+            highest_row(tile, tile.indices_E)
+        return cls(
+            *(tile.indices_E.numpy(), tile.offsets_R1.numpy(), tile.start, len(pulled)),
+            tile.self_loops is SelfLoops.EXACTLY_ONE,
+            Masks.of(dropout, direction, heads.start),
+            *(np.empty(EDGES, np.int64), np.empty(EDGES, np.int64)),
+            torch.empty(len(heads), EDGES, dtype=computed(pulled)).numpy(),
+            np.full(6, -1),
+        )
 
 
-def masks_of(dropout: EdgeDropout | None, direction: Direction) -> Masks:
-    pulls_in = direction is Direction.IN
-    if dropout is None:
-        return Masks(False, pulls_in, np.uint64(0), (np.uint64(0), np.uint64(0)), 1.0)
-    low, high = dropout.key
-    return Masks(True, pulls_in, np.uint64(dropout.threshold), (np.uint64(low), np.uint64(high)), dropout.kept_scale)
+def matrices(walk: Walk, count: int) -> tuple[npt.NDArray[Any], ...]:
+    """So many of a number for every head and every edge that there is at a time."""
+    return tuple(np.empty_like(walk.scale_HE) for _ in range(count))
 
 
-def check_order(is_ordered: bool) -> None:
-    """Raises :class:`StoreError` for what a loop has found where dropout tells repeated edges apart."""
-    if not is_ordered:
-        raise StoreError(UNSORTED)
-
-
-def scratch(heads: int, matrices: int, dtype: npt.DTypeLike) -> tuple[Any, Any]:
-    """What a loop writes to: neighbours and places of a row's edges, and the last one before them (``gather``,
-    ``draw``); and so many matrices of a number for every head and edge."""
-    of_edges = np.empty(EDGES, np.int64), np.empty(EDGES, np.int64), np.empty(2, np.int64)
-    return of_edges, tuple(np.empty((heads, EDGES), dtype) for _ in range(matrices))
+def computed(pulled: Tensor) -> torch.dtype:
+    """The type that rows of a matrix are computed with, and results have."""
+    return torch.float32 if pulled.dtype == torch.bfloat16 else pulled.dtype
 
 
 def array(rows: Tensor) -> npt.NDArray[Any]:
@@ -120,61 +145,75 @@ def array(rows: Tensor) -> npt.NDArray[Any]:
     return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
-@compiled
-def gather(lists, row, cursor, near_E, places_E):
-    """The row's next edges, those from ``cursor`` on that count, ``EDGES`` at most: neighbours, and which of the tile's
-    edges they are; an added self-loop comes last and after all of the tile's, the row's in their order. → how many, and
-    where to go on: no further than the row's end, or one behind it where self-loops are added."""
-    own, stop, count = lists.start + row, lists.offsets_R1[row + 1], 0
+@part
+def gather(walk, row):
+    """Have the next edges of ``row`` that count, ``EDGES`` at most, an added self-loop the last of them. The last one's
+    neighbour comes again until there are whole ``TOGETHER``. → whether there are any. StoreError where dropout tells
+    repeated edges apart and neighbours are not in ascending order."""
+    at, near_E, own, count = walk.at, walk.near_E, walk.start + row, 0
+    if at[ROW] != row:
+        at[ROW], at[CURSOR], at[LAST] = row, walk.offsets_R1[row], -1
+    cursor, stop = at[CURSOR], walk.offsets_R1[row + 1]
+    at[BEGUN] = cursor
     while cursor < stop and count < EDGES:
-        other = lists.indices_E[cursor]
-        if other < lists.pulled and not (lists.adds_loops and other == own):
-            near_E[count], places_E[count] = other, cursor
+        other = walk.indices_E[cursor]
+        if other < walk.pulled and not (walk.adds_loops and other == own):
+            near_E[count], walk.place_E[count] = other, cursor
             count += 1
         cursor += 1
-    if lists.adds_loops and cursor == stop and count < EDGES:
-        if own < lists.pulled:
-            near_E[count], places_E[count] = own, len(lists.indices_E) + row
+    if walk.adds_loops and cursor == stop and count < EDGES:
+        if own < walk.pulled:
+            near_E[count], walk.place_E[count] = own, len(walk.indices_E) + row
             count += 1
         cursor += 1
-    return count, cursor
+    at[CURSOR], at[TAKEN] = cursor, count
+    for edge in range(count, -(-count // TOGETHER) * TOGETHER):
+        near_E[edge] = near_E[count - 1]
+    if walk.masks.drops:
+        draw(walk, own, count)
+    return count > 0
 
 
-@compiled
-def fetch(lists, matrix, edge):
-    """Have the row of ``matrix`` fetched that the tile's edge ``edge`` pulls, if there is such an edge."""
-    if edge < len(lists.indices_E) and lists.indices_E[edge] < lists.pulled:
-        prefetch(matrix, lists.indices_E[edge])
+@part
+def fetch(walk, matrix, edge):
+    """Have the row of ``matrix`` fetched that the tile's edge pulls so many behind those there are, if there is one."""
+    place = walk.at[BEGUN] + edge
+    if place < len(walk.indices_E) and walk.indices_E[place] < walk.pulled:
+        prefetch(matrix, walk.indices_E[place])
 
 
-@compiled
-def draw(masks, lists, row, near_E, count, first_head, scale_HE, before):
-    """What dropout multiplies the coefficients of these edges by, for every head. ``before``: the last of the row's
-    neighbours before these (-1: none), and how many before that are the same, which are brought up to date. → whether
-    neighbours are in ascending order."""
-    own, low, key = lists.start + row, 0xFFFFFFFF, masks.key
+@part
+def fetch_rows(walk, matrix, edge):
+    """As ``fetch``, for the ``TOGETHER`` edges from that on, in time."""
+    for ahead in range(edge + AHEAD, edge + AHEAD + TOGETHER):
+        fetch(walk, matrix, ahead)
+
+
+@part
+def draw(walk, own, count):
+    """What dropout multiplies the coefficients of the edges by, for every head."""
+    at, masks, scale_HE, low = walk.at, walk.masks, walk.scale_HE, 0xFFFFFFFF
     for edge in range(count):
-        other = near_E[edge]
-        if other < before[0] and other != own:
-            return False
-        before[1] = before[1] + 1 if other == before[0] else 0
-        before[0] = other
+        other = walk.near_E[edge]
+        if other < at[LAST] and other != own:
+            raise StoreError(UNSORTED)
+        at[REPEATS] = at[REPEATS] + 1 if other == at[LAST] else 0
+        at[LAST] = other
         target, source = (own, other) if masks.pulls_in else (other, own)
         high = ((target >> 32) << 8 | (source >> 32)) << 16
         head = 0
         while head < len(scale_HE):
-            last = (high | (first_head + head) // 4) & low
+            last = (high | (masks.first_head + head) // 4) & low
             words = _philox(
-                np.uint64(target & low), np.uint64(source & low), np.uint64(before[1]), np.uint64(last), key
+                np.uint64(target & low), np.uint64(source & low), np.uint64(at[REPEATS]), np.uint64(last), masks.key
             )
-            for lane in range((first_head + head) % 4, 4):
+            for lane in range((masks.first_head + head) % 4, 4):
                 if head < len(scale_HE):
                     scale_HE[head, edge] = masks.scale if words[lane] >= masks.threshold else 0.0
                     head += 1
-    return True
 
 
-@compiled
+@part
 def _philox(c0, c1, c2, c3, key):
     """``dropout.edges.philox`` of one count, of 32-bit numbers in 64 bits each."""
     (k0, k1), low, half = key, np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -183,3 +222,10 @@ def _philox(c0, c1, c2, c3, key):
         c0, c1, c2, c3 = (right >> half) ^ c1 ^ k0, right & low, (left >> half) ^ c3 ^ k1, left & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return c0, c1, c2, c3
+
+
+@part
+def clear(out, row):
+    """Have a row of zeros."""
+    for column in range(out.shape[1]):
+        out[row, column] = 0

@@ -5,48 +5,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ooc.kernels import maximum
 from ooc.kernels.compiled.lanes import NBYTES, evens, larger, load, odds, spread, store, where_equal
-from ooc.kernels.compiled.loops import AHEAD, array, compiled, fetch, gather, lists_of, scratch
+from ooc.kernels.compiled.loops import AHEAD, TAKEN, Walk, array, clear, compiled, computed, fetch, gather
 from ooc.kernels.edges import TileEdges
+from ooc.kernels.tensors import typed
 
 
 def pull_maxima(tile: TileEdges, source_NW: Tensor, *, keep: bool) -> Tensor:
     """As ``maximum.pull_maxima``."""
-    if source_NW.dtype == torch.bfloat16:
-        return maximum.pull_maxima(tile, source_NW, keep=keep)
-    out = source_NW.new_empty(tile.rows, source_NW.shape[1] * (1 + keep))
-    source = array(source_NW)
-    given = scratch(0, 0, source.dtype)[0], np.empty((2, source.shape[1]), source.dtype)
-    _pull_maxima(lists_of(tile, len(source)), source, given, keep, array(out))
+    columns = source_NW.shape[1]
+    out = torch.empty(tile.rows, columns * (1 + keep), dtype=computed(source_NW))
+    found = np.empty((2, columns), array(out).dtype)
+    _pull_maxima(Walk.over(tile, source_NW), array(source_NW), found, keep, array(out))
     return out
 
 
 def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Tensor:
     """As ``maximum.pull_sources``."""
-    if source_RW.dtype == torch.bfloat16:
-        return maximum.pull_sources(tile, target_NK=target_NK, source_RW=source_RW)
-    out, target = torch.empty_like(source_RW, memory_format=torch.contiguous_format), array(target_NK)
-    given = scratch(0, 0, target.dtype)[0]
-    _pull_sources(lists_of(tile, len(target)), target, array(source_RW), given, array(out))
+    own = typed(source_RW, computed(target_NK))
+    out = torch.empty_like(own, memory_format=torch.contiguous_format)
+    _pull_sources(Walk.over(tile, target_NK), array(target_NK), array(own), array(out))
     return out
 
 
 @compiled
-def _pull_maxima(lists, source_NW, given, keep, out_RK):
-    (near_E, places_E, _), found_2W = given
-    dtype, lanes, width = source_NW.dtype, NBYTES // source_NW.itemsize, source_NW.shape[1]
-    zero, one = spread(dtype.type(0)), spread(dtype.type(1))
+def _pull_maxima(walk, source_NW, found_2W, keep, out_RK):
+    dtype, lanes, width = out_RK.dtype, NBYTES // out_RK.itemsize, source_NW.shape[1]
+    near_E, zero, one = walk.near_E, spread(dtype.type(0)), spread(dtype.type(1))
     for row in range(len(out_RK)):
         for column in range(width):
             found_2W[0, column], found_2W[1, column] = -np.inf, 0
-        cursor, stop, edges = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops, 0
-        while cursor < stop:
-            begun = cursor
-            count, cursor = gather(lists, row, cursor, near_E, places_E)
+        edges = 0
+        while gather(walk, row):
+            count = walk.at[TAKEN]
             edges += count
             for edge in range(count):
-                fetch(lists, source_NW, begun + edge + AHEAD)
+                fetch(walk, source_NW, edge + AHEAD)
             for column in range(0, width, lanes):
                 before = highest = load(found_2W, 0, column, width)
                 for edge in range(count):
@@ -65,19 +59,15 @@ def _pull_maxima(lists, source_NW, given, keep, out_RK):
 
 
 @compiled
-def _pull_sources(lists, target_NK, source_RW, given, out_RW):
-    near_E, places_E, _ = given
-    dtype, lanes, width = source_RW.dtype, NBYTES // source_RW.itemsize, source_RW.shape[1]
-    zero = spread(dtype.type(0))
+def _pull_sources(walk, target_NK, source_RW, out_RW):
+    lanes, width = NBYTES // source_RW.itemsize, source_RW.shape[1]
+    near_E, zero = walk.near_E, spread(source_RW.dtype.type(0))
     for row in range(len(source_RW)):
-        for column in range(width):
-            out_RW[row, column] = 0
-        cursor, stop = lists.offsets_R1[row], lists.offsets_R1[row + 1] + lists.adds_loops
-        while cursor < stop:
-            begun = cursor
-            count, cursor = gather(lists, row, cursor, near_E, places_E)
+        clear(out_RW, row)
+        while gather(walk, row):
+            count = walk.at[TAKEN]
             for edge in range(count):
-                fetch(lists, target_NK, begun + edge + AHEAD)
+                fetch(walk, target_NK, edge + AHEAD)
             for column in range(0, width, lanes):
                 own, sums = load(source_RW, row, column, width), load(out_RW, row, column, width)
                 for edge in range(count):
