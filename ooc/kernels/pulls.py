@@ -8,7 +8,6 @@ is plain torch and the same everywhere (``maximum.upstream``, ``edge_function.up
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -52,19 +51,16 @@ def of_torch() -> Pulls:
     return _of(aggregate.pull_tile, gat, maximum, edge_function, LoopFeatures.of)
 
 
-ARE_COMPILED = find_spec("numba") is not None
-"""Whether the CPU's pulls of edges are loops that are compiled, where there are such (``_of_cpu``)."""
-
-
 @cache
 def _of_cpu() -> Pulls:
     try:
         from ooc.kernels.compiled import edge_function as functions  # need numba
         from ooc.kernels.compiled import gat as attention
         from ooc.kernels.compiled import maximum as maxima
+        from ooc.kernels.compiled.loop_features import loop_features
     except ImportError:
         return of_torch()
-    return _of(aggregate.pull_tile, attention, maxima, functions, LoopFeatures.of)
+    return _of(aggregate.pull_tile, attention, maxima, functions, loop_features)
 
 
 @cache
@@ -76,6 +72,11 @@ def _of_cuda() -> Pulls:
 
 BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": _of_cpu, "cuda": _of_cuda}
 """By torch's name of a kind of device."""
+
+
+def are_compiled() -> bool:
+    """Whether the CPU's pulls of edges are compiled loops, which make nothing for an edge."""
+    return BY_DEVICE["cpu"]() != of_torch()
 
 
 def pulls_for(source: Tensor) -> Pulls:

@@ -150,8 +150,9 @@ class PerEdge:
     ``columns`` columns in all. ``own``: the matrix of which a row needs its own row beside what it pulls; None: none,
     or that of the source, of which a slab has all rows. ``beside``: one more such matrix. Temporaries of one call, all
     groups together, are ``bytes_per_edge`` for at most ``edges_at_once`` edges (or ``row_edges``, of a row whose edges
-    are taken together) and every row, and ``bytes_per_row``; ``held_bytes`` besides, where a row's edges come in
-    several pieces. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that they are always cut
+    are taken together) and every row, and ``bytes_per_row``; ``fixed_bytes`` besides, however many groups there are,
+    and ``held_bytes`` where a row's edges come in several pieces. Without ``edges_at_once`` nothing is made for an
+    edge. ``opaque``: what an opaque layer makes of a tile's rows, all together, so that they are always cut
     into the same tiles; ``waiting_bytes_per_edge``: of what it finds for other rows of each tile, until that is added
     to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
@@ -167,6 +168,7 @@ class PerEdge:
     opaque: bool = False
     row_edges: int = 0
     held_bytes: int = 0
+    fixed_bytes: int = 0
     waiting_bytes_per_edge: int = 0
     waiting_edges: int = 1 << 62
     slices: int = 1

@@ -2,6 +2,8 @@
 """Compiled loops give what torch's operators do."""
 
 import math
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,3 +167,17 @@ def test_where_nothing_can_be_written_every_process_compiles(monkeypatch: pytest
 
     monkeypatch.setattr(loops, "_Cache", nowhere)
     assert loops.compiled(lambda number: number + 1)(2) == 3
+
+
+def test_what_another_version_has_compiled_is_compiled_anew(tmp_path: Path) -> None:
+    """Its index names types that are there no longer; a cut one is of a process that was killed."""
+    index = loops._Index(str(tmp_path), "loop", "stamp")
+    index.save("key", b"machine code")
+    assert index.load("key") == b"machine code"
+    path = tmp_path / "loop.nbi"
+    gone = pickle.dumps(index._version) + b"cooc.kernels.compiled.loops\nGone\n."
+    for found in (gone, path.read_bytes()[:-3], b""):
+        path.write_bytes(found)
+        assert index.load("key") is None
+    index.save("key", b"machine code")
+    assert index.load("key") == b"machine code"

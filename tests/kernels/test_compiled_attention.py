@@ -194,11 +194,12 @@ def test_damaged_lists_are_named() -> None:
             Layer.of(kind, tile, 3, torch.float32, 1, 2, 0.2, 0.5, 0, False).pulls(compiled, 3, range(1))
 
 
-def test_features_of_other_types_are_left_to_torch() -> None:
+def test_features_of_other_types_are_converted() -> None:
     tile = TileEdges(torch.tensor([0, 1]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     layer = Layer.of("GATv2", tile, 3, torch.float32, 2, 4, 0.2, None, 3, True)
-    half = replace(layer, tile=replace(layer.tile, features_EK=layer.tile.features_EK.half()))  # type: ignore[union-attr]
-    for one, expected in zip(half.pulls(compiled, 3, range(2)), half.pulls(edge_function, 3, range(2)), strict=True):
+    halves = layer.tile.features_EK.half()  # type: ignore[union-attr]
+    narrow, wide = (replace(layer, tile=replace(layer.tile, features_EK=one)) for one in (halves, halves.float()))
+    for one, expected in zip(narrow.pulls(compiled, 3, range(2)), wide.pulls(compiled, 3, range(2)), strict=True):
         assert torch.equal(one, expected)
 
 

@@ -99,18 +99,17 @@ def test_all_pulls(
         assert torch.equal(of_heads(one, heads, fewer), some_of_it)
 
 
-def test_features_that_no_loop_reads_are_left_to_torch() -> None:
-    edges = TileEdges(
+def test_features_that_no_loop_reads_are_converted() -> None:
+    half = TileEdges(
         torch.tensor([0, 1, 2]).int(), torch.tensor([0, 2, 3]).int(), 0, 3, features_EK=torch.randn(3, 2).half()
     )
     terms = EdgeTerms(range(1), torch.float32, torch.randn(2, 4))
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "columns": 4}
     options |= {"terms": terms, "heads": Heads(range(1))}
-    for one, other in zip(
-        compiled.pull_messages(TransformerAttention(1), edges, **options),
-        edge_function.pull_messages(TransformerAttention(1), edges, **options),
-        strict=True,
-    ):
+    assert half.features_EK is not None
+    wide = replace(half, features_EK=half.features_EK.float())
+    narrow, expected = (compiled.pull_messages(TransformerAttention(1), one, **options) for one in (half, wide))
+    for one, other in zip(narrow, expected, strict=True):
         assert one is not None and other is not None and torch.equal(one, other)
 
 

@@ -157,7 +157,7 @@ def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_features_of_other_types(dtype: torch.dtype) -> None:
-    """Those that loops read, and those that they leave to torch."""
+    """Those that loops read, and those that are converted."""
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 1, 4]).int(), 0, 4)
     case = gated(8)
     numbers = case.numbers(4, edges, 3, torch.float32)

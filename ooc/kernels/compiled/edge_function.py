@@ -9,7 +9,7 @@ from torch import Tensor
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import attention, dots, sums
 from ooc.kernels.compiled.loops import Walk, array, computed
-from ooc.kernels.compiled.terms import Terms, are_read
+from ooc.kernels.compiled.terms import Terms, are_there, readable
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges
@@ -28,13 +28,12 @@ LOOPS: dict[type, Any] = {
 
 
 def _loops(function: EdgeFunction, tile: TileEdges, terms: EdgeTerms | None, heads: Heads | None) -> Any:
-    """None where there are none for such features, or for a function that is given no heads or others' dropout."""
+    """None where there are none for such terms, or for a function that is given no heads or others' dropout."""
     loops = LOOPS.get(type(function))
     is_sum = loops is sums and (heads is None or heads.dropout is None)
     is_made = terms is None or terms.weight_KT is not None or isinstance(function, Rectified)
-    return (
-        loops if (is_sum or (loops is not sums and heads is not None)) and is_made and are_read(terms, tile) else None
-    )
+    is_given = is_sum or (loops is not sums and heads is not None)
+    return loops if is_given and is_made and are_there(terms, tile) else None
 
 
 def _walk(tile: TileEdges, pulled: Tensor, heads: Heads | None, direction: Direction) -> Walk:
@@ -59,6 +58,7 @@ def pull_messages(
     if loops is None:
         given: dict[str, Any] = {"columns": columns, "terms": terms, "heads": heads}
         return edge_function.pull_messages(function, tile, source_NW=source_NW, target_RV=target_RV, **given)
+    tile = readable(tile, source_NW)
     out_RO = torch.empty(tile.rows, columns, dtype=dtype)
     lse_RH = torch.empty(tile.rows, 0 if heads is None else len(heads.heads), dtype=dtype)
     walk, made = _walk(tile, source_NW, heads, Direction.IN), Terms.of(terms, tile, source_NW)
@@ -84,6 +84,7 @@ def pull_source_gradients(
     if loops is None or (isinstance(function, Rectified) and not in_order):
         given: dict[str, Any] = {"layout": layout, "terms": terms, "heads": heads}
         return edge_function.pull_source_gradients(function, tile, source_RW=source_RW, target_NP=target_NP, **given)
+    tile = readable(tile, target_NP)
     out_RW = torch.empty_like(own, memory_format=torch.contiguous_format)
     walk, made = _walk(tile, target_NP, heads, Direction.OUT), Terms.of(terms, tile, target_NP)
     loops.source_gradients(function, walk, made, layout, array(own), array(target_NP), array(out_RW))
@@ -107,6 +108,7 @@ def pull_target_gradients(
     if loops is None:
         given: dict[str, Any] = {"upstream_R": upstream_R, "with_map": with_map, "terms": terms, "heads": heads}
         return edge_function.pull_target_gradients(function, tile, source_NW=source_NW, target_RV=target_RV, **given)
+    tile = readable(tile, source_NW)
     gradient, statistics = typed(upstream_R.gradient, dtype), upstream_R.statistics
     statistics = gradient.new_empty(tile.rows, 0) if statistics is None else typed(statistics, dtype)
     own, maps = typed(target_RV, dtype), terms is not None and with_map

@@ -9,6 +9,7 @@ but its edges, and what is made of them at a time fits the cache, however many t
             count = walk.at[TAKEN]              # edges that ``walk`` has now
 """
 
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -19,18 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from torch import Tensor
 
 from ooc.errors import StoreError
 from ooc.kernels.compiled.lanes import TOGETHER, prefetch
+from ooc.kernels.compiled.memory import EDGES as EDGES
 from ooc.kernels.dropout.edges import UNSORTED, EdgeDropout
 from ooc.kernels.edges import AnyIntegers, SelfLoops, TileEdges, highest_row
 from ooc.plan.workload import Direction
 
-EDGES = 64
-"""Of a row at a time: their neighbours' rows are read more than once, which takes no longer than once while they are in
-the cache."""
 AHEAD = 8
 """How many edges before its own turn a neighbour's row is fetched."""
 ROW, CURSOR, BEGUN, LAST, REPEATS, TAKEN = range(6)
@@ -46,8 +45,22 @@ def _written() -> str:
 _WRITTEN = _written()
 
 
+class _Index(IndexDataCacheFile):
+    """Which compilations a cache has."""
+
+    def _load_index(self) -> Any:
+        try:
+            return super()._load_index()
+        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            return {}  # another version's, of types that are there no longer, or a part of one
+
+
 class _Cache(FunctionCache):
     """numba's, which looks at no text but that of the module where a function is, as to whether it has changed."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _Index(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         return *super()._index_key(signature, codegen), _WRITTEN

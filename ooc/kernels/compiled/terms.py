@@ -4,6 +4,7 @@
 K features of an edge, behind them 1 where the map has a bias; T columns of a term.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 
 FEATURES = (torch.float32, torch.float64)
-"""Types of edges' features that loops read; with others torch's operators compute."""
+"""Types of edges' features that loops read; others are converted."""
 
 
 class Terms(NamedTuple):
@@ -47,12 +48,19 @@ class Terms(NamedTuple):
         return cls(*numbers, array(stored), array(loops), array(weight), feature_KE)
 
 
-def are_read(terms: EdgeTerms | None, tile: TileEdges) -> bool:
-    """Whether loops read such features: not those of a type that would have to be converted, all of the tile's."""
+def readable(tile: TileEdges, pulled: Tensor) -> TileEdges:
+    """The tile with features of edges in a type that loops read, or in that which is computed in."""
+    if tile.features_EK is None or tile.features_EK.dtype in FEATURES:
+        return tile
+    return replace(tile, features_EK=tile.features_EK.to(computed(pulled)))
+
+
+def are_there(terms: EdgeTerms | None, tile: TileEdges) -> bool:
+    """Whether every edge has features of which to make terms, where there are terms."""
     if terms is None:
         return True
     is_known = tile.self_loops is not SelfLoops.EXACTLY_ONE or terms.loop_RK is not None
-    return is_known and tile.features_EK is not None and tile.features_EK.dtype in FEATURES
+    return is_known and tile.features_EK is not None
 
 
 @part

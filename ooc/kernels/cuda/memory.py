@@ -45,11 +45,19 @@ def messages(
     there are none.
     """
     summed = _summed(itemsize)
+    rows = max(numbers_of_row(groups, source, brought, message, pulled, packed, features))
     slot = max(message + 2 * groups, source, pulled)
-    forward = 2 * message + 3 * groups + brought + (groups + 4) * features
-    rows = max(forward, 2 * source, 2 * packed + 2 * (brought + message + 2 * groups) + 2 * pulled)
     of_loops = features * itemsize + 2 * itemsize + 40 if features else 0
     return EVERY_EDGE, _parts_per_edge(slot * summed) + of_loops, rows * summed
+
+
+def numbers_of_row(
+    groups: int, source: int, brought: int, message: int, pulled: int, packed: int, features: int
+) -> tuple[int, int, int]:
+    """What kernels that make nothing for an edge have of a row, as they are given it and in results that are put
+    together: forward, as sources pull and as targets do; widths as ``messages`` takes them."""
+    forward = 2 * message + 3 * groups + brought + (groups + 4) * features
+    return forward, 2 * source + features, 2 * packed + 2 * (brought + message + 2 * groups) + 2 * pulled
 
 
 def _bounds(*, slot: int, row: int, itemsize: int) -> tuple[int, int, int]:

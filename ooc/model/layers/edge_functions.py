@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from ooc.kernels import edge_function
+from ooc.kernels.compiled import memory as of_loops
 from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Rectified, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling, edges_at_once
 from ooc.model.lowering.projection import Weights, through_weights
@@ -254,16 +255,34 @@ class FunctionAggregate(EdgeAggregate):
         return 0 if self.before is None is self.after else 3 * (self.upstream_columns + self.columns) * itemsize
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        return memory.messages(
-            groups=self.groups if self.statistics else 0,
-            source=self.source.columns,
-            brought=self.groups * self.brought_columns,
+        return memory.messages(**self._widths, itemsize=itemsize)
+
+    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
+        by_pulling = dict(zip(Pulling, memory.numbers_of_row(**self._widths), strict=True))
+        attends = self.statistics and not isinstance(self.function(range(1)), Rectified)
+        per_row, fixed = of_loops.messages(
+            row=by_pulling[pulling],
+            heads=self.groups if attends else 0,
             message=self.groups * self.message,
-            packed=self.upstream_columns,
             pulled=self.pulled_target_columns,
-            features=0 if self.term is None else self.term.loop_columns,
+            features=0 if self.term is None else self.term.features,
+            term=0 if self.term is None else self.groups * self.term.columns,
             itemsize=itemsize,
         )
+        return per_row + self._bytes_per_chained_row(itemsize), fixed
+
+    @property
+    def _widths(self) -> dict[str, int]:
+        """Those that ``cuda.memory`` counts a row by."""
+        return {
+            "groups": self.groups if self.statistics else 0,
+            "source": self.source.columns,
+            "brought": self.groups * self.brought_columns,
+            "message": self.groups * self.message,
+            "packed": self.upstream_columns,
+            "pulled": self.pulled_target_columns,
+            "features": 0 if self.term is None else self.term.loop_columns,
+        }
 
 
 class FunctionAttention(Attention, FunctionAggregate):

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ooc.kernels import gat, maximum
+from ooc.kernels.compiled import memory as of_loops
 from ooc.kernels.cuda import memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
-from ooc.kernels.pulls import ARE_COMPILED, pulls_for
+from ooc.kernels.pulls import are_compiled, pulls_for
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
 from ooc.plan.workload import Direction, EdgesKey, EdgeWork, PerEdge, RelationEdges
@@ -66,7 +67,7 @@ def attended(row_bytes: int, heads: int, *, drops: bool = False) -> EdgeWork:
     """What GAT's attention computes, of rows of the result of so many bytes."""
     edge, head = (one + dropped * drops for one, dropped in zip(_ATTENDED_BYTES, _DROPPED_BYTES, strict=True))
     of_row = heads * _ATTENDED_ROW_BYTES + _ATTENDED_TIMES * row_bytes
-    return EdgeWork(edge, head, of_row, _LOOP_OPERATORS if ARE_COMPILED else _ATTENDED_OPERATORS * (1 + drops))
+    return EdgeWork(edge, head, of_row, _LOOP_OPERATORS if are_compiled() else _ATTENDED_OPERATORS * (1 + drops))
 
 
 def edges_at_once(bytes_per_edge: int) -> int:
@@ -216,14 +217,28 @@ class EdgeAggregate(Aggregate):
         """The same on a device with memory of its own."""
         return self.temporaries(itemsize)
 
+    @property
+    def in_loops(self) -> bool:
+        """Whether the CPU's pulls of it are compiled loops."""
+        return are_compiled()
+
+    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
+        """Bytes for each row, and beside all of them, of one of the pulls that is a compiled loop."""
+        raise NotImplementedError
+
     def per_edge(
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
         """How the planner is to think of one of the pulls; ``on_device``: of a device with memory of its own."""
         if on_device:  # where every group is computed by itself
             return PerEdge(self.groups, columns, own, *self.device_temporaries(itemsize))
-        work, temporaries = self.work(pulling, itemsize), self.temporaries(itemsize)
-        return PerEdge(self.groups, columns, own, *temporaries, slices=self.slices, work=work)
+        work = self.work(pulling, itemsize)
+        if self.in_loops:
+            of_row, fixed = self.loop_temporaries(pulling, itemsize)
+            numbers = self.groups, columns, own, 0, 0, of_row
+            return PerEdge(*numbers, fixed_bytes=fixed, slices=self.slices, work=work)
+        numbers = self.groups, columns, own, *self.temporaries(itemsize)
+        return PerEdge(*numbers, slices=self.slices, work=work)
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {}
     """How often what a pull has at a time for an edge is written or read."""
@@ -236,7 +251,7 @@ class EdgeAggregate(Aggregate):
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """How long the CPU takes for one of the pulls, fetching aside."""
         _, bytes_per_edge, _ = self.temporaries(itemsize)
-        if ARE_COMPILED and self.times_compiled:
+        if self.in_loops and self.times_compiled:
             of_all = int(self.times_compiled[pulling] * bytes_per_edge)
             return EdgeWork(_LOOP_BYTES, of_all // (self.groups // self.slices))
         of_head = int(self.times_streamed[pulling] * bytes_per_edge) // (self.groups // self.slices)
@@ -275,6 +290,9 @@ class Maximum(EdgeAggregate):
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.maximum(columns=self.groups, itemsize=itemsize)
+
+    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
+        return of_loops.maximum(columns=self.groups, itemsize=itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +395,14 @@ class GatAttention(Attention):
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)
+
+    @property
+    def in_loops(self) -> bool:
+        return self.negative_slope is not None and super().in_loops
+
+    def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
+        heads = self.options.heads
+        return of_loops.attention(heads=heads, groups=self.groups, channels=self.result, itemsize=itemsize)
 
 
 class Result(Value):

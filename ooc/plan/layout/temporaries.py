@@ -17,6 +17,8 @@ _MARKS_OF_AN_EDGE = 1
 """The same where a layer takes its edges run after run: whether those of a row ascend, beside indices put together."""
 _MARKS_OF_AN_EDGE_ON_A_DEVICE = 4
 """The same where kernels leave neighbours out by themselves, beside indices put together: whether a row's ascend."""
+_LEAST_ITEMSIZE_READ = 4
+"""Of features of edges as compiled loops read them; narrower ones are converted, all of the tile's."""
 _BYTES_PER_TILE_ROW_ON_A_DEVICE = 16
 """Where a row's edges begin, brought from the host, and counted from the tile's first in another type."""
 
@@ -48,7 +50,13 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
         most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
         beside = _BYTES_PER_TILE_EDGE
-        if workload.parts is not None or item.pull.is_opaque:
+        kind = item.pull.per_edge
+        if kind is not None and not kind.edges_at_once:
+            beside = topology.index_itemsize
+            features = topology.data.get(EdgeData.FEATURES)
+            if features is not None and features.itemsize < _LEAST_ITEMSIZE_READ:
+                beside += features.columns * workload.pulled_itemsize
+        elif workload.parts is not None or item.pull.is_opaque:
             marks = _MARKS_OF_AN_EDGE if workload.parts is None else _MARKS_OF_AN_EDGE_ON_A_DEVICE
             beside = marks + topology.index_itemsize
         beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
@@ -57,7 +65,6 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
             nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
         grid = matrices[item.pull.source].grid
         share = min(grid.slab_columns, pulled_columns(item, grid))
-        kind = item.pull.per_edge
 
         def of_edges(edges: int) -> int:
             found = beside * edges
@@ -93,7 +100,7 @@ def _kernel_nbytes(kind: PerEdge, edges: int, rows: int, share: int, columns: in
         at_once = min(at_once, kind.edges_at_once + 1)
     of_edges = at_once * kind.bytes_per_edge * kind.heads(groups)
     of_rows = rows * kind.bytes_per_row * groups
-    held = kind.held_bytes * (edges > at_once)
+    held = kind.fixed_bytes + kind.held_bytes * (edges > at_once)
     return held - (-of_edges // kind.heads(kind.groups)) - (-of_rows // kind.groups)
 
 
