@@ -104,7 +104,7 @@ def minimum_memory(problem: Problem) -> Layout:
     moves = Moves(problem)
     ways = product(_BEGINNINGS + _SMALLER_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
     tried = (layout for way, bucketed in ways for _, layout in _leanest(moves, way, bucketed))
-    return min(tried, key=problem.capacity.needed_bytes)
+    return min(tried, key=problem.capacity.least)
 
 
 def _leanest(

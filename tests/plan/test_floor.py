@@ -43,7 +43,7 @@ def drawn_graph(nodes: int, degree: int, features: int, *, hub: bool) -> GraphSt
 
 
 def floor(graph: GraphStatistics, model: str, hidden: int, layers: int, machine: Hardware = A5000) -> list[int]:
-    """Its parts: parameters, temporaries, slabs, blocks; and two of the host, on the CPU one."""
+    """Its parts: parameters, temporaries, slabs, blocks; and three of the host, on the CPU two."""
     training = TrainSettings(store="", model=model, hidden=hidden, layers=layers, threads=2)
     return list(Planning(training, graph, machine, tuple(Saving)).floor().values())
 
@@ -72,7 +72,7 @@ def test_the_floor_is_no_more_than_is_stated(
     else:
         nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
     graph = drawn_graph(nodes, degree, features, hub=hub)
-    _, temporaries, slab, blocks, host, on_their_way = floor(graph, model, hidden, layers)
+    _, temporaries, slab, blocks, host, _, on_their_way = floor(graph, model, hidden, layers)
     assert temporaries <= WORKING_BYTES + 12 * PIECE_EDGES
     slice_columns = ceil(hidden / slices_of_head(hidden, nodes=nodes, itemsize=4)) + 3
     narrowest = 4 * nodes * (slice_columns if model == "gat" else 8)
@@ -117,8 +117,9 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
 ) -> None:
-    """Twice as many nodes or edges, or matrices twice as wide or a little wider, wherever x begins to be gathered after
-    its product: the floor is no less, but for what blocks leave of frames."""
+    """Twice as many nodes or edges, or matrices twice as wide or a little wider: the floor is no less, but for what
+    blocks leave of frames. Where x begins to be gathered after its product, plans have fewer blocks, whose lists need
+    no memory beside the blocks: there it falls."""
     nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
 
     def least(nodes: int, degree: int, features: int, hidden: int) -> int:
@@ -129,7 +130,8 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
     larger += [(nodes, degree, features, 2 * hidden)]
     for shape in larger:
-        assert least(*shape) >= (0.95 if shape[1] == 2 * degree else 0.75) * before, shape
+        share = 0.95 if shape[1] == 2 * degree else 0.75 if shape[2] == features else 0.45
+        assert least(*shape) >= share * before, shape
 
 
 @pytest.mark.parametrize(("model", "least"), [("gcn", 24_000), ("sage", 18_000), ("gat", 20_000)])

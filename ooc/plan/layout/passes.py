@@ -230,6 +230,11 @@ class Passes(tuple[Pass, ...]):
         """By a pass's index, the layout's rows of a step, and bytes of a frame: the frames in use at once."""
         return {}
 
+    @cached_property
+    def block_uses(self) -> dict[tuple[int, int], int]:
+        """By the layout's rows of a step and bytes of a frame: how often blocks are used."""
+        return {}
+
 
 def sweeps_of(item: Pass) -> ColumnPass | None:
     """The column pass one of whose slabs ``item`` pulls: itself, or the one before it that has left the last slab."""

@@ -26,6 +26,9 @@ from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
+_USE_BYTES, _STATED_LIST_BYTES = 400, 64 << 20
+"""What a plan's lists, and what makes them, take at most for each use of a block by a pass (measured: 300 to 390), and
+how much of that what is stated beside the budgets has room for."""
 LINK_BYTES_PER_S = 10**9
 """That a process is taken to receive of the others where nobody says or has measured it."""
 
@@ -120,14 +123,14 @@ class Capacity:
         """For the arena that is computed in; negative where not even the rest fits."""
         device, host = self.budgets(layout)
         device -= self._beside_device(layout)
-        host -= self.workload.fixed_host_bytes
+        host -= self.host_bytes(layout)
         if device < 0 or host < 0:
             return -1
         return device if self.has_tiers else device + host
 
     def budgets(self, layout: Layout) -> tuple[int, int]:
         """The budgets of device and host as ``layout`` needs them."""
-        return self.limits.divided(self._beside_device(layout), self.workload.fixed_host_bytes)
+        return self.limits.divided(self._beside_device(layout), self.host_bytes(layout))
 
     def frames(self, layout: Layout) -> int:
         """Frames of that arena: all that the budgets allow, but no more than there can ever be blocks for beside those
@@ -142,7 +145,7 @@ class Capacity:
         if not self.has_tiers:
             return None
         most = blocks_in(layout, self.workload) + IN_TRANSFER + MOST_AHEAD
-        return min(most, (self.limits.host_bytes - self.workload.fixed_host_bytes) // layout.frame_bytes)
+        return min(most, (self.limits.host_bytes - self.host_bytes(layout)) // layout.frame_bytes)
 
     def fits(self, layout: Layout) -> bool:
         """Whether every pass of ``layout`` can run."""
@@ -158,11 +161,30 @@ class Capacity:
         """The least that a run of ``layout`` takes where it is computed, temporaries and parameters included."""
         return self._beside_device(layout) + frames_needed(layout, self.workload) * layout.frame_bytes
 
+    def whole_bytes(self, layout: Layout) -> int:
+        """The same with the host's part."""
+        return self.needed_bytes(layout) + self.host_bytes(layout)
+
+    def least(self, layout: Layout) -> tuple[int, int]:
+        """By which plans of least memory are compared: where it is computed, of a device before the host's."""
+        whole = self.whole_bytes(layout)
+        return self.needed_bytes(layout) if self.has_tiers else whole, whole
+
+    def host_bytes(self, layout: Layout) -> int:
+        """What is always there on the host."""
+        return self.workload.fixed_host_bytes + self._list_bytes(layout)
+
+    def _list_bytes(self, layout: Layout) -> int:
+        """What the plan's own lists take beyond what is stated beside the budgets for any plan."""
+        uses = sum(block_uses(layout, self.workload, passes) for passes in layout.programs.values())
+        return max(0, uses * (1 + self.has_tiers) * _USE_BYTES - _STATED_LIST_BYTES)
+
     def parts(self, layout: Layout) -> dict[str, int]:
         """What a run of ``layout`` cannot do without, by what it is for; bytes. The slabs and blocks of the pass that
         needs most; on a machine with device memory the host's part comes on top, elsewhere all is of one memory."""
-        work = self.workload
-        held = self._parts_beside(layout) | {"row offsets, scalings and scores, on the host": work.fixed_host_bytes}
+        held = self._parts_beside(layout)
+        held["row offsets, scalings and scores, on the host"] = self.workload.fixed_host_bytes
+        held["the plan's lists, on the host"] = self._list_bytes(layout)
         if self.has_tiers:
             held["blocks on their way, on the host"] = IN_TRANSFER * layout.frame_bytes
         return held
@@ -196,24 +218,28 @@ class Capacity:
     def shortage(self, smallest: Sequence[Layout]) -> str:
         """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
         there is, and the least budgets that would do."""
-        work, limits = self.workload, self.limits
+        limits = self.limits
         if limits.one_memory:
-            layout = min(smallest, key=self.needed_bytes)
-            need = self.needed_bytes(layout) + work.fixed_host_bytes
+            layout = min(smallest, key=self.least)
+            need = self.needed_bytes(layout) + self.host_bytes(layout)
             return (
                 f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
                 f"{format_size(limits.memory_bytes)}; give memory={limits.of_all(need)}"
             )
-        spare = 0 if self.has_tiers else max(0, limits.host_bytes - work.fixed_host_bytes)
+
+        def spare(one: Layout) -> int:
+            return 0 if self.has_tiers else max(0, limits.host_bytes - self.host_bytes(one))
 
         def least_device(one: Layout) -> int:
-            return max(self._beside_device(one), self.needed_bytes(one) - spare)
+            return max(self._beside_device(one), self.needed_bytes(one) - spare(one))
 
         def least_host(one: Layout) -> int:
-            return work.fixed_host_bytes + (IN_TRANSFER * one.frame_bytes if self.has_tiers else 0)
+            return self.host_bytes(one) + (IN_TRANSFER * one.frame_bytes if self.has_tiers else 0)
 
         def missing(one: Layout) -> tuple[int, int]:
-            return max(0, least_device(one) - limits.device_bytes), least_host(one)
+            device = max(0, least_device(one) - limits.device_bytes)
+            host = least_host(one)
+            return (device, host) if self.has_tiers else (device + max(0, host - limits.host_bytes), device)
 
         layout = min(smallest, key=missing)
         need, device, host = self.needed_bytes(layout), least_device(layout), least_host(layout)
@@ -230,11 +256,15 @@ class Capacity:
             if self.has_tiers:
                 line = f"the smallest plan needs {format_size(need)} on the device: {self._made_of(layout)}; "
                 line += f"its budget is {gpu_budget}"
-            elif need - spare <= limits.device_bytes:  # what the arena is not for may not be taken from the host budget
+            elif (
+                need - spare(layout) <= limits.device_bytes
+            ):  # what the arena is not for may not be taken from the host budget
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:
-                line = f"the smallest plan needs {format_size(need + work.fixed_host_bytes)}: {self._made_of(layout)}; "
+                line = (
+                    f"the smallest plan needs {format_size(need + self.host_bytes(layout))}: {self._made_of(layout)}; "
+                )
                 line += f"the gpu budget is {gpu_budget} and the host budget {format_size(limits.host_bytes)}"
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
@@ -260,6 +290,28 @@ def budget_of(nbytes: int) -> str:
         if nbytes >= 100 * scale:
             return f"{-(-nbytes // scale)}{unit}"
     return str(nbytes)
+
+
+def block_uses(layout: Layout, workload: Workload, passes: Passes) -> int:
+    """How often a program uses blocks, about: those of rows that it does not compute count as well."""
+    key = layout.step_rows, layout.frame_bytes
+    if key not in passes.block_uses:
+        passes.block_uses[key] = sum(_block_uses(item, layout, workload, passes) for item in passes)
+    return passes.block_uses[key]
+
+
+def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
+    matrices, sweeps = layout.matrices, 1
+    if isinstance(item, ColumnPass):
+        source, sweeps = matrices[item.pull.source].grid, item.slabs
+        beside = (matrices[name].grid for name in item.pull.own if not matrices[name].whole)
+        count = item.slabs * matrices[item.output].grid.blocks
+        count += sum(item.slabs * len(slabs_beside(source, own, 0)) * own.blocks for own in beside)
+        count += (source.slabs - direct_slabs(passes, item)) * source.blocks
+    else:
+        count = sum(len(slabs) * matrices[name].grid.blocks for name, slabs, _ in blocks_of(item, matrices, passes))
+    edges = (edge_grid(array, topology.edges, layout.frame_bytes) for _, topology, array in edges_swept(item, workload))
+    return count + sweeps * sum(grid.blocks for grid in edges)
 
 
 def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan's own lists are admitted as buffers are."""
+
+import gc
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from ooc.plan import Limits
+from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
+from ooc.plan.program import capacity
+from ooc.plan.program.build import build_plan
+from ooc.plan.program.capacity import Capacity, block_uses
+from tests.plan.workloads import UNMEASURED, workload
+
+WORK = workload(rows=200_000)
+LIMITS = Limits(60_000_000, 60_000_000)
+LAYOUT = lay_out(WORK, Choice(1024, {name: SlabChoice(8, 1) for name in pulled_sources(WORK)}))
+
+
+def test_lists_take_no_more_than_is_counted_for_them() -> None:
+    made = Capacity(WORK, LIMITS, UNMEASURED)
+    counted = sum(block_uses(LAYOUT, WORK, passes) for passes in LAYOUT.programs.values())
+    gc.collect()
+    tracemalloc.start()
+    plan = build_plan(LAYOUT, made)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    uses = sum(len(program.uses.spans) for program in plan.unrolled.values())
+    assert 0.9 * uses <= counted <= 1.2 * uses
+    assert counted * capacity._USE_BYTES / 3 < peak <= counted * capacity._USE_BYTES
+
+
+def test_they_are_a_part_of_the_host_s_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_STATED_LIST_BYTES", 0)
+    made = Capacity(WORK, LIMITS, UNMEASURED)
+    lists = made.parts(LAYOUT)["the plan's lists, on the host"]
+    assert lists > 1_000_000
+    assert build_plan(LAYOUT, made).fixed_host_bytes == WORK.fixed_host_bytes + lists
+    least = made.whole_bytes(LAYOUT)
+    device = made.needed_bytes(LAYOUT)
+    for host, fits in ((least - device, True), (least - device - 1, False)):
+        limits = replace(LIMITS, device_bytes=device, host_bytes=host)
+        assert Capacity(WORK, limits, UNMEASURED).fits(LAYOUT) is fits
