@@ -19,6 +19,8 @@ from torch_geometric.utils import scatter
 
 import ooc
 from ooc.errors import ModelError
+from ooc.model.layers import opaque
+from ooc.model.layers.propagation import Propagation
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, tuned_trainer
 from tests.exactness.layers import Two
 from tests.exactness.reference import CustomCase
@@ -99,6 +101,30 @@ class NodeModel(nn.Module):
         found = self.messages(torch.cat([x[row], edge_attr], dim=1)).relu()
         mean = scatter(found, col, dim=0, dim_size=x.size(0), reduce="mean")
         return self.rows(torch.cat([x, mean], dim=1))
+
+
+class Nodes(nn.Module):
+    """Two layers of PyG's functions alone."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = Scattering(features, H), Scattering(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Scattering(nn.Module):
+    """Sums over neighbours by PyG's ``scatter``, and a map of them and of rows."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.of_edges, self.of_rows = nn.Linear(inputs, outputs), nn.Linear(inputs + outputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        summed = scatter(self.of_edges(x[row]).tanh(), col, dim=0, dim_size=x.size(0))
+        return self.of_rows(torch.cat([x, summed], dim=1))
 
 
 class Meta(nn.Module):
@@ -234,6 +260,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "by hand": (Encoder, {}),
     "by hand, within": (Outer, {}),
     "MetaLayer": (Meta, {"edge_features": K}),
+    "scatter": (Nodes, {}),
     "GroupAddRev": (Reversible, {}),
     "compiled parts": (Compiled, {}),
     "compiled": (lambda f, c: compiled(Two(f, c, SAGEConv)), {}),
@@ -438,3 +465,24 @@ def test_results_that_cannot_be_taken(form: type, loss: Any, said: str, tmp_path
     store = store_of(random_data(GraphCase(**ROUGH)), tmp_path)
     with pytest.raises(ModelError, match=said):
         ooc.Trainer(Branching(store.num_features, store.num_classes, form).double(), store, memory="64M", loss=loss)
+
+
+def test_what_such_a_layer_makes_of_rows_is_made_once_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the in-neighbours of every tile, too: of edges alone it is run on the graph around some rows."""
+    made: list[type[nn.Module]] = []
+    run = opaque.Opaque.__init__
+
+    def seen(self: Any, index: int, source: Any, layer: Any, module: nn.Module, *rest: Any, **options: Any) -> None:
+        made.append(type(module))
+        run(self, index, source, layer, module, *rest, **options)
+
+    monkeypatch.setattr(opaque.Opaque, "__init__", seen)
+    case = CustomCase(make=lambda features, classes: Encoder(features, classes))
+    data = random_data(GraphCase(), dtype=torch.float64)
+    make_trainer(case, store_of(data, tmp_path), tmp_path).close()
+    by_hand = set(made)
+    made.clear()
+    case = CustomCase(make=lambda features, classes: Nodes(features, classes))
+    make_trainer(case, store_of(data, tmp_path), tmp_path).close()
+    assert by_hand == {ByHand}, "index_add is no function of PyG's"
+    assert set(made) == {Propagation}

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
-from torch_geometric.nn import MessagePassing
 
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import lower_opaque
@@ -61,10 +60,10 @@ class _Given:
 class Propagation(nn.Module):
     """``steps``, the calls of ``conv`` that look at edges, in order; the result is that of the last one."""
 
-    def __init__(self, conv: MessagePassing, steps: Sequence[OfEdges]) -> None:
+    def __init__(self, conv: nn.Module, steps: Sequence[OfEdges]) -> None:
         super().__init__()
         self.conv = conv
-        self.flow = conv.flow
+        self.flow = getattr(conv, "flow", "source_to_target")
         self.steps = tuple(steps)
 
     def forward(self, edge_index: Tensor, **given: Any) -> Any:
@@ -107,7 +106,7 @@ def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
     return {name: of(one) for name, one in given.items()} if isinstance(given, Mapping) else [of(one) for one in given]
 
 
-def lower_propagation(conv: MessagePassing, where: str, last: OfEdges, like: Value, assembly: Assembly) -> Value:
+def lower_propagation(conv: nn.Module, where: str, last: OfEdges, like: Value, assembly: Assembly) -> Value:
     """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
     any rows of these nodes."""
     given, names = dict[str, Any](), dict[Any, _Given]()

@@ -25,7 +25,6 @@ from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.global_attention import lower_global_attention
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
-from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
@@ -53,7 +52,7 @@ from ooc.model.lowering.symbolic import (
 from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import both_types, side_by_side
 
-AsItIs = Callable[[MessagePassing, Assembly, str, Sequence[Any], Mapping[str, Any]], Value]
+AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
 
@@ -222,9 +221,8 @@ class Interpreter:
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         users = [user for user in node.users if user.users]
         keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
-        if not keys or not all(type(key) is int for key in keys):
-            return lower_opaque(module, where, args, kwargs, self._assembly)
-        return {key: lower_opaque(module, where, args, kwargs, self._assembly, part=key) for key in keys}
+        lower = partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs)
+        return {key: lower(key) for key in keys} if keys and all(type(key) is int for key in keys) else lower()
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """What a module gives that looks something up by whole numbers of rows."""

@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
@@ -35,19 +34,25 @@ Opened = tuple[nn.Module, Calls]
 
 
 def lower_as_it_is(
-    conv: MessagePassing, assembly: Assembly, where: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    conv: nn.Module,
+    assembly: Assembly,
+    where: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    part: int | None = None,
 ) -> Value:
-    """What a convolution without a formula gives; ModelError where it can be run neither opened nor as a whole."""
-    layer, rows = layer_of(conv, where, args, kwargs)
+    """What a convolution without a formula gives, or another module that looks at edges, one ``part`` of it if it gives
+    several; ModelError where it can be run neither opened nor as a whole."""
+    layer, rows = layer_of(conv, where, args, kwargs, part)
     traced = assembly.setting.traced
-    key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain))
+    key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain, part))
     if key not in traced:
         traced[key] = _ways(layer, assembly.setting)
     ways: list[Opened | None] = traced[key]
 
     def by(opened: Opened | None) -> Value:
         if opened is None:
-            return lower_opaque(conv, where, args, kwargs, assembly)
+            return lower_opaque(conv, where, args, kwargs, assembly, part=part)
         return _OfConvolution(opened, layer, assembly).run_on(rows)
 
     while len(ways) > 1:
@@ -96,21 +101,25 @@ def _calls_of(layer: Layer, setting: Setting) -> tuple[nn.Module, Calls]:
     names = [*layer.rows, layer.edges, *layer.carried]
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
-    whole = with_arguments(_Opened, arguments, layer.module, names, layer.plain)
+    whole = with_arguments(_Opened, arguments, layer.module, names, layer.plain, layer.part)
     rows = len(layer.rows) - len(layer.codes)
     return whole, Calls(whole, layer.where, tried, training=setting.training, rows=rows, opened=layer.module)
 
 
 class _Opened(nn.Module):
-    """A convolution that is given so many tensors, by the ``names`` of its arguments, and what is ``plain``."""
+    """A convolution that is given so many tensors, by the ``names`` of its arguments, and what is ``plain``; one
+    ``part`` of what it gives, if that is several."""
 
-    def __init__(self, conv: MessagePassing, names: Sequence[str], plain: Mapping[str, Any]) -> None:
+    def __init__(
+        self, conv: nn.Module, names: Sequence[str], plain: Mapping[str, Any], part: int | None = None
+    ) -> None:
         super().__init__()
         self.conv = conv
-        self.names, self.plain = names, plain
+        self.names, self.plain, self.part = names, plain, part
 
     def call(self, *given: Tensor) -> Any:
-        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
+        found = self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
+        return found if self.part is None else found[self.part]
 
 
 class _OfConvolution(Interpreter):
@@ -119,7 +128,7 @@ class _OfConvolution(Interpreter):
     def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
         whole, self._calls = opened
         super().__init__(whole, assembly, lower_as_it_is)
-        self._conv: MessagePassing = whole.conv
+        self._conv = layer.module
         self._layer, self._where = layer, layer.where
         self._steps: dict[fx.Node, OfEdges] = {}
 

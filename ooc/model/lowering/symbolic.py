@@ -83,7 +83,7 @@ class Calls:
         *,
         training: bool,
         rows: int = 1,
-        opened: MessagePassing | None = None,
+        opened: nn.Module | None = None,
     ) -> None:
         self._module = module
         self._opened = opened
@@ -351,7 +351,7 @@ class _Tracer(fx.Tracer):
     asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
     what is PyG's own in it as a whole."""
 
-    def __init__(self, inputs: Sequence[Tensor], name: str, opened: MessagePassing | None = None) -> None:
+    def __init__(self, inputs: Sequence[Tensor], name: str, opened: nn.Module | None = None) -> None:
         super().__init__()
         self._opened = opened
         self._name = name
@@ -401,13 +401,14 @@ class _Tracer(fx.Tracer):
         if self._opened is None:
             yield
             return
-        modules = {sys.modules[kind.__module__] for kind in (*type(self._opened).__mro__, GCNConv)}
+        kinds = {kind for part in self._opened.modules() for kind in type(part).__mro__}
+        modules = {sys.modules[kind.__module__] for kind in (*kinds, GCNConv)}
         found = [(one, name, getattr(one, name)) for one in modules for name in vars(one)]
         found = [(one, name, f) for one, name, f in found if isfunction(f) and f in _functions_of_edges()]
         with ExitStack() as stack:
             for owner, name, f in (*found, (torch, "ones", torch.ones), (torch, "zeros", torch.zeros)):
                 stack.enter_context(mock.patch.object(owner, name, partial(self._call_of_edges, f, "call_function", f)))
-            for name in OF_BOTH_ENDS:
+            for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
                 f = partial(
                     self._call_of_edges, getattr(self._opened, name).__func__, "call_method", name, self._opened
                 )
@@ -521,7 +522,8 @@ class _Tracer(fx.Tracer):
 
     def _may_look_at_edges(self, m: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it is a part of the model, without a convolution, that is given edges."""
-        if path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
+        opens = self._opened is not None and not isinstance(self._opened, MessagePassing)
+        if opens or path.removesuffix("._orig_mod") == _MODEL or self.is_leaf_module(m, path):
             return False
         has_convolution = any(isinstance(part, MessagePassing) for part in m.modules())
         given = (one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy))
