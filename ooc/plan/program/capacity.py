@@ -221,7 +221,7 @@ class Capacity:
         limits = self.limits
         if limits.one_memory:
             layout = min(smallest, key=self.least)
-            need = self.needed_bytes(layout) + self.host_bytes(layout)
+            need = self.whole_bytes(layout)
             return (
                 f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
                 f"{format_size(limits.memory_bytes)}; give memory={limits.of_all(need)}"
@@ -256,15 +256,11 @@ class Capacity:
             if self.has_tiers:
                 line = f"the smallest plan needs {format_size(need)} on the device: {self._made_of(layout)}; "
                 line += f"its budget is {gpu_budget}"
-            elif (
-                need - spare(layout) <= limits.device_bytes
-            ):  # what the arena is not for may not be taken from the host budget
+            elif need - spare(layout) <= limits.device_bytes:  # not the arena's: no host budget makes up for it
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:
-                line = (
-                    f"the smallest plan needs {format_size(need + self.host_bytes(layout))}: {self._made_of(layout)}; "
-                )
+                line = f"the smallest plan needs {format_size(self.whole_bytes(layout))}: {self._made_of(layout)}; "
                 line += f"the gpu budget is {gpu_budget} and the host budget {format_size(limits.host_bytes)}"
             lines.append(line)
             remedies.append(f"gpu_budget='{budget_of(device)}'")
