@@ -26,7 +26,7 @@ from ooc.plan.program.capacity import capacity_of
 from ooc.plan.program.program import blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
 from ooc.plan.program.sequence import BlockTable, Span, Use, block_table, uses_of
-from ooc.plan.program.staging import room_between_uses
+from ooc.plan.program.staging import IN_TRANSFER, room_between_uses
 from ooc.plan.workload import Workload
 
 _STEPS = 24
@@ -184,14 +184,18 @@ def pass_seconds(item: Pass, layout: Layout, workload: Workload, hardware: Hardw
     return together_seconds(hardware, computing + stalled, moving)
 
 
-def epoch_seconds(passes_s: Sequence[float], moved: Sequence[Traffic], layout: Layout, hardware: Hardware) -> float:
+def epoch_seconds(
+    passes_s: Sequence[float], moved: Sequence[Traffic], layout: Layout, hardware: Hardware, *, host_frames: int | None
+) -> float:
     """Seconds of an epoch whose passes take ``passes_s`` and move so much. Below a device, host memory lies between it
     and the SSD: what is written goes on in later passes, and what is read has begun in earlier ones, so that the SSD
-    counts for the epoch as one."""
+    counts for the epoch as one. Where all ``host_frames`` are for transfers and what is read ahead, the fewer they are,
+    the more of that is waited for."""
     seconds = sum(passes_s)
-    if not hardware.has_device_memory:
+    if host_frames is None:
         return seconds
     read_bytes, write_bytes = (sum(each) for each in list(zip(*moved, strict=True))[:2])
     moving = ssd_seconds(hardware, read_bytes=read_bytes, write_bytes=write_bytes, request_bytes=layout.frame_bytes)
     looking = hardware.moving_s(read_bytes + write_bytes, (read_bytes + write_bytes) / layout.frame_bytes)
-    return together_seconds(hardware, seconds, moving, looking)
+    waited = 0.0 if room_between_uses(host_frames) else min(seconds, moving) * IN_TRANSFER / host_frames
+    return waited + together_seconds(hardware, seconds, moving, looking)

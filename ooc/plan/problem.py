@@ -128,7 +128,7 @@ class Problem:
             pass_seconds(item, layout, workload, self.hardware, moved)
             for item, moved in zip(passes, traffic, strict=True)
         ]
-        seconds = epoch_seconds(taken_s, traffic, layout, self.hardware)
+        seconds = epoch_seconds(taken_s, traffic, layout, self.hardware, host_frames=host_frames)
         if workload.share is not None:  # what they wait for other processes
             received = received_of(passes, layout.matrices, workload.topologies, workload.share)
             seconds += sum(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooc.errors import BudgetError
@@ -236,10 +236,14 @@ def test_more_device_memory_never_means_more_time() -> None:
     more_device=st.integers(0, 40_000_000),
     more_host=st.integers(0, 40_000_000),
 )
+@example(device=9_529_104, host=1_148_576, more_device=1_572_864, more_host=0)
+@example(device=10_850_017, host=1_894_607, more_device=552_911, more_host=146_762)
+@example(device=6_432_012, host=597_955, more_device=0, more_host=68_447)
 def test_larger_budgets_never_mean_a_much_longer_epoch(
     device: int, host: int, more_device: int, more_host: int
 ) -> None:
-    """The search is greedy, and may end a quarter above where it ended with less."""
+    """The search is greedy, and may end a quarter above where it ended with less: also where the host has room for
+    little more than what is on its way, and the disk is waited for."""
     work = workload(rows=9000, layers=2)
     try:
         less = plan(device, host, work)
