@@ -31,7 +31,6 @@ from ooc.kernels.compiled.lanes import (
     where_positive,
 )
 from ooc.kernels.compiled.loops import (
-    AHEAD,
     EDGES,
     TAKEN,
     Walk,
@@ -39,7 +38,6 @@ from ooc.kernels.compiled.loops import (
     clear,
     compiled,
     fetch,
-    fetch_rows,
     gather,
     matrices,
     part,
@@ -114,6 +112,7 @@ def _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
                 columns = brought, channels, own, scores.place
                 _add_scalars(walk, terms, source_NW, target_RV, row, columns, weight_HE, count)
             for head in range(heads):
+                fetch(walk, source_NW, heads - head)
                 if by_vectors:
                     begins = head * brought, head * own
                     _add_channels(walk, terms, scores, source_NW, target_RV, row, begins, head, count, False)
@@ -142,6 +141,7 @@ def _pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
                 columns = packed, scores.place, brought, channels
                 _add_scalars(walk, terms, target_NP, source_RW, row, columns, score_HE, count)
             for head in range(heads):
+                fetch(walk, target_NP, heads - head)
                 first, above = head * brought, head * packed + target
                 if by_vectors:
                     begins = head * packed, first
@@ -172,6 +172,7 @@ def _pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statis
                 columns = brought, channels, own, scores.place
                 _add_scalars(walk, terms, source_NW, target_RV, row, columns, score_HE, count)
             for head in range(heads):
+                fetch(walk, source_NW, heads - head)
                 first, message = head * own, head * brought
                 if by_vectors:
                     begins = message, first
@@ -196,7 +197,6 @@ def _add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
     of the row."""
     near_columns, near_column, own_columns, own_column = columns
     for edge in range(count):
-        fetch(walk, near_RW, edge + AHEAD)
         for head in range(len(score_HE)):
             score = number(near_RW, walk.near_E[edge], head * near_columns + near_column)
             score += own_RW[row, head * own_columns + own_column]
@@ -213,8 +213,6 @@ def _add_channels(walk, terms, scores, near_RW, own_RW, row, begins, head, count
     score_HE, att_HC = scores.of_heads[0], scores.att_HC
     channels, first, zero = att_HC.shape[1], head * att_HC.shape[1], score_HE.dtype.type(0)
     for edge in range(0, count, TOGETHER):
-        if head == 0:
-            fetch_rows(walk, near_RW, edge)
         sums = spread_rows(zero)
         for channel in range(0, channels, NBYTES // score_HE.itemsize):
             own = load(own_RW, row, own_first + channel, own_first + channels)

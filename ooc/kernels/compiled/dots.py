@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.kernels.compiled.lanes import NBYTES, TOGETHER, fma, load, number, spread, store, total
-from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, fetch_rows, gather, matrices, part
+from ooc.kernels.compiled.loops import TAKEN, Walk, clear, compiled, fetch, gather, matrices, part
 from ooc.kernels.compiled.softmax import (
     add_weighted,
     begin,
@@ -89,13 +89,13 @@ def _attend(walk, terms, scale, source_NW, query_RV, of_edges, of_features, out_
         while gather(walk, row):
             count = walk.at[TAKEN]
             for edge in range(0, count, TOGETHER):
-                fetch_rows(walk, source_NW, edge)
                 for head in range(heads):
                     at, key = head * channels, 2 * head * channels
                     score = product(query_RV, row, at, source_NW, near_E, edge, key, channels) * scale
                     store(weight_HE, head, edge, edge + TOGETHER, score)
             read(terms, walk, count)
             for head in range(heads):
+                fetch(walk, source_NW, heads - head)
                 _add_features(terms, along_HK, head, count, weight_HE)
                 shrink = weigh(weight_HE, head, count, softmax_HE)
                 drop(walk, weight_HE, head, count)
@@ -123,7 +123,6 @@ def _targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV,
         while gather(walk, row):
             count = walk.at[TAKEN]
             for edge in range(0, count, TOGETHER):
-                fetch_rows(walk, source_NW, edge)
                 for head in range(heads):
                     at, key = head * channels, 2 * head * channels
                     score = product(query_RV, row, at, source_NW, near_E, edge, key, channels) * scale
@@ -132,6 +131,7 @@ def _targets(walk, terms, scale, source_NW, rows, of_edges, of_features, out_RV,
                     store(ds_HE, head, edge, edge + TOGETHER, above)
             read(terms, walk, count)
             for head in range(heads):
+                fetch(walk, source_NW, heads - head)
                 _add_features(terms, along_HK, head, count, kept_HE)
                 _add_features(terms, above_HK, head, count, ds_HE)
                 fill(lse_HE, head, count, statistics_RS[row, 2 * head])
@@ -159,7 +159,6 @@ def _sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, out_R
         while gather(walk, row):
             count = walk.at[TAKEN]
             for edge in range(0, count, TOGETHER):
-                fetch_rows(walk, target_NP, edge)
                 for head in range(heads):
                     key, query = 2 * head * channels, head * pulled
                     value, gradient = key + channels, query + channels
@@ -172,6 +171,7 @@ def _sources(walk, terms, scale, channels, source_RW, target_NP, of_edges, out_R
                         d_HE[head, at] = number(target_NP, near_E[at], gradient + channels + 1)
             read(terms, walk, count)
             for head in range(heads):
+                fetch(walk, target_NP, heads - head)
                 key, query = 2 * head * channels, head * pulled
                 value, gradient = key + channels, query + channels
                 if len(terms.weight_KT):

@@ -11,7 +11,6 @@ from torch import Tensor
 from ooc.kernels import gat
 from ooc.kernels.compiled.lanes import NBYTES, exp, fma, load, number, spread, store, total, where_positive
 from ooc.kernels.compiled.loops import (
-    AHEAD,
     EDGES,
     TAKEN,
     Walk,
@@ -78,11 +77,11 @@ def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
         while gather(walk, row):
             count = walk.at[TAKEN]
             for edge in range(count):
-                fetch(walk, source_NS, edge + AHEAD)
                 for head in range(heads):
                     a_src = number(source_NS, near_E[edge], (head * slices + 1) * brought - 1)
                     score_HE[head, edge] = a_src + a_dst_RG[row, head * slices]
             for head in range(heads):
+                fetch(walk, source_NS, heads - head)
                 leaky(score_HE, weight_HE, head, count, slope)
                 shrink = weigh(weight_HE, head, count, softmax_HE)
                 if keep:
@@ -138,7 +137,6 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
         while gather(walk, row):
             count = walk.at[TAKEN]
             for edge in range(count):
-                fetch(walk, target_NS, edge + AHEAD)
                 near = near_E[edge]
                 for head in range(heads):
                     place, own = head * slices * pulled + channels, head * slices * width + channels
@@ -147,6 +145,7 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
                 for group in range(groups):
                     d_GE[group, edge] = number(target_NS, near, (group + 1) * pulled - 1)
             for head in range(heads):
+                fetch(walk, target_NS, heads - head)
                 for edge in range(0, count, lanes):
                     score = load(score_HE, head, edge, count)
                     share = exp(where_positive(score, score, score * slope) - load(weight_HE, head, edge, count))

@@ -471,7 +471,8 @@ def prefetch(_, matrix, row):
         value, column = context.make_array(matrix)(context, builder, array), context.get_constant(types.intp, 0)
         first = _element(context, builder, matrix, array, row, column, _INT8)
         nbytes = builder.mul(cgutils.unpack_tuple(builder, value.shape)[1], value.itemsize)
-        lines = builder.lshr(builder.add(nbytes, nbytes.type(2 * NBYTES - 1)), nbytes.type(6))
+        within = builder.and_(builder.ptrtoint(first, nbytes.type), nbytes.type(NBYTES - 1))
+        lines = builder.lshr(builder.add(builder.add(nbytes, within), nbytes.type(NBYTES - 1)), nbytes.type(6))
         constants = [_INT32(number) for number in (0, 2, 1)]  # read; to keep in all caches but the first; data
         with cgutils.for_range(builder, lines) as line:
             place = builder.gep(first, [builder.shl(line.index, nbytes.type(6))], source_etype=_INT8)

@@ -30,9 +30,7 @@ from ooc.kernels.dropout.edges import UNSORTED, EdgeDropout
 from ooc.kernels.edges import AnyIntegers, SelfLoops, TileEdges, highest_row
 from ooc.plan.workload import Direction
 
-AHEAD = 8
-"""How many edges before its own turn a neighbour's row is fetched."""
-ROW, CURSOR, BEGUN, LAST, REPEATS, TAKEN = range(6)
+ROW, CURSOR, FETCHED, LAST, REPEATS, TAKEN = range(6)
 """Where a walk is (``Walk.at``)."""
 
 
@@ -110,8 +108,8 @@ class Walk(NamedTuple):
 
     Of the row's edges that it has now: neighbours, which of the tile's edges they are (an added self-loop is one behind
     these, the row's in their order), and what dropout multiplies their coefficients by. ``at`` is that row, where its
-    edges go on, where those there are now began, the last neighbour, how many before that are the same, and how many
-    edges there are now."""
+    edges go on, up to where the tile's neighbours have been fetched, the last neighbour, how many before that are the
+    same, and how many edges there are now."""
 
     indices_E: AnyIntegers
     offsets_R1: AnyIntegers
@@ -167,7 +165,6 @@ def gather(walk, row):
     if at[ROW] != row:
         at[ROW], at[CURSOR], at[LAST] = row, walk.offsets_R1[row], -1
     cursor, stop = at[CURSOR], walk.offsets_R1[row + 1]
-    at[BEGUN] = cursor
     while cursor < stop and count < EDGES:
         other = walk.indices_E[cursor]
         if other < walk.pulled and not (walk.adds_loops and other == own):
@@ -188,18 +185,16 @@ def gather(walk, row):
 
 
 @part
-def fetch(walk, matrix, edge):
-    """Have the row of ``matrix`` fetched that the tile's edge pulls so many behind those there are, if there is one."""
-    place = walk.at[BEGUN] + edge
-    if place < len(walk.indices_E) and walk.indices_E[place] < walk.pulled:
-        prefetch(matrix, walk.indices_E[place])
-
-
-@part
-def fetch_rows(walk, matrix, edge):
-    """As ``fetch``, for the ``TOGETHER`` edges from that on, in time."""
-    for ahead in range(edge + AHEAD, edge + AHEAD + TOGETHER):
-        fetch(walk, matrix, ahead)
+def fetch(walk, matrix, times):
+    """While a row's edges are computed with, have rows of ``matrix`` fetched that the ``EDGES`` behind them pull; now
+    as many as leave the others to as many of these calls. So memory has something to do all the time."""
+    at = walk.at
+    begin = max(at[FETCHED], at[CURSOR])
+    end = begin + (min(at[CURSOR] + EDGES, len(walk.indices_E)) - begin) // times
+    for place in range(begin, end):
+        if walk.indices_E[place] < walk.pulled:
+            prefetch(matrix, walk.indices_E[place])
+    at[FETCHED] = max(begin, end)
 
 
 @part

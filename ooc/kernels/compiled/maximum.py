@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ooc.kernels.compiled.lanes import NBYTES, evens, larger, load, odds, spread, store, where_equal
-from ooc.kernels.compiled.loops import AHEAD, TAKEN, Walk, array, clear, compiled, computed, fetch, gather
+from ooc.kernels.compiled.loops import TAKEN, Walk, array, clear, compiled, computed, fetch, gather
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.tensors import typed
 
@@ -39,9 +39,8 @@ def _pull_maxima(walk, source_NW, found_2W, keep, out_RK):
         while gather(walk, row):
             count = walk.at[TAKEN]
             edges += count
-            for edge in range(count):
-                fetch(walk, source_NW, edge + AHEAD)
             for column in range(0, width, lanes):
+                fetch(walk, source_NW, -((column - width) // lanes))
                 before = highest = load(found_2W, 0, column, width)
                 for edge in range(count):
                     highest = larger(highest, load(source_NW, near_E[edge], column, width))
@@ -66,9 +65,8 @@ def _pull_sources(walk, target_NK, source_RW, out_RW):
         clear(out_RW, row)
         while gather(walk, row):
             count = walk.at[TAKEN]
-            for edge in range(count):
-                fetch(walk, target_NK, edge + AHEAD)
             for column in range(0, width, lanes):
+                fetch(walk, target_NK, -((column - width) // lanes))
                 own, sums = load(source_RW, row, column, width), load(out_RW, row, column, width)
                 for edge in range(count):
                     first = load(target_NK, near_E[edge], 2 * column, 2 * width)

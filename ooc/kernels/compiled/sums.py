@@ -35,7 +35,7 @@ from ooc.kernels.compiled.lanes import (
     where_equal,
     where_positive,
 )
-from ooc.kernels.compiled.loops import BEGUN, CURSOR, EDGES, TAKEN, Walk, clear, compiled, fetch, gather, part
+from ooc.kernels.compiled.loops import EDGES, TAKEN, Walk, clear, compiled, fetch, gather, part
 from ooc.kernels.compiled.terms import Terms, read
 from ooc.kernels.edge_function import TargetLayout
 from ooc.kernels.functions import Gated, Rectified
@@ -114,7 +114,7 @@ def _gated(walk, terms, source_NW, target_RV, groups, term_EL, out_RO):
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(blocks):
-                _fetch_next(walk, source_NW, number, blocks)
+                fetch(walk, source_NW, blocks - number)
                 block = _block(number, groups, channels, lanes)
                 at = _at(block, channels, 0)
                 query_at, value_at = _at(block, 2 * channels, 0), _at(block, 2 * channels, channels)
@@ -147,9 +147,9 @@ def _gated_gradients(walk, terms, source_XW, target_XV, above_XO, numbers, term_
             read(terms, walk, count)
             for number in range(blocks):
                 if are_targets:
-                    _fetch_next(walk, source_XW, number, blocks)
+                    fetch(walk, source_XW, blocks - number)
                 else:
-                    _fetch_next(walk, target_XV, number, blocks)
+                    fetch(walk, target_XV, blocks - number)
                 block = _block(number, groups, channels, lanes)
                 query_at, value_at = _at(block, 2 * channels, 0), _at(block, 2 * channels, channels)
                 key_at, above_at = _at(block, key_width, 0), _at(block, above_width, above_first)
@@ -196,7 +196,7 @@ def _rectified(walk, terms, source_NW, eps, term_EL, out_RO):
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                _fetch_next(walk, source_NW, number // 2, (registers + 1) // 2)
+                fetch(walk, source_NW, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -227,7 +227,7 @@ def _softmax(walk, terms, source_NW, numbers, term_EL, softmax_2O, out_RO, lse_R
             count = walk.at[TAKEN]
             read(terms, walk, count)
             for number in range(0, registers, 2):
-                _fetch_next(walk, source_NW, number // 2, (registers + 1) // 2)
+                fetch(walk, source_NW, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -278,9 +278,9 @@ def _rectified_gradients(walk, terms, source_XW, above_XP, numbers, term_EL, map
             read(terms, walk, count)
             for number in range(0, registers, 2):
                 if are_targets:
-                    _fetch_next(walk, source_XW, number // 2, (registers + 1) // 2)
+                    fetch(walk, source_XW, (registers + 1 - number) // 2)
                 else:
-                    _fetch_next(walk, above_XP, number // 2, (registers + 1) // 2)
+                    fetch(walk, above_XP, (registers + 1 - number) // 2)
                 at, other_at = _register(number, columns, lanes), _register(number + 1, columns, lanes)
                 if terms.are_there:
                     _make(walk, terms, count, at, other_at, term_EL)
@@ -374,15 +374,6 @@ def _register(number, columns, lanes):
     """Where the halves of a register are among columns that lie side by side."""
     begin, half = number * lanes, lanes // 2
     return begin, begin + half, columns - begin, columns - begin - half
-
-
-@part
-def _fetch_next(walk, matrix, number, blocks):
-    """While a row's edges are computed with, have rows fetched that those behind them pull: as many, of every block of
-    columns its share."""
-    count, behind = walk.at[TAKEN], walk.at[CURSOR] - walk.at[BEGUN] - walk.adds_loops
-    for edge in range(number * count // blocks, (number + 1) * count // blocks):
-        fetch(walk, matrix, behind + edge)
 
 
 @part
