@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from enum import Enum, auto
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -22,6 +23,16 @@ from torch.overrides import TorchFunctionMode
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge")}
 _MOST_TOLD = 1 << 16
 """By ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows may be made of them."""
+
+
+class Telling(Enum):
+    """How sizes are told. ``COMPARED``: to what compares them or computes with them. ``TAKEN``: also to Python where it
+    takes a plain number of them, which may then be too large for what it is used for. ``GIVEN``: as plain numbers, for
+    what a number with a point computes with them, which asks nobody; nothing that is made of them is told."""
+
+    COMPARED = auto()
+    TAKEN = auto()
+    GIVEN = auto()
 
 
 class ToldSize(int):
@@ -137,16 +148,16 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
 
 
 @contextmanager
-def sizes_told(least: int, ratios: Mapping[int, float], usual: float, *, plainly: bool) -> Iterator[None]:
-    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``.
-    ``plainly``: also where Python takes a plain number of them, which may then be too large for what it is used for."""
+def sizes_told(least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> Iterator[None]:
+    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``."""
     with ExitStack() as patches:
         for name in ("log", "log2", "log10"):  # which ask whole numbers for their digits, and nothing else
             function: Callable[..., float] = getattr(math, name)
             for module in [*sys.modules.values()]:
                 if getattr(module, "__dict__", {}).get(name) is function:
                     patches.enter_context(mock.patch.object(module, name, _of_told(function)))
-        patches.enter_context(_ToldSizes(least, ratios, usual, plainly=plainly))
+        mode = _PlainSizes if telling is Telling.GIVEN else _ToldSizes
+        patches.enter_context(mode(least, ratios, usual, plainly=telling is Telling.TAKEN))
         yield
 
 
@@ -181,15 +192,33 @@ class _ToldSizes(TorchFunctionMode):
             case "item" if _is_count(args[0]):
                 return self._size(result)
             case "len" | "int" | "index" if self._plainly and _is_asked_by_user():
-                return _plain(result, _told(self._size(result)))
+                return self._plain(result)
             case _:
                 return result
+
+    def _plain(self, size: int) -> int:
+        return _plain(_true(size), _told(self._size(size)))
 
     def _size(self, size: int) -> int:
         true = _true(size)
         if true < self._least:
             return size
-        return ToldSize(true, int(true * self._ratios.get(true, self._usual)), is_plain=self._plainly)
+        return ToldSize(true, round(true * self._ratios.get(true, self._usual)), is_plain=self._plainly)
+
+
+class _PlainSizes(_ToldSizes):
+    """Tells plain numbers where user's code asks for sizes, and nothing else: what Python computes of such, and of a
+    number with a point first, asks nobody."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _is_asked_by_user():
+            return result
+        if isinstance(result, torch.Size):
+            return torch.Size([self._plain(size) for size in result])
+        return self._plain(result) if type(result) is int and getattr(func, "__name__", "") == "size" else result
 
 
 def _is_asked_by_user() -> bool:

@@ -353,6 +353,16 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         {"edge_features": K},
         ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
     ),
+    "another way for as many rows": (
+        lambda f, c: Between(f, c, lambda x: 2 * x if x.shape[0] == 300 else x),
+        {"edge_features": K},
+        ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "another way for an even number of rows": (
+        lambda f, c: Between(f, c, lambda x: x if x.size(0) % 2 else 2 * x),
+        {"edge_features": K},
+        ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
     "rows in parts": (
         lambda f, c: Between(f, c, lambda x: torch.cat(torch.split(x, 20)[::-1])),
         {"edge_features": K},

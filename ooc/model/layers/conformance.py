@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
 from ooc.model.layers.layer import Layer, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
-from ooc.model.told_sizes import sizes_told
+from ooc.model.told_sizes import Telling, sizes_told
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -431,14 +432,13 @@ class _Probe:
     def check_sizes(self, nodes: int, edges: int) -> None:
         """Refused where Python goes another way by how many rows or edges there are, by as many as the graph has."""
         rows, least = len(self.x_NC), len(self.x_NC) - 1  # the largest index is one less
-        ratios = dict.fromkeys((rows, least), max(1.0, nodes / rows))
-        usual = max(1.0, edges / self.near.edge_index_2E.shape[1])
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
-        ratios |= dict.fromkeys(widths, 1.0)
         expected = self._forward(self.near, self.x_NC)
-        for plainly in (False, True):
+        for telling, more in product(Telling, (0, 1)):  # one more is even where as many are odd
+            ratios = dict.fromkeys((rows, least), max(1.0, (nodes + more) / rows)) | dict.fromkeys(widths, 1.0)
+            usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
             try:
-                with sizes_told(least, ratios, usual, plainly=plainly):
+                with sizes_told(least, ratios, usual, telling):
                     found = self._forward(self.near, self.x_NC)
             except Exception:  # of the user's code, which may make tensors of these sizes
                 continue

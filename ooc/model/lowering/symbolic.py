@@ -50,7 +50,8 @@ OF_BOTH_ENDS = ("propagate", "edge_updater")
 """What of a convolution takes rows of sources and of targets apart."""
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
-_MANY = 1009
+_MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
+"""How many more rows and edges than were tried there may be."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point"
@@ -358,6 +359,7 @@ class _Tracer(fx.Tracer):
         self.without_gradients: set[fx.Node] = set()
         self._inputs = inputs
         self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in inputs}
+        self._edges = {one.shape[1] for one in inputs if not one.is_floating_point() and one.dim() == 2}
         self._samples: dict[fx.Node, Any] = {}
         self._asked: set[fx.Node] = set()
 
@@ -424,7 +426,7 @@ class _Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
-        answers = {bool(self._answer(obj.node, times)) for times in (1, _MANY)}
+        answers = {bool(self._answer(obj.node, more)) for more in _MORE}
         if len(answers) > 1:
             raise self._by_values()
         return answers.pop()
@@ -436,13 +438,19 @@ class _Tracer(fx.Tracer):
             raise self._by_values()
         return iter([None if one is None else obj[at] for at, one in enumerate(found)])
 
-    def _answer(self, node: fx.Node, times: int) -> Any:
-        """With so many times the rows and edges that were tried."""
+    def _answer(self, node: fx.Node, more: tuple[int, int]) -> Any:
+        """With so many more rows and edges than were tried. What they are equal to, but for none and one, may
+        be what there are of the graph: ModelError."""
         name: Any = node.target
         rest: Any = (*node.args[1:], *node.kwargs.values())
         self._asked.add(node)
         if node.op == "call_function" and name in _OF_NUMBERS:
-            args = fx.node.map_arg(node.args, lambda one: self._answer(one, times))
+            args = fx.node.map_arg(node.args, lambda one: self._answer(one, more))
+            if name in (operator.eq, operator.ne):
+                tried = fx.node.map_arg(node.args, lambda one: self._answer(one, _MORE[0]))
+                same = [one for one, other in zip(args, tried, strict=True) if one == other]
+                if len(same) == 1 and same[0] not in (0, 1):
+                    raise self._by_values()
             return node.target(*args)  # type: ignore[operator]
         name, rest = (rest[0], ()) if name is getattr else (name, rest)
         source = node.args[0] if node.args else None
@@ -451,7 +459,7 @@ class _Tracer(fx.Tracer):
         sample = self._sample(source)
         of_edges = not sample.is_floating_point() and sample.dim() == 2
         sizes = [
-            size * times if size in self._counts and at == (1 if of_edges else 0) else size
+            size + more[size in self._edges] if size in self._counts and at == (1 if of_edges else 0) else size
             for at, size in enumerate(sample.shape)
         ]
         match name:
