@@ -468,11 +468,16 @@ OF_PRINCIPLE: dict[str, str] = {
     "GPSConv": "every node attends to every other: N² pairs",
     "EquilibriumAggregation": "takes steps that are divided by the number of all rows, in float32 whatever its type",
     **dict.fromkeys(
-        ("LSTMAggregation", "GRUAggregation", "MLPAggregation", "LCMAggregation", "PatchTransformerAggregation"),
+        ("MLPAggregation", "LCMAggregation", "PatchTransformerAggregation"),
         "depends on the order in which edges are stored, which means nothing in a graph",
     ),
     **dict.fromkeys(
-        ("SetTransformerAggregation", "GraphMultisetTransformer", "SortAggregation"),
+        ("LSTMAggregation", "GRUAggregation"),
+        "depends on the order in which edges are stored, and after a row's last goes on over zeros, in as many steps "
+        "as any row has edges",
+    ),
+    **dict.fromkeys(
+        ("SetTransformerAggregation", "GraphMultisetTransformer"),
         "takes memory for all rows times the most edges of any one, which no budget can hold",
     ),
 }

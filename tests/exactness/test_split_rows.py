@@ -2,11 +2,15 @@
 """A row of many edges is taken in pieces by any layer of which that is possible: losses and gradients are PyG's."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -18,19 +22,23 @@ from torch_geometric.nn import (
     SAGEConv,
     SimpleConv,
 )
-from torch_geometric.nn.aggr import QuantileAggregation
+from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
 
 from ooc.errors import BudgetError
 from ooc.kernels import neighbourhood
+from ooc.kernels.edges import TileEdges
+from ooc.kernels.pieces.caught_sums import CaughtSum
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Graph, layer_of, sharing
+from ooc.model.layers.split_rows import SplitRow
 from ooc.model.lowering.values import Features
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
 from tests.exactness.layers import Cosine, GatedAsItIs, MfAsItIs, MlpMessages, edge_conv, principal
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import MODELS as DROPPING
+from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
 ROUGH = GraphCase(nodes=32, edges=60, self_loops=5, isolated=4, duplicates=5, unlabelled=4)
@@ -39,17 +47,74 @@ H = 6
 EVERY = ["sum", "mean", "max", "min", "mul", "std", "var", "softmax"]
 
 
-class Product(MessagePassing):
-    """Adds up by a matrix product of its own, which nobody sees through."""
+def _product(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
+    return (index == torch.arange(len(own))[:, None]).to(own.dtype) @ messages
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+
+def _sparse(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
+    ends = torch.stack((index, torch.arange(len(index))))
+    ones = messages.new_ones(len(index))
+    return torch.sparse.mm(torch.sparse_coo_tensor(ends, ones, (len(own), len(index))), messages)
+
+
+def _segments(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
+    lengths = torch.bincount(index, minlength=len(own))
+    return torch.segment_reduce(messages, "sum", lengths=lengths) + own
+
+
+def _differences(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
+    ends = torch.bincount(index, minlength=len(own)).cumsum(0)
+    sums = torch.cat((torch.zeros_like(own[:1]), messages.cumsum(0)))
+    return sums[ends] - sums[torch.cat((ends.new_zeros(1), ends[:-1]))]
+
+
+def _wide(index: Tensor, messages: Tensor) -> Tensor:
+    return index[:, None].expand_as(messages)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "highest of all": lambda own, m, i: own.scatter_reduce(0, _wide(i, m), m, "amax"),
+    "lowest of all": lambda own, m, i: own.index_reduce(0, i, m, "amin"),
+    "lowest": lambda own, m, i: torch.zeros_like(own).index_reduce(0, i, m, "amin", include_self=False),
+    "mean of all": lambda own, m, i: own.index_reduce(0, i, m, "mean"),
+    "mean": lambda own, m, i: own.scatter_reduce(0, _wide(i, m), m, "mean", include_self=False),
+    "product of all": lambda own, m, i: own.index_reduce(0, i, m, "prod"),
+    "put": lambda own, m, i: torch.zeros_like(own).index_put((i,), m, accumulate=True),
+    "put in place": lambda own, m, i: own.clone().index_put_((i,), m, True),
+    "segments": _segments,
+    "a matrix product": _product,
+    "a sparse product": _sparse,
+}
+"""Of what every row has itself, messages, and their targets."""
+
+
+class Reducing(MessagePassing):
+    """Reduces in one of these ways, or another one."""
+
+    def __init__(self, inputs: int, outputs: int, way: str = "") -> None:
         super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
+        self.linear, self.way = nn.Linear(inputs, outputs), way
+        self.sorted = SortAggregation(2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        sources, targets = edge_index
-        ends_here = targets == torch.arange(len(x), device=x.device)[:, None]
-        return ends_here.to(x.dtype) @ self.linear(x)[sources]
+        rows, (sources, targets) = self.linear(x), edge_index
+        if self.way == "sorted":
+            return self.sorted(rows[sources], targets, dim_size=len(rows))  # type: ignore[no-any-return]
+        return WAYS.get(self.way, _differences)(rows, rows[sources], targets)
+
+
+class EveryWay(nn.Module):
+    """All of them, side by side, and then the rows that are highest."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList([Reducing(features, 2, way) for way in (*WAYS, "sorted")])
+        self.last = SAGEConv((4 * len(WAYS) + 8, 2 * len(WAYS) + 4), classes, aggr=SortAggregation(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found = [way(x, edge_index) for way in self.ways]
+        out: Tensor = self.last(torch.cat(found, dim=1).tanh(), edge_index)
+        return out
 
 
 class Chain(nn.Module):
@@ -87,6 +152,8 @@ LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
     "GraphConv, powermean": lambda i, o: GraphConv(i, o, aggr="powermean", aggr_kwargs={"learn": True}),
     "ResGatedGraphConv": GatedAsItIs,
     "SAGEConv, median": lambda i, o: SAGEConv(i, o, aggr="median"),
+    "SAGEConv, sort": lambda i, o: SAGEConv((2 * i, i), o, aggr=SortAggregation(2)),
+    **{way: lambda i, o, way=way: Reducing(i, o, way) for way in (*WAYS, "sorted")},
     **{
         f"quantiles, {between}": lambda i, o, between=between: SAGEConv(
             i, o, aggr=QuantileAggregation(0.3, interpolation=between)
@@ -102,7 +169,7 @@ def with_hub(dtype: torch.dtype = torch.float64) -> Data:
     data = random_data(ROUGH, dtype=dtype)
     sources = torch.cat((torch.arange(data.num_nodes), torch.full((7,), 20), torch.full((2,), HUB)))
     into_one = torch.stack((sources, torch.full_like(sources, HUB)))
-    return data.update({"edge_index": torch.cat((data.edge_index, into_one), dim=1)})
+    return data.update({"edge_index": torch.cat((data.edge_index, into_one), dim=1)}).sort(sort_by_row=False)
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +203,57 @@ def test_levels() -> None:
     assert {call.level for call in probed(principal(4, 6)).calls} == {1}
 
 
-@pytest.mark.parametrize("make", [Chain, Quantiles])
+@pytest.mark.parametrize("make", [Chain, Quantiles, EveryWay])
 def test_hubs_are_exact(
     make: Callable[[int, int], nn.Module], shared: tuple[Data, Store], tmp_path: Path, pieces: None
 ) -> None:
     """Losses, gradients and scores."""
     data, store = shared
     assert_agrees(CustomCase(make=make), data, tmp_path, epochs=2, store=store, tile_rows=16)
+
+
+@settings(max_examples=examples(60))
+@given(
+    way=st.sampled_from((*WAYS, "sorted")),
+    sources=st.lists(st.integers(0, 6), min_size=2, max_size=14),
+    numbers=st.lists(st.integers(-2, 2), min_size=21, max_size=21),
+    at_once=st.integers(1, 6),
+)
+def test_pieces_are_the_whole(way: str, sources: list[int], numbers: list[int], at_once: int) -> None:
+    """Whatever is equal, be it the row's own: values, and gradients of rows and parameters."""
+    conv = Reducing(3, 2, way).double()
+    with torch.no_grad():
+        conv.linear.weight.copy_(torch.tensor([[1.0, -1, 0], [0, 1, 2]]))
+        conv.linear.bias.zero_()
+    layer, _ = layer_of(conv, "Layer", [Features(0, 3), Graph()], {})
+    module, parameters = sharing(conv, "Layer"), list(conv.parameters())
+    x_NC = torch.tensor(numbers, dtype=torch.float64).view(7, 3)
+    tile = TileEdges(torch.tensor(sorted(sources)), torch.tensor([0, len(sources)]), 0, 7)
+    near = neighbourhood.neighbourhood(tile, 7)
+    x_SC = near.gather(x_NC)
+    expected = layer.forward(module, x_SC, near)
+    gradient = torch.arange(1, 1 + expected.shape[1], dtype=torch.float64)[None]
+    d_x, d_parameters = layer.backward(module, x_SC, near, gradient, parameters, trains=True)
+    split = SplitRow(layer, module, calls_of(way), lambda _: nullcontext(), tile, at_once, x_NC)
+    torch.testing.assert_close(split.forward(), expected)
+    found_x, found = torch.zeros_like(x_NC), [torch.zeros_like(one) for one in parameters]
+    for own, others, of_parameters in split.backward(gradient, parameters, trains=True):
+        found_x[:1] += own
+        if others is not None:
+            found_x[others[0]] += others[1]
+        for total, part in zip(found, of_parameters, strict=False):
+            total += 0 if part is None else part
+    assert d_x is not None
+    torch.testing.assert_close(near.gather(found_x), d_x)
+    for total, part in zip(found, d_parameters, strict=True):
+        assert part is not None
+        torch.testing.assert_close(total, part)
+
+
+@cache
+def calls_of(way: str) -> tuple[CaughtSum, ...]:
+    """What it adds up."""
+    return probed(Reducing(4, 2, way)).calls
 
 
 def test_dropout_on_a_hub(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
@@ -175,8 +286,8 @@ def test_what_cannot_be_split_is_taken_whole(
 ) -> None:
     """Its row of many edges counts against the budget, and an error names it."""
     data, store = shared
-    assert not probed(Product(4, 6)).calls
-    case = CustomCase(make=Product)
+    assert not probed(Reducing(4, 6)).calls
+    case = CustomCase(make=Reducing)
     assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=16)
     with make_trainer(case, store, tmp_path) as trainer:
         kinds = [item.pull.per_edge for item in trainer.plan.programs["train"] if item.pull is not None]
@@ -203,5 +314,5 @@ def test_only_rows_of_many_edges_are_reason_to_try(
 
         monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", at_once)
         monkeypatch.setattr(opaque, "probe_layer", watched)
-        make_trainer(CustomCase(make=Product), store, tmp_path).close()
+        make_trainer(CustomCase(make=Reducing), store, tmp_path).close()
         assert set(tried) == {at_once < most}

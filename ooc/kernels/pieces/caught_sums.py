@@ -2,12 +2,14 @@
 """Sums and extremes over the edges of one row that come piece by piece, caught as a layer of unknown insides asks torch
 for them.
 
-A layer adds up by ``scatter_add``, ``index_add`` or ``scatter_reduce``, directly or by PyG's aggregations, softmaxes
-and degrees. Run on a piece of a row's edges, each of these calls gets a part of what belongs to the row: it is added to
-a running total, and once that is complete, a later run is given it. A call that depends on another one's total has a
-higher ``level``: a softmax takes one run over all pieces for the largest score, one for the sum, one for what it
-weighs. A piece's graph is the row, node 0, with in-neighbours that have no edges of their own
-(``kernels.neighbourhood``). Quantiles take several runs of their level, in which entries are counted.
+A layer adds up by those of torch's operators that do so by an index, or by a matrix product over edges
+(``kernels.pieces.reductions``), itself or in PyG's aggregations, softmaxes and degrees. Run on a piece of a row's
+edges, each of these calls gets a part of what belongs to the row: it is added to a running total, and once that is
+complete, a later run is given it. A call that depends on another one's total has a higher ``level``: a softmax takes
+one run over all pieces for the largest score, one for the sum, one for what it weighs. A piece's graph is the row, node
+0, with in-neighbours that have no edges of their own (``kernels.neighbourhood``). What is selected from entries by
+their order (``kernels.pieces.selections``) is such a call, too; of quantiles, whose entries are counted, it takes
+several runs of its level.
 
 Backward, each call is differentiated by itself: what flows back to its total is known without the other edges.
 
@@ -25,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
 from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
-from ooc.kernels.fixed_order import rows_scattered
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.pieces.quantiles import Quantiles, Selection, quantiles_of_rows
+from ooc.kernels.pieces.reductions import PRODUCTS, Reduction, reduction_of
+from ooc.kernels.pieces.selections import Selecting, Selection, selected_of_rows
 
 
 class Kind(Enum):
@@ -37,12 +39,10 @@ class Kind(Enum):
     HIGHEST = "amax"
     LOWEST = "amin"
     PRODUCT = "prod"
-    QUANTILES = "quantiles"
+    SELECTION = "selection"
 
 
-_SUMS = (torch.Tensor.scatter_add, torch.scatter_add, torch.Tensor.index_add, torch.index_add)
-_SUMS_IN_PLACE = (torch.Tensor.scatter_add_, torch.Tensor.index_add_)
-_REDUCES = (torch.Tensor.scatter_reduce, torch.scatter_reduce)
+_EXTREMES = (Kind.HIGHEST, Kind.LOWEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Total:
         self.beside: Tensor | None = None
         self.gradient: Tensor | None = None
         self.leaf: Tensor | None = None
-        self.quantiles: Quantiles | None = None
+        self.selecting: Selecting | None = None
         self._shares: Tensor | None = None
         self._selection: Selection | None = None
 
@@ -92,10 +92,10 @@ class Total:
                 part, zeros = part_EX.masked_fill(is_zero_EX, 1).prod(0), is_zero_EX.sum(0)
                 self.value = part if self.value is None else self.value * part
                 self.beside = zeros if self.beside is None else self.beside + zeros
-            case Kind.QUANTILES:
-                assert self.quantiles is not None
+            case Kind.SELECTION:
+                assert self.selecting is not None
                 if self._selection is None:
-                    self._selection = Selection(self.quantiles, part_EX)
+                    self._selection = self.selecting.begin(part_EX)
                 self._selection.add(part_EX)
 
     def end_run(self) -> bool:
@@ -113,8 +113,8 @@ class Total:
         if self.value is not None and self.value.is_floating_point():
             self.leaf = self._whole(self.value).detach().requires_grad_()
 
-    def onto(self, into_1X: Tensor) -> Tensor:
-        """The row that was ``into`` with all entries."""
+    def onto(self, into_1X: Tensor, *, includes: bool = False) -> Tensor:
+        """The row that was ``into`` with all entries; whether an extreme ``includes`` what it was."""
         if self.value is None:
             return into_1X
         value = self._whole(self.value) if self.leaf is None else self.leaf
@@ -124,11 +124,19 @@ class Total:
             case Kind.HIGHEST | Kind.LOWEST:
                 if self.leaf is not None and self.beside is not None:
                     self._shares = self.beside + (into_1X.detach()[0] == value.detach())  # as torch counts ties
-                return value[None]
-            case Kind.QUANTILES:
+                return self._with_own(value[None], into_1X) if includes else value[None]
+            case Kind.SELECTION:
                 return value[None]
             case Kind.PRODUCT:
                 return into_1X.clone() * value  # into is written to, which autograd must not find changed
+
+    def _with_own(self, value_1X: Tensor, into_1X: Tensor) -> Tensor:
+        """The more extreme of the two; where they are equal, ``into`` gets a share of the gradient as torch has it."""
+        is_beyond_1X = into_1X > value_1X if self.kind is Kind.HIGHEST else into_1X < value_1X
+        found_1X = torch.where(is_beyond_1X, into_1X, value_1X)
+        if self._shares is not None and into_1X.requires_grad:
+            found_1X = found_1X + (into_1X - into_1X.detach()) * ((into_1X == value_1X) / self._shares)
+        return found_1X
 
     def spread(self, part_EX: Tensor) -> Tensor:
         """From its gradient to that of some of the entries."""
@@ -143,7 +151,7 @@ class Total:
                 assert self.beside is not None
                 others = torch.where(part_EX == 0, self.beside == 1, self.beside == 0)
                 return others * (self.gradient * self.value) / part_EX.masked_fill(part_EX == 0, 1)
-            case Kind.QUANTILES:
+            case Kind.SELECTION:
                 assert self._selection is not None
                 return self._selection.spread(self.gradient, part_EX)
 
@@ -151,6 +159,19 @@ class Total:
         if self.kind is not Kind.PRODUCT or self.beside is None:
             return value
         return value.masked_fill(self.beside > 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """What one call is given: ``rows``, each for the row of ``into`` of its number. ``includes``: whether an extreme is
+    that of what was there, too; ``selecting``: what is to be selected."""
+
+    kind: Kind
+    into: Tensor
+    numbers_E: Tensor
+    rows: Tensor
+    includes: bool = False
+    selecting: Selecting | None = None
 
 
 class AllCaught(Exception):
@@ -164,43 +185,68 @@ class _Catching(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is quantiles_of_rows:
-            values_EC, index_E, count, quantiles, fill_value = args
-            filled = values_EC.new_full((count, quantiles.q.numel() * values_EC.shape[1]), fill_value)
-            result = self._reduced(Kind.QUANTILES, filled, index_E, values_EC, quantiles)
+        if func is selected_of_rows:
+            values_EC, index_E, count, selecting, fill_value = args
+            filled = values_EC.new_full((count, selecting.width(values_EC.shape[1])), fill_value)
+            result = self._reduced(_Entries(Kind.SELECTION, filled, index_E, values_EC, selecting=selecting))
             return func(*args) if result is None else result
-        is_sum, is_reduce = func in _SUMS or func in _SUMS_IN_PLACE, func in _REDUCES or func is _REDUCE_IN_PLACE
-        if not (is_sum or is_reduce):
+        if func in PRODUCTS:
+            result = self._product(*args) if len(args) == 2 else None
+            return func(*args, **kwargs) if result is None else result
+        asked = reduction_of(func, args, kwargs)
+        if asked is None or asked.name not in _NAMES:
             return func(*args, **kwargs)
-        given: tuple[Any, ...] = tuple(kwargs.get(n) if k >= len(args) else args[k] for k, n in enumerate(_GIVEN))
-        into, dim, index, rows = given
-        kind = "sum" if is_sum else kwargs.get("reduce", args[4] if len(args) > 4 else None)
-        if kind not in _NAMES or (kind in ("amax", "amin") and kwargs.get("include_self", True)):
-            return func(*args, **kwargs)
-        if "alpha" in kwargs or not isinstance(rows, Tensor) or not isinstance(index, Tensor):
-            return func(*args, **kwargs)
-        numbers_E, dim = index, dim % into.dim()
-        if index.dim() > 1 and rows.numel():
-            found = rows_scattered(into, dim, index, rows)
-            if found is None:
-                return func(*args, **kwargs)
-            numbers_E = found[2]
-        result = self._reduced(Kind(kind), into.movedim(dim, 0), numbers_E, rows.movedim(dim, 0))
+        into, rows = asked.into.movedim(asked.dim, 0), asked.rows.movedim(asked.dim, 0)
+        if asked.name == "mean":
+            result = self._mean(asked, into, rows)
+        else:
+            result = self._reduced(_Entries(Kind(asked.name), into, asked.numbers_E, rows, asked.includes))
         if result is None:
             return func(*args, **kwargs)
-        result = result.movedim(0, dim)
-        return into.copy_(result) if func in _SUMS_IN_PLACE or func is _REDUCE_IN_PLACE else result
+        result = result.movedim(0, asked.dim)
+        return asked.into.copy_(result) if asked.in_place else result
 
-    def _reduced(
-        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
-    ) -> Tensor | None:
+    def _mean(self, asked: Reduction, into: Tensor, rows: Tensor) -> Tensor:
+        """By a sum and how many there are."""
+        ones = rows.new_ones(len(rows), *[1] * (rows.dim() - 1))
+        there = ones.new_full((len(into), *ones.shape[1:]), float(asked.includes))
+        total = self._sum(into if asked.includes else torch.zeros_like(into), asked.numbers_E, rows)
+        count = self._sum(there, asked.numbers_E, ones)
+        return torch.where(count > 0, total / count.clamp(min=1), into)
+
+    def _sum(self, into: Tensor, numbers_E: Tensor, rows: Tensor) -> Tensor:
+        found = self._reduced(_Entries(Kind.SUM, into, numbers_E, rows))
+        return into.index_add(0, numbers_E, rows) if found is None else found
+
+    def _product(self, left: Tensor, right_EC: Tensor) -> Tensor | None:
+        """Where ``left`` has weights for every edge in the row of its target, and zeros elsewhere; sparse, with the
+        edge's source for its column."""
+        if left.dim() != 2 or right_EC.dim() != 2 or left.dtype != right_EC.dtype:
+            return None
+        if left.layout is torch.sparse_coo:
+            targets_E, sources_E = left._indices()
+            into = right_EC.new_zeros(len(left), right_EC.shape[1])
+            weighed_EC = left._values()[:, None] * right_EC[sources_E]
+            return self._reduced(_Entries(Kind.SUM, into, targets_E, weighed_EC))
+        if left.layout is not torch.strided:
+            return None
+        targets_E = self._targets_of(left)
+        if targets_E is None:
+            return None
+        weights_E1 = left.gather(0, targets_E[None]).t()
+        into = right_EC.new_zeros(len(left), right_EC.shape[1])
+        return self._reduced(_Entries(Kind.SUM, into, targets_E, weights_E1 * right_EC))
+
+    def _targets_of(self, weights: Tensor) -> Tensor | None:
+        """Which node each column of a matrix is of, all other rows being 0 there; None if there is none such."""
+        raise NotImplementedError
+
+    def _reduced(self, given: _Entries) -> Tensor | None:
         """What is to be given instead; None: what the call gives by itself."""
         raise NotImplementedError
 
 
-_NAMES = {kind.value for kind in Kind if kind is not Kind.QUANTILES}
-_REDUCE_IN_PLACE = torch.Tensor.scatter_reduce_
-_GIVEN = ("input", "dim", "index", "src")
+_NAMES = {"mean", *(kind.value for kind in Kind if kind is not Kind.SELECTION)}
 
 
 class Finding(_Catching):
@@ -217,24 +263,30 @@ class Finding(_Catching):
         self._changed = changed
         self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows is not DroppedRows.NODES}
 
-    def _reduced(
-        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
-    ) -> Tensor | None:
+    def _reduced(self, given: _Entries) -> Tensor | None:
+        into, numbers_E, rows, selecting = given.into, given.numbers_E, given.rows, given.selecting
         of = (one for one, targets in self._targets.items() if torch.equal(targets, numbers_E))
-        self.found.append((kind, next(of, None)))
+        self.found.append((given.kind, next(of, None)))
         columns = rows[0].numel() if len(rows) else 0
-        self.held_bytes.append(0 if quantiles is None else quantiles.counting_nbytes(columns))
+        self.held_bytes.append(0 if selecting is None else selecting.selecting_nbytes(columns))
         self.given.append(torch.cat((rows.detach().flatten(), into.detach().flatten())))
         if self._changed != len(self.found) - 1:
             return None
-        if quantiles is not None:
-            return quantiles_of_rows(rows, numbers_E, len(into), quantiles, 0.0) * 1.5 + 0.25
-        return _put(into.clone(), numbers_E, rows, kind) * 1.5 + 0.25
+        if selecting is not None:
+            return selected_of_rows(rows, numbers_E, len(into), selecting) * 1.5 + 0.25
+        index = numbers_E.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        includes = given.includes or given.kind not in _EXTREMES
+        return into.scatter_reduce(0, index, rows, given.kind.value, include_self=includes) * 1.5 + 0.25
+
+    def _targets_of(self, weights: Tensor) -> Tensor | None:
+        return next((targets_E for targets_E in self._targets.values() if _are_of(weights, targets_E)), None)
 
 
-def _put(into: Tensor, numbers_E: Tensor, rows: Tensor, kind: Kind) -> Tensor:
-    index = numbers_E.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    return into.scatter_reduce(0, index, rows, kind.value, include_self=kind in (Kind.SUM, Kind.PRODUCT))
+def _are_of(weights: Tensor, targets_E: Tensor) -> bool:
+    """Whether a matrix is 0 wherever a row is not the target of its column's edge."""
+    if len(targets_E) != weights.shape[1] or (len(targets_E) and len(weights) <= int(targets_E.max())):
+        return False
+    return not weights.scatter(0, targets_E[None], 0.0).any()
 
 
 class Catching(_Catching):
@@ -256,30 +308,44 @@ class Catching(_Catching):
     ) -> None:
         super().__init__()
         self._where, self._calls, self._totals, self._take = where, calls, totals, take
-        self._nodes, self._level, self._last, self._is_first = 1 + len(near.others_S), level, last, is_first
+        self._near, self._nodes = near, 1 + len(near.others_S)
+        self._level, self._last, self._is_first = level, last, is_first
         self._done = 0
 
-    def _reduced(
-        self, kind: Kind, into: Tensor, numbers_E: Tensor, rows: Tensor, quantiles: Quantiles | None = None
-    ) -> Tensor | None:
-        number = self._done
+    def _reduced(self, given: _Entries) -> Tensor | None:
+        number, into, rows = self._done, given.into, given.rows
         self._done += 1
-        if number >= len(self._calls) or self._calls[number].kind is not kind:
+        if number >= len(self._calls) or self._calls[number].kind is not given.kind:
             raise self._refusal()
         call, edges = self._calls[number], len(rows)
-        rest, self._totals[number].quantiles = into[1:], quantiles
+        rest, self._totals[number].selecting = into[1:], given.selecting
         if call.rows in LOOPS:  # node by node behind the edges, the row's own first
             edges -= self._nodes
             loops = rows[edges + 1 :][: len(rest)]
-            if quantiles is not None:
-                loops = loops.repeat(1, quantiles.q.numel())
-            rest = rest + loops if kind is Kind.SUM else rest.clone() * loops if kind is Kind.PRODUCT else loops
+            match given.kind:
+                case Kind.SUM:
+                    rest = rest + loops
+                case Kind.PRODUCT:
+                    rest = rest.clone() * loops
+                case Kind.HIGHEST | Kind.LOWEST:
+                    rest = loops
+                case Kind.SELECTION:  # nothing that others get is of use, be it a number
+                    pass
             edges += self._is_first
         self._take(number, rows[:edges])
         if number == self._last:
             raise AllCaught
-        own = self._totals[number].onto(into[:1]) if call.level < self._level else into[:1]
+        own = self._totals[number].onto(into[:1], includes=given.includes) if call.level < self._level else into[:1]
         return torch.cat((own, rest))
+
+    def _targets_of(self, weights: Tensor) -> Tensor | None:
+        if self._done >= len(self._calls):
+            return None
+        rows = self._calls[self._done].rows
+        targets_E = torch.zeros_like(ends_of(rows, self._near)[0])
+        if rows in LOOPS:
+            targets_E[-self._nodes :] = torch.arange(self._nodes, device=targets_E.device)
+        return targets_E if _are_of(weights, targets_E) else None
 
     def check(self) -> None:
         """ModelError unless all calls have been made."""

@@ -11,11 +11,9 @@ lies; B buckets, one for each value of a digit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 _ENDS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
     **{"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,)},
@@ -47,11 +45,33 @@ class Quantiles:
         """Of every end between which they lie, which of ``count`` sorted entries that is, [R Q]."""
         return [end(place_Q.clamp(0, count - 1)).long() for end in _ENDS[self.interpolation]]
 
-    def counting_nbytes(self, columns: int) -> int:
+    def selecting_nbytes(self, columns: int) -> int:
         """A bound on what counting the entries of one row takes: counts, once more as they are added up, and copies of
         some values."""
         counts = len(_ENDS[self.interpolation]) * self.q.numel() * (columns << _DIGIT_BITS)
         return 2 * counts * torch.int64.itemsize + counts + max(columns, _COUNTED_AT_ONCE) * _COUNTED_BYTES
+
+    def width(self, columns: int) -> int:
+        return self.q.numel() * columns
+
+    def begin(self, like_EC: Tensor) -> "QuantilesOfRow":
+        return QuantilesOfRow(self, like_EC)
+
+    def of_rows(self, values_EC: Tensor, index_E: Tensor, rows: int, fill_value: float) -> Tensor:
+        with torch.no_grad():
+            count_R = torch.bincount(index_E, minlength=rows)
+            place_Q = self.places(count_R)
+            ends = self.ends(place_Q, len(values_EC))
+            entries: list[list[Tensor]] = [[] for _ in ends]
+            for values_E in values_EC.unbind(1):
+                order_E = values_E.argsort(stable=True)
+                order_E = order_E[index_E[order_E].argsort(stable=True)]
+                for of_end, end_Q in zip(entries, ends, strict=True):
+                    of_end.append(order_E[end_Q])
+        found = [values_EC.gather(0, torch.stack(of_end, dim=1)) for of_end in entries]
+        found_QC = self.between(place_Q, found)
+        without_Q = (count_R == 0).repeat_interleave(self.q.numel())
+        return found_QC.masked_fill(without_Q[:, None], fill_value).view(rows, -1)
 
     def shares(self, place_Q: Tensor) -> Tensor | float:
         """Of the second of two ends."""
@@ -66,29 +86,7 @@ class Quantiles:
         return below + (above[0] - below) * share if isinstance(share, Tensor) else share * below + share * above[0]
 
 
-def quantiles_of_rows(values_EC: Tensor, index_E: Tensor, rows: int, quantiles: Quantiles, fill_value: float) -> Tensor:
-    """[R, Q C]; ``fill_value`` of rows without entries. One function for torch's modes, which may give it piece by
-    piece (``kernels.pieces.caught_sums``)."""
-    if has_torch_function_unary(values_EC):
-        arguments: tuple[Any, ...] = (values_EC, index_E, rows, quantiles, fill_value)
-        return handle_torch_function(quantiles_of_rows, (values_EC,), *arguments)
-    with torch.no_grad():
-        count_R = torch.bincount(index_E, minlength=rows)
-        place_Q = quantiles.places(count_R)
-        ends = quantiles.ends(place_Q, len(values_EC))
-        entries: list[list[Tensor]] = [[] for _ in ends]
-        for values_E in values_EC.unbind(1):
-            order_E = values_E.argsort(stable=True)
-            order_E = order_E[index_E[order_E].argsort(stable=True)]
-            for of_end, end_Q in zip(entries, ends, strict=True):
-                of_end.append(order_E[end_Q])
-    found = [values_EC.gather(0, torch.stack(of_end, dim=1)) for of_end in entries]
-    found_QC = quantiles.between(place_Q, found)
-    without_Q = (count_R == 0).repeat_interleave(quantiles.q.numel())
-    return found_QC.masked_fill(without_Q[:, None], fill_value).view(rows, -1)
-
-
-class Selection:
+class QuantilesOfRow:
     """The quantiles of one row's entries of C columns, found in several runs over all of them; then the gradients of
     these. Of equal ones it is the first that has as many before it; 0 is 0 whatever its sign, and what is not a number
     is last."""

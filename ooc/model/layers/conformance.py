@@ -91,8 +91,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
+            parts = [leaf] if isinstance(leaf, Tensor) else []
+            if parts and leaf.layout is torch.sparse_coo:
+                parts = [leaf._indices(), leaf._values()]
+            for part in parts:
+                storage = part.untyped_storage()
                 if storage._cdata not in self._known:
                     _, before = self._alive.get(storage._cdata, (None, 0))
                     self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
-from ooc.kernels.pieces.quantiles import Quantiles, quantiles_of_rows
+from ooc.kernels.pieces.quantiles import Quantiles
+from ooc.kernels.pieces.selections import Highest, selected_of_rows
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
@@ -27,9 +28,8 @@ from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
 
 if TYPE_CHECKING:
-    from torch_geometric.nn.aggr import QuantileAggregation
+    from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
 
-_QUANTILES = tuple(f"torch_geometric.nn.aggr.quantile.{name}Aggregation" for name in ("Quantile", "Median"))
 _PLAIN = (bool, int, float, str, torch.dtype)
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
@@ -326,10 +326,33 @@ def _lean_quantiles() -> "type[QuantileAggregation]":
             if dim % x.dim():
                 return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[no-any-return]
             quantiles = Quantiles(self.q, self.interpolation)
-            found = quantiles_of_rows(x.flatten(1), index, dim_size, quantiles, self.fill_value)
+            found = selected_of_rows(x.flatten(1), index, dim_size, quantiles, self.fill_value)
             return found.view(dim_size, self.q.numel() * x.shape[1], *x.shape[2:])
 
     return LeanQuantiles
+
+
+@cache
+def _lean_sort() -> "type[SortAggregation]":
+    """PyG's sort without a place for as many entries of every row as any row has, and of equal ones the first in
+    order."""
+    from torch_geometric.nn.aggr import SortAggregation
+
+    class LeanSort(SortAggregation):  # type: ignore[misc]
+        def forward(self, x: Tensor, index: Tensor, ptr: Any, dim_size: int, dim: int = -2) -> Tensor:
+            self.assert_two_dimensional_input(x, dim)
+            return selected_of_rows(x, index, dim_size, Highest(self.k))
+
+    return LeanSort
+
+
+_PYG_AGGREGATIONS = "torch_geometric.nn.aggr"
+_LEAN: dict[str, Callable[[], type[nn.Module]]] = {
+    f"{_PYG_AGGREGATIONS}.quantile.QuantileAggregation": _lean_quantiles,
+    f"{_PYG_AGGREGATIONS}.quantile.MedianAggregation": _lean_quantiles,
+    f"{_PYG_AGGREGATIONS}.sort.SortAggregation": _lean_sort,
+}
+"""By the names of PyG's."""
 
 
 def sharing(module: nn.Module, where: str) -> nn.Module:
@@ -346,6 +369,7 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
     except Exception as error:
         raise ModelError(f"{where} cannot be copied for every thread: {type(error).__name__}: {error}") from error
     for part in copied.modules():
-        if f"{type(part).__module__}.{type(part).__name__}" in _QUANTILES:
-            part.__class__ = _lean_quantiles()
+        lean = _LEAN.get(f"{type(part).__module__}.{type(part).__name__}")
+        if lean is not None:
+            part.__class__ = lean()
     return copied

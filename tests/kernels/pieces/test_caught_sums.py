@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from ooc.kernels.pieces.caught_sums import Kind, Total
-from ooc.kernels.pieces.quantiles import Quantiles, quantiles_of_rows
+from ooc.kernels.pieces.quantiles import Quantiles
+from ooc.kernels.pieces.selections import selected_of_rows
 
-REDUCED = [kind for kind in Kind if kind is not Kind.QUANTILES]
+REDUCED = [kind for kind in Kind if kind is not Kind.SELECTION]
 """What torch does by an index."""
 
 
@@ -43,12 +44,12 @@ def test_quantiles_of_pieces_are_those_of_the_whole(dtype: torch.dtype, interpol
     entries_EC = torch.tensor(numbers, dtype=dtype).t().contiguous().requires_grad_()
     gradient = torch.arange(1, 7, dtype=dtype)[None]
     quantiles = Quantiles(torch.tensor([[0.0], [0.34], [1.0]]), interpolation)
-    expected = quantiles_of_rows(entries_EC, torch.zeros(12, dtype=torch.int64), 1, quantiles, 0.0)
+    expected = selected_of_rows(entries_EC, torch.zeros(12, dtype=torch.int64), 1, quantiles, 0.0)
     (d_expected,) = torch.autograd.grad(expected, entries_EC, gradient)
     for at_once in (1, 5, 12):
         parts = entries_EC.detach().split(at_once)
-        total = Total(Kind.QUANTILES)
-        total.quantiles = quantiles
+        total = Total(Kind.SELECTION)
+        total.selecting = quantiles
         goes_on = True
         while goes_on:
             for part in parts:
@@ -69,10 +70,10 @@ def test_quantiles_of_many_entries(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     entries_EC = torch.randn(9000, 5, generator=generator).mul(1 + 40 * seed).round(decimals=seed)
     quantiles = Quantiles(torch.rand(4, 1, generator=generator), "linear")
-    total = Total(Kind.QUANTILES)
-    total.quantiles = quantiles
+    total = Total(Kind.SELECTION)
+    total.selecting = quantiles
     total.add(entries_EC)
     while total.end_run():
         total.add(entries_EC)
-    expected = quantiles_of_rows(entries_EC, torch.zeros(9000, dtype=torch.int64), 1, quantiles, 0.0)
+    expected = selected_of_rows(entries_EC, torch.zeros(9000, dtype=torch.int64), 1, quantiles, 0.0)
     assert torch.equal(total.onto(expected), expected)
