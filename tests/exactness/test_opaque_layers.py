@@ -674,6 +674,7 @@ TENSORS: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
     "of a size": lambda s, x, e: x / torch.DoubleTensor([x.size(1)]).sqrt(),
     "of a number": lambda s, x, e: x * torch.scalar_tensor(x.size(1), dtype=x.dtype),
     "of a largest value": lambda s, x, e: x + 0.0 * torch.DoubleTensor([x[0].max()])[0],
+    "of a largest value, by the class": lambda s, x, e: x + 0.0 * torch.Tensor([x[0].max()])[0],
     "of its own class": lambda s, x, e: x * s.linear.weight.data.new([x.size(1)]) if isinstance(x, torch.Tensor) else x,
 }
 

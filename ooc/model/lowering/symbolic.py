@@ -142,8 +142,9 @@ class Calls:
 
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
-            for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new")):
-                made = _Maker(getattr(owner, name), self._refuse(f"torch.{name} is given what only a run knows"))
+            for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new"), (Tensor, "__new__")):
+                said = "Tensor" if owner is Tensor else name
+                made = _Maker(getattr(owner, name), self._refuse(f"torch.{said} is given what only a run knows"))
                 patches.enter_context(mock.patch.object(owner, name, made))
             yield
 
