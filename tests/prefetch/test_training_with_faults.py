@@ -126,6 +126,7 @@ def test_other_bytes_than_were_stored_are_never_computed_with(
     assert len(set(told)) > 2, "of several matrices"
 
 
+@pytest.mark.usefixtures("undisturbed")  # libraries start threads of theirs in a process's first training
 @pytest.mark.parametrize(("faults", "verb"), [({"broken": 1.0}, "reading"), ({"full": 1.0}, "writing")])
 def test_a_dead_disk_is_one_line(
     store: Store, disk: list[Faults], tmp_path: Path, faults: dict[str, float], verb: str
