@@ -93,7 +93,7 @@ class Session:
         if pulls:
             with reported(self._listener, "compiled kernels", len(pulls), "layers") as done:
                 for number, pull in enumerate(pulls, 1):
-                    pull.rehearse(builder, network.dtype)
+                    pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)
                     done(number)
 
     def _move(self, place: torch.device) -> None:

@@ -157,6 +157,7 @@ class PerEdge:
     to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
+    ``as_kept``: it takes the source's values as they are kept, however narrow.
     """
 
     groups: int
@@ -174,6 +175,7 @@ class PerEdge:
     slices: int = 1
     work: EdgeWork | None = None
     beside: str | None = None
+    as_kept: bool = False
 
     def heads(self, groups: int) -> int:
         """How many heads ``groups`` are slices of, in a slab."""
@@ -386,7 +388,7 @@ class Workload:
     parameters, their gradients and the optimizer's moments). ``threads`` tiles are computed at once, in ``dtype``, and
     ``tasks_ahead`` are under way or wait, or one for each. ``kept`` says what waits for the backward pass, in the order
     of the forward stages; ``recomputed`` matrices do not: it computes them again. Kernels take values of
-    ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, values as they are kept, however narrow.
+    ``pulled_itemsize`` bytes; plain sums, with ``sums_as_kept``, and what says so of itself, values as they are kept.
     ``scatter_counts``: by matrix that a pull scatters to, how often something is added to a row of its tiles 0…i-1;
     without that, it can only be in memory whole. ``parts``: how plain sums are made where that takes memory.
     ``bucketing``: by direction, how what opaque layers gather over its edges can be shuffled; without that, it can only

@@ -3,16 +3,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch_geometric.nn import ResGatedGraphConv
 
 import ooc
 from ooc.errors import OptionError
+from ooc.kernels import pulls
+from ooc.kernels.pulls import are_compiled
+from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.storage.store import Store
 from tests.exactness.comparison import in_turn, least_budgets, make_trainer, store_of
-from tests.exactness.reference import ModelCase
+from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
@@ -21,6 +25,21 @@ MODELS = {
     "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2),
 }
 HALF = {"spill_dtype": "bfloat16", "tile_rows": 64, "dtype": torch.float32}
+
+
+class _Gates(torch.nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = ResGatedGraphConv(features, 24), ResGatedGraphConv(24, classes)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.second(self.first(x, edge_index).relu(), edge_index))
+
+
+OF_EDGES = {
+    "max": ModelCase(kind="sage", layers=2, hidden=40, dropout=0.3, options={"aggr": "max"}),
+    "gates": CustomCase(make=_Gates),
+}
 
 
 def outcome(
@@ -61,6 +80,36 @@ def test_budgets_slabs_and_blocks_change_no_bit(name: str, dtype: torch.dtype, t
         assert all(torch.equal(other[1][name], gradients[name]) for name in gradients), options
         wrote.append(other[2])
     assert wrote[0] > 0
+
+
+@pytest.mark.parametrize("case", OF_EDGES.values(), ids=OF_EDGES.keys())
+def test_loops_over_edges_pull_what_is_kept_as_it_is(
+    case: ModelCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits that they compute where it is widened first; torch's operators get it widened."""
+    tight = {"slab_columns": 8, "block_rows": 64, "gpu_budget": "3M", "host_budget": "1M"}
+
+    def trained(**options: Any) -> tuple[set[int], tuple[list[float], dict[str, torch.Tensor], int]]:
+        store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+        with make_trainer(case, store, tmp_path, **HALF, **options) as trainer:
+            plan = trainer.plan
+            pulled = {item.pull.source for passes in plan.programs.values() for item in passes if item.pull}
+            sizes = {plan.matrices[name].region_itemsize for name in pulled if plan.matrices[name].matrix.itemsize == 2}
+        return sizes, outcome(case, tmp_path, epochs=2, store=store, **HALF, **options)
+
+    def same(one: tuple[Any, dict[str, torch.Tensor], int], other: tuple[Any, dict[str, torch.Tensor], int]) -> bool:
+        return one[0] == other[0] and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
+
+    narrow = trained()
+    assert same(trained(**tight)[1], narrow[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(EdgeAggregate, "takes_narrow", False)
+        wide = trained(**tight)
+    assert same(wide[1], narrow[1])
+    assert wide[0] == {4} and narrow[0] == ({2} if are_compiled() else {4})
+    monkeypatch.setitem(pulls.BY_DEVICE, "cpu", pulls.of_torch)
+    plain = trained()
+    assert plain[0] == {4} and plain[1][0] == pytest.approx(narrow[1][0], rel=1e-3)
 
 
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())

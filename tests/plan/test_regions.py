@@ -31,11 +31,11 @@ def test_what_is_summed_lies_there_as_it_is_kept() -> None:
 
 
 def test_other_kernels_get_the_models_own_type() -> None:
-    """One pull per edge is enough: a matrix lies in memory in one way."""
+    """One pull per edge is enough: a matrix lies in memory in one way; unless they say that they take any."""
     work = kept_in_half(workload(), sums_as_kept=True)
-    kernel = PerEdge(groups=1, columns=64, own=None, edges_at_once=64, bytes_per_edge=64, bytes_per_row=64)
+    wide = PerEdge(groups=1, columns=64, own=None, edges_at_once=64, bytes_per_edge=64, bytes_per_row=64)
 
-    def per_edge(name: str) -> Workload:
+    def per_edge(name: str, kernel: PerEdge = wide) -> Workload:
         stages = tuple(
             replace(s, pull=replace(s.pull, per_edge=kernel)) if s.pull and s.pull.source == name else s
             for s in work.programs["train"]
@@ -44,6 +44,7 @@ def test_other_kernels_get_the_models_own_type() -> None:
 
     assert planned(per_edge("m1"), "m1").region_itemsize == 4
     assert planned(per_edge("m1"), "m2").region_itemsize == 2
+    assert planned(per_edge("m1", replace(wide, as_kept=True)), "m1").region_itemsize == 2
 
 
 def test_slabs_are_twice_as_wide_in_the_same_memory() -> None:

@@ -134,7 +134,7 @@ class Opaque(EdgeAggregate):
     def needs(self) -> tuple[Value, ...]:
         return ()
 
-    def rehearse(self, key: Key, dtype: torch.dtype) -> None:
+    def rehearse(self, key: Key, dtype: torch.dtype, kept: torch.dtype) -> None:
         """Nothing of it is compiled."""
 
     @property

@@ -146,20 +146,23 @@ class EdgeAggregate(Aggregate):
     def needs(self) -> tuple[Value, ...]:
         return (self,) if self.target is None else (self, self.target)
 
-    def rehearse(self, key: Key, dtype: torch.dtype) -> None:
-        """Have the pulls of a row without edges, so that loops which are compiled are so before they are timed."""
+    def rehearse(self, key: Key, dtype: torch.dtype, kept: torch.dtype) -> None:
+        """Have the pulls of a row without edges, so that loops which are compiled are so before they are timed.
+        ``kept``: in place of ``dtype`` what is between passes."""
         if self.before is not None or self.after is not None:
             return
         features = torch.zeros(0, self.edge_features, dtype=dtype) if self.edge_features else None
         nothing, offsets = torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
         tile, groups = TileEdges(nothing, offsets, 0, 1, features_EK=features), range(self.groups)
-        source, target = (torch.zeros(1, columns, dtype=dtype) for columns in (self.source.columns, self.target_width))
-        self.forward(key, tile, source, target, groups)
+        widths = self.source.columns, self.target_width
+        pulled = kept if self.takes_narrow and dtype == torch.float32 else dtype
+        source, target = (torch.zeros(1, columns, dtype=dtype) for columns in widths)
+        self.forward(key, tile, source.to(pulled), target, groups)
         if self.keep:
             upstream = torch.zeros(1, self.upstream_columns, dtype=dtype)
-            self.backward_sources(key, tile, upstream, source, groups)
+            self.backward_sources(key, tile, upstream.to(pulled), source, groups)
             if self.pulls_targets:
-                self.backward_targets(key, tile, source, upstream, groups)
+                self.backward_targets(key, tile, source.to(pulled), upstream, groups)
 
     @property
     def target_width(self) -> int:
@@ -222,6 +225,11 @@ class EdgeAggregate(Aggregate):
         """Whether the CPU's pulls of it are compiled loops."""
         return are_compiled()
 
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether these compute in float32 with rows of bfloat16; terms of edges would be made of the rows' type."""
+        return self.in_loops and self.edge_features == 0
+
     def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
         """Bytes for each row, and beside all of them, of one of the pulls that is a compiled loop."""
         raise NotImplementedError
@@ -236,7 +244,8 @@ class EdgeAggregate(Aggregate):
         if self.in_loops:
             of_row, fixed = self.loop_temporaries(pulling, itemsize)
             numbers = self.groups, columns, own, 0, 0, of_row
-            return PerEdge(*numbers, fixed_bytes=fixed, slices=self.slices, work=work)
+            as_kept = self.takes_narrow and itemsize == torch.float32.itemsize
+            return PerEdge(*numbers, fixed_bytes=fixed, slices=self.slices, work=work, as_kept=as_kept)
         numbers = self.groups, columns, own, *self.temporaries(itemsize)
         return PerEdge(*numbers, slices=self.slices, work=work)
 
