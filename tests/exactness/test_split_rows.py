@@ -24,7 +24,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
 
-from ooc.errors import BudgetError
+from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.pieces.caught_sums import CaughtSum
@@ -45,10 +45,6 @@ ROUGH = GraphCase(nodes=32, edges=60, self_loops=5, isolated=4, duplicates=5, un
 HUB = 5
 H = 6
 EVERY = ["sum", "mean", "max", "min", "mul", "std", "var", "softmax"]
-
-
-def _product(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
-    return (index == torch.arange(len(own))[:, None]).to(own.dtype) @ messages
 
 
 def _sparse(own: Tensor, messages: Tensor, index: Tensor) -> Tensor:
@@ -82,7 +78,6 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "put": lambda own, m, i: torch.zeros_like(own).index_put((i,), m, accumulate=True),
     "put in place": lambda own, m, i: own.clone().index_put_((i,), m, True),
     "segments": _segments,
-    "a matrix product": _product,
     "a sparse product": _sparse,
 }
 """Of what every row has itself, messages, and their targets."""
@@ -195,6 +190,25 @@ def probed(conv: MessagePassing) -> ProbeResult:
 def test_layers_may_be_split(make: Callable[[int, int], MessagePassing]) -> None:
     """Trying them has shown that pieces give what the whole gives."""
     assert probed(make(4, 6)).calls
+
+
+class Product(MessagePassing):
+    """Adds up by a matrix of all rows and edges."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        sources, targets = edge_index
+        ends_here = targets == torch.arange(len(x))[:, None]
+        return ends_here.to(x.dtype) @ self.linear(x)[sources]
+
+
+def test_a_matrix_of_rows_and_edges_is_refused() -> None:
+    """It would grow as the square of what is computed at once, which nobody counts."""
+    with pytest.raises(ModelError, match="memory for every row times every edge"):
+        probed(Product(4, 6))
 
 
 def test_levels() -> None:

@@ -2,7 +2,7 @@
 """Sums and extremes over the edges of one row that come piece by piece, caught as a layer of unknown insides asks torch
 for them.
 
-A layer adds up by those of torch's operators that do so by an index, or by a matrix product over edges
+A layer adds up by those of torch's operators that do so by an index, or by a sparse product over edges
 (``kernels.pieces.reductions``), itself or in PyG's aggregations, softmaxes and degrees. Run on a piece of a row's
 edges, each of these calls gets a part of what belongs to the row: it is added to a running total, and once that is
 complete, a later run is given it. A call that depends on another one's total has a higher ``level``: a softmax takes
@@ -218,28 +218,13 @@ class _Catching(TorchFunctionMode):
         found = self._reduced(_Entries(Kind.SUM, into, numbers_E, rows))
         return into.index_add(0, numbers_E, rows) if found is None else found
 
-    def _product(self, left: Tensor, right_EC: Tensor) -> Tensor | None:
-        """Where ``left`` has weights for every edge in the row of its target, and zeros elsewhere; sparse, with the
-        edge's source for its column."""
-        if left.dim() != 2 or right_EC.dim() != 2 or left.dtype != right_EC.dtype:
+    def _product(self, left: Tensor, right_SC: Tensor) -> Tensor | None:
+        """With a sparse matrix that has a weight for every edge, in the row of its target."""
+        if not isinstance(left, Tensor) or left.layout is not torch.sparse_coo or right_SC.dim() != 2:
             return None
-        if left.layout is torch.sparse_coo:
-            targets_E, sources_E = left._indices()
-            into = right_EC.new_zeros(len(left), right_EC.shape[1])
-            weighed_EC = left._values()[:, None] * right_EC[sources_E]
-            return self._reduced(_Entries(Kind.SUM, into, targets_E, weighed_EC))
-        if left.layout is not torch.strided:
-            return None
-        targets_E = self._targets_of(left)
-        if targets_E is None:
-            return None
-        weights_E1 = left.gather(0, targets_E[None]).t()
-        into = right_EC.new_zeros(len(left), right_EC.shape[1])
-        return self._reduced(_Entries(Kind.SUM, into, targets_E, weights_E1 * right_EC))
-
-    def _targets_of(self, weights: Tensor) -> Tensor | None:
-        """Which node each column of a matrix is of, all other rows being 0 there; None if there is none such."""
-        raise NotImplementedError
+        targets_E, sources_E = left._indices()
+        into = right_SC.new_zeros(len(left), right_SC.shape[1])
+        return self._reduced(_Entries(Kind.SUM, into, targets_E, left._values()[:, None] * right_SC[sources_E]))
 
     def _reduced(self, given: _Entries) -> Tensor | None:
         """What is to be given instead; None: what the call gives by itself."""
@@ -278,16 +263,6 @@ class Finding(_Catching):
         includes = given.includes or given.kind not in _EXTREMES
         return into.scatter_reduce(0, index, rows, given.kind.value, include_self=includes) * 1.5 + 0.25
 
-    def _targets_of(self, weights: Tensor) -> Tensor | None:
-        return next((targets_E for targets_E in self._targets.values() if _are_of(weights, targets_E)), None)
-
-
-def _are_of(weights: Tensor, targets_E: Tensor) -> bool:
-    """Whether a matrix is 0 wherever a row is not the target of its column's edge."""
-    if len(targets_E) != weights.shape[1] or (len(targets_E) and len(weights) <= int(targets_E.max())):
-        return False
-    return not weights.scatter(0, targets_E[None], 0.0).any()
-
 
 class Catching(_Catching):
     """While a layer runs on a piece, ``near``: calls of a level below ``level`` give their totals, all hand their
@@ -308,8 +283,7 @@ class Catching(_Catching):
     ) -> None:
         super().__init__()
         self._where, self._calls, self._totals, self._take = where, calls, totals, take
-        self._near, self._nodes = near, 1 + len(near.others_S)
-        self._level, self._last, self._is_first = level, last, is_first
+        self._nodes, self._level, self._last, self._is_first = 1 + len(near.others_S), level, last, is_first
         self._done = 0
 
     def _reduced(self, given: _Entries) -> Tensor | None:
@@ -337,15 +311,6 @@ class Catching(_Catching):
             raise AllCaught
         own = self._totals[number].onto(into[:1], includes=given.includes) if call.level < self._level else into[:1]
         return torch.cat((own, rest))
-
-    def _targets_of(self, weights: Tensor) -> Tensor | None:
-        if self._done >= len(self._calls):
-            return None
-        rows = self._calls[self._done].rows
-        targets_E = torch.zeros_like(ends_of(rows, self._near)[0])
-        if rows in LOOPS:
-            targets_E[-self._nodes :] = torch.arange(self._nodes, device=targets_E.device)
-        return targets_E if _are_of(weights, targets_E) else None
 
     def check(self) -> None:
         """ModelError unless all calls have been made."""

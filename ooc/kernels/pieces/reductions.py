@@ -30,7 +30,7 @@ _OF_NOTHING = {"sum": 0.0, "prod": 1.0, "amax": -torch.inf, "amin": torch.inf, "
 """What segments without rows are reduced to."""
 _IN_PLACE = {_OF.scatter_add_, _OF.scatter_reduce_, _OF.index_add_, _OF.index_reduce_, _OF.index_put_, torch.index_put_}
 PRODUCTS = {torch.matmul, torch.mm, _OF.matmul, _OF.mm, _OF.__matmul__, torch.sparse.mm, torch.smm, torch.spmm}
-"""Of matrices."""
+"""Of matrices, of which the first may be sparse."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ _FEW_NODES, _MORE_NODES = 64, 320
 _FEW_EDGES, _MORE_EDGES = 256, 1280
 _SKEWED = 1.5
 """How much more memory a layer may take where one row has all the edges."""
+_GROWN = 1.2 * _MORE_NODES / _FEW_NODES
+"""How much more it may take of so many more nodes and edges both."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -497,6 +499,8 @@ class _Probe:
             raise layer.refuse(
                 "it takes memory for every row times the most edges of any row, which no budget can hold"
             )
+        if run(_MORE_NODES, _MORE_EDGES, False)[0] > _GROWN * base:
+            raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
         of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
         more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
         if calls:
