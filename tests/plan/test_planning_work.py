@@ -8,8 +8,10 @@ import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
-from ooc.plan.layout.layout import Layout
+from ooc.plan.layout import layout
+from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.planner import plan_layout
+from ooc.plan.problem import WHOLE
 from ooc.plan.program import program, replacement
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
@@ -75,6 +77,14 @@ def test_no_layout_is_forecast_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_layout(in_groups(workload(), 4), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     assert len(laid_out) > 10
     assert not any(one == other for one, other in combinations(laid_out, 2))
+
+
+def test_temporaries_are_bounded_once_where_nothing_becomes_taller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of every pass, as a layout is made."""
+    work, counted = workload(), Counted(layout.scratch_nbytes, lambda item, *_: item.index)
+    monkeypatch.setattr(layout, "scratch_nbytes", counted)
+    made = layout.lay_out(work, Choice(1024, dict.fromkeys(layout.pulled_sources(work), WHOLE)))
+    assert counted.sizes == [item.index for passes in made.programs.values() for item in passes]
 
 
 @pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])

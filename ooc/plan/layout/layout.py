@@ -7,6 +7,7 @@ that loads the pulled rows, and may pull those of the last slab itself.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below, divisors
@@ -161,12 +162,14 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         programs[name] = Passes(passes)
     share = workload.share
     regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
-    scratch, _ = _heaviest(programs, matrices, workload, frame_bytes)
-    programs = {
+    scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
+    taller = {
         name: _taller_pulls(passes, matrices, workload, frame_bytes, scratch, choice)
         for name, passes in programs.items()
     }
-    scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
+    if any(taller[name] is not passes for name, passes in programs.items()):
+        programs = taller
+        scratch, heaviest = _heaviest(programs, matrices, workload, frame_bytes)
     return Layout(choice.step_rows, frame_bytes, matrices, programs, regions, scratch, choice.spare_writes, heaviest)
 
 
@@ -206,12 +209,12 @@ def _taller_pulls(
                 if scratch_nbytes(taller, matrices, workload, frame_bytes) > room:
                     break
                 item = taller
-        elif isinstance(item, RowPass) and item.sweeps is not None:
+        elif isinstance(item, RowPass) and item.sweeps is not None and item.sweeps is not found[-1]:
             last = found[-1]
             assert isinstance(last, ColumnPass)
             item = replace(item, sweeps=last)
         found.append(item)
-    return Passes(found)
+    return passes if all(map(is_, found, passes)) else Passes(found)
 
 
 def _widths(workload: Workload, choice: Choice) -> dict[str, int]:
