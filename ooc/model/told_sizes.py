@@ -21,6 +21,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge")}
+_LOGARITHMS: tuple[tuple[str, Callable[..., float]], ...] = (
+    ("log", math.log),
+    ("log2", math.log2),
+    ("log10", math.log10),
+)
+"""They ask whole numbers for their digits, and nothing else."""
+_NOTHING: dict[str, Any] = {}
 _MOST_TOLD = 1 << 16
 """By ``len(x)`` or ``int(index.max())``, which are plain numbers: a tensor of as many rows may be made of them."""
 
@@ -151,10 +158,10 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
 def sizes_told(least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> Iterator[None]:
     """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``."""
     with ExitStack() as patches:
-        for name in ("log", "log2", "log10"):  # which ask whole numbers for their digits, and nothing else
-            function: Callable[..., float] = getattr(math, name)
-            for module in [*sys.modules.values()]:
-                if getattr(module, "__dict__", {}).get(name) is function:
+        for module in [*sys.modules.values()]:
+            has = getattr(module, "__dict__", _NOTHING).get
+            for name, function in _LOGARITHMS:
+                if has(name) is function:
                     patches.enter_context(mock.patch.object(module, name, _of_told(function)))
         mode = _PlainSizes if telling is Telling.GIVEN else _ToldSizes
         patches.enter_context(mode(least, ratios, usual, plainly=telling is Telling.TAKEN))

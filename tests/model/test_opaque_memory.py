@@ -130,3 +130,12 @@ def test_what_operators_make_is_counted_while_it_lives() -> None:
         return two + given.view(10, 100).view(-1)
 
     assert Watch.of(compute, [given]).peak_bytes == 2 * given.nbytes
+
+
+def test_copies_share_what_a_convolution_knows_of_its_functions() -> None:
+    """Which takes longer to copy than all the rest of it; tensors they share as well, and nothing else."""
+    conv = MlpMessages(WIDTH, WIDTH)
+    copied = sharing(conv, "Layer")
+    assert copied.inspector is conv.inspector
+    assert all(one is other for one, other in zip(copied.parameters(), conv.parameters(), strict=True))
+    assert all(one is not other for one, other in zip(copied.modules(), conv.modules(), strict=True))

@@ -30,7 +30,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDro
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
-from ooc.model.layers.layer import Layer, sharing
+from ooc.model.layers.layer import Layer, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
 from ooc.model.told_sizes import Telling, sizes_told
@@ -198,7 +198,7 @@ class _Probe:
     def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int) -> None:
         self.layer = layer
         self.training = module.training
-        self.module = copy.deepcopy(module).double()
+        self.module = copy.deepcopy(module, inspectors(module)).double()
         self.unused = sharing(self.module, layer.where)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.columns, self.edge_features = columns, edge_features

@@ -355,10 +355,17 @@ _LEAN: dict[str, Callable[[], type[nn.Module]]] = {
 """By the names of PyG's."""
 
 
+def inspectors(module: nn.Module) -> dict[int, Any]:
+    """By id, for copies to share: what PyG's convolutions in ``module`` know of the arguments of their own functions.
+    No call changes it, and copying it takes most of the time that copying a convolution does."""
+    found = (getattr(part, "inspector", None) for part in module.modules())
+    return {id(one): one for one in found if type(one).__module__ == "torch_geometric.inspector"}
+
+
 def sharing(module: nn.Module, where: str) -> nn.Module:
     """A copy of ``module`` with the very same parameters and buffers: its mode and what it keeps between calls are its
     own. ModelError where it cannot be copied."""
-    known = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    known = inspectors(module) | {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
     for part in module.modules():  # results that it still has cannot be copied with what they were computed from
