@@ -55,6 +55,17 @@ def _one_template() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _remembered_models() -> Iterator[None]:
+    """Where there are models: tests of plans alone do without PyG."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch_geometric" in sys.modules:
+            from tests.remembered import remember
+
+            remember(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

@@ -2,29 +2,21 @@
 """Running the trainer and the reference side by side."""
 
 import copy
-import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
 
 import ooc
 from ooc.errors import BudgetError
-from ooc.model.layers import opaque
-from ooc.model.layers.conformance import ProbeResult, probe_layer
-from ooc.model.layers.layer import Layer
-from ooc.model.lowering import interpreter, opened, tracing
-from ooc.model.lowering.symbolic import Calls
 from ooc.plan.program.plan import Plan
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
@@ -80,21 +72,11 @@ def store_of(data: Data, folder: Path, *, linked: bool = False) -> Store:
     return ooc.open(path)
 
 
-def trace_once(patch: pytest.MonkeyPatch) -> None:
-    """Have models that are made alike traced once for all tests."""
-    for module in (tracing, interpreter, opened):
-        patch.setattr(module, "Calls", traced_once)
-
-
 def tuned_trainer(
     *arguments: Any, tile_rows: int | None = None, savings: Collection[Saving] = tuple(Saving), **options: Any
 ) -> Trainer:
     """A trainer with tiles and savings as tests vary them."""
-    with pytest.MonkeyPatch.context() as patch:
-        trace_once(patch)
-        if opaque.probe_layer is probe_layer:  # else a test looks on
-            patch.setattr(opaque, "probe_layer", probed_once)
-        return Trainer(*arguments, _tuning=Tuning(tile_rows=tile_rows, savings=savings), **options)
+    return Trainer(*arguments, _tuning=Tuning(tile_rows=tile_rows, savings=savings), **options)
 
 
 def in_turn(names: Iterable[str], ways: dict[str, Any], *, all_ways: Collection[str] = ()) -> list[Any]:
@@ -108,73 +90,6 @@ def in_turn(names: Iterable[str], ways: dict[str, Any], *, all_ways: Collection[
 
 
 DIRECTIONS = {"directed": False, "undirected": True}
-
-
-class _Content(pickle.Pickler):
-    """What objects are made of: tensors by their numbers, not by where these lie."""
-
-    def reducer_override(self, one: Any) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return NotImplemented
-        kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
-        return tuple, ((*kept, one.detach().cpu().numpy().tobytes()),)
-
-
-def _digest(*question: Any) -> bytes | None:
-    """Of what objects are made of; None where that cannot be told: of nameless classes and parametrized modules."""
-    try:
-        _Content(content := BytesIO()).dump(question)
-    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):
-        return None
-    return sha256(content.getvalue()).digest()
-
-
-_traced: dict[bytes, tuple[Calls, list[int], list[int]]] = {}
-"""By the digest of what was traced: its calls, and which of its parameters are cut off, and which are reached."""
-
-
-def traced_once(
-    module: torch.nn.Module,
-    name: str,
-    inputs: Sequence[torch.Tensor],
-    *,
-    training: bool,
-    rows: int = 1,
-    opened: MessagePassing | None = None,
-) -> Calls:
-    """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
-    they refer to, tensors that forward makes, belongs to one module."""
-    key, own = _digest(module, name, inputs, training), list(module.parameters())
-    if key is None or key not in _traced:
-        calls = Calls(module, name, inputs, training=training, rows=rows, opened=opened)
-        if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
-            return calls
-        kinds = calls.cut_off, calls.reached
-        _traced[key] = calls, *([k for k, one in enumerate(own) if any(one is o for o in kind)] for kind in kinds)
-    known, cut_off, reached = _traced[key]
-    calls = copy.copy(known)
-    calls.cut_off, calls.reached = [own[k] for k in cut_off], [own[k] for k in reached]
-    return calls
-
-
-_probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
-"""By the digest of what was tried: what that told, and which of its parameters have a part in the result."""
-
-
-def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
-    """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
-    differ in their budgets alone."""
-    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, layer.codes, layer.tails
-    question = module, *called, sorted(options.items())
-    key, own = _digest(*question), list(module.parameters())
-    if key is None:
-        return probe_layer(layer, module, **options)
-    if key not in _probed:
-        found = probe_layer(layer, module, **options)
-        places = [k for k, parameter in enumerate(own) if any(parameter is one for one in found.parameters)]
-        _probed[key] = replace(found, parameters=()), places
-    found, places = _probed[key]
-    return replace(found, parameters=tuple(own[k] for k in places))
 
 
 def make_trainer(

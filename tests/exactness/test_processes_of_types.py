@@ -12,12 +12,10 @@ from torch import nn
 from torch_geometric.data import HeteroData
 
 import ooc
-from ooc.model.layers import opaque
 from ooc.models import Relational, RelationalAttention
 from ooc.train import sharing
 from ooc.train.setup import Tuning
 from tests.exactness import test_types as with_features
-from tests.exactness.comparison import probed_once, trace_once
 from tests.exactness.test_embeddings_of_types import WIDTHS, graph, made
 from tests.processes import together
 
@@ -28,8 +26,6 @@ _WRITES = ("author", "writes", "paper")
 @pytest.fixture(autouse=True)
 def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", inf)
-    trace_once(monkeypatch)
-    monkeypatch.setattr(opaque, "probe_layer", probed_once)
 
 
 def _attention(data: HeteroData, **options: Any) -> nn.Module:
