@@ -19,9 +19,9 @@ from torch import Tensor
 from ooc.errors import StoreError
 from ooc.kernels.edges import TileEdges, highest_row
 
-EDGES_AT_ONCE = 16384
+EDGES_AT_ONCE = 32768
 """A run's edges at most, where no single row has more: layers keep several messages' widths for every edge."""
-EDGES_AT_ONCE_ON_DEVICE = 8 * EDGES_AT_ONCE
+EDGES_AT_ONCE_ON_DEVICE = 4 * EDGES_AT_ONCE
 """The same on a device with memory of its own, to which every operator has to be sent."""
 
 

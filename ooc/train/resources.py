@@ -49,7 +49,8 @@ TILE_ROWS = 1024
 """Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, and up to
 twice as many with fewer. A tile of 1 to 2 MiB keeps a stage's temporaries in the core's cache, and its products take
 several times as long as launching them; it is also the unit in which gradients are summed, which makes results
-independent of block rows."""
+independent of block rows. Where so many values are a half of a graph's rows, as they are in small graphs with few
+columns, a tile is that: much of the time of one is the calls of its operators then, and two threads have one each."""
 _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 """Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
@@ -304,7 +305,9 @@ def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool)
     with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
         values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
-        return min(2 * TILE_ROWS, _height_of(max(values, _USUAL_VALUES), columns, digits=5, unit=whole_pages))
+        fitting = _height_of(max(values, _USUAL_VALUES), columns, digits=5, unit=whole_pages)
+        half = TILE_ROWS // 2 * ceil(nodes / TILE_ROWS)
+        return min(fitting, max(2 * TILE_ROWS, half if half <= fitting else 0))
     most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
     return 1 << max(TILE_ROWS, most).bit_length() - 1
 

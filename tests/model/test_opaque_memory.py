@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What running a layer of unknown insides allocates stays within the bound that trying it has told, and near it."""
 
+import math
 import tracemalloc
 from collections.abc import Callable
 
@@ -38,7 +39,9 @@ def general(conv: MessagePassing) -> Opaque:
     layer, _ = layer_of(conv, "Layer", [source, Graph()], {})
     module = sharing(conv, "Layer")
     findings = probe_layer(layer, module, columns=WIDTH, edge_features=0, dtype=torch.float32, record=True)
-    return Opaque(2, source, layer, module, findings, site=1, keep=True, against=False, most_edges=0)
+    return Opaque(
+        2, source, layer, module, findings, site=1, keep=True, against=False, most_edges=0, all_edges=math.inf
+    )
 
 
 LAYERS: dict[str, Callable[[], MessagePassing]] = {
@@ -71,6 +74,18 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
     backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))
     assert forward <= bound and bound / 5 <= backward <= bound, (forward, backward, bound)
+
+
+def test_runs_of_small_graphs_have_more_edges() -> None:
+    """Where all edges take so little memory that nobody lacks it; those of links are not counted, nor a device's."""
+    made = general(MlpMessages(WIDTH, WIDTH, "softmax"))
+    of_edge = made.temporaries(4)[1]
+    found = []
+    for edges in (1, (512 << 20) // of_edge, (512 << 20) // of_edge + 1, math.inf):
+        made.all_edges = edges
+        found.append((made.edges_at_once(on_device=False), made.edges_at_once(on_device=True)))
+    usual, on_device = (8 << 20) // of_edge, (64 << 20) // of_edge
+    assert found == [((32 << 20) // of_edge, on_device)] * 2 + [(usual, on_device)] * 2
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())

@@ -93,6 +93,22 @@ def test_a_gpu_has_taller_tiles_where_the_graph_is_large(columns: int, nodes: in
     assert usual_tile_rows(columns, nodes, features=columns, on_device=False) == 2048
 
 
+@pytest.mark.parametrize(
+    ("columns", "nodes", "expected"),
+    [
+        (64, 4_096, 2048),
+        (64, 5_000, 2560),
+        (64, 16_384, 8192),
+        (64, 16_385, 2048),
+        (128, 10_000, 2048),
+        (512, 5_000, 1024),
+    ],
+)
+def test_tiles_are_a_half_of_small_graphs_with_few_columns(columns: int, nodes: int, expected: int) -> None:
+    """Which are in the cache all the same; fewer calls are made, and two threads have one each."""
+    assert usual_tile_rows(columns, nodes, features=columns, on_device=False) == expected
+
+
 @pytest.mark.parametrize("gpu", ["1G", "8G"])
 def test_what_a_gpu_would_run_depends_on_no_budget_and_no_threads(gpu: str) -> None:
     """One thread launches everything, however many the machine has; tiles are the same whatever the budgets."""

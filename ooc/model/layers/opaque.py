@@ -65,8 +65,11 @@ _TIMES_STREAMED = 4, 3, 4
 """How often the CPU writes or reads what a layer has at a time for an edge: forward, and for gradients, of parameters
 and of rows. Of a decoder of links with a hidden layer, by processor time beside that of other passes (68,000 pairs, 32
 columns), and of layers of 128 and 64 columns (3 million edges)."""
-_RUN_BYTES = 8 << 20
+_RUN_BYTES, _RUN_BYTES_ON_DEVICE = 8 << 20, 64 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
+_SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 32 << 20
+"""Where a layer makes no more than that of all edges of the graph, so much is made of a run's: calls of operators are
+half of the time of a run of 8 MiB of 32 columns, and nobody lacks the memory."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
 _WAITING_BYTES = 16 << 20
@@ -80,7 +83,7 @@ class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
     ``target``: where neighbours are nodes of another type, the rows themselves; ``most_edges``: of a row, whichever
-    way."""
+    way; ``all_edges``: of the graph."""
 
     pulls_targets = True
 
@@ -96,6 +99,7 @@ class Opaque(EdgeAggregate):
         keep: bool,
         against: bool,
         most_edges: int,
+        all_edges: float,
         target: Value | None = None,
     ) -> None:
         super().__init__(index, source, target, groups=1, result=math.prod(probed.tail), kept=0, keep=keep)
@@ -106,6 +110,7 @@ class Opaque(EdgeAggregate):
         self.probed = probed
         self.site = site
         self.most_edges = most_edges
+        self.all_edges = all_edges
         self._module = module
         self._of_thread = local()
 
@@ -144,9 +149,11 @@ class Opaque(EdgeAggregate):
 
     def edges_at_once(self, *, on_device: bool) -> int:
         """Of a run: no budget's affair."""
-        times = EDGES_AT_ONCE_ON_DEVICE // EDGES_AT_ONCE if on_device else 1
-        fitting = _RUN_BYTES // self.temporaries(self.probed.itemsize)[1]
-        return times * min(EDGES_AT_ONCE, max(_FEWEST_EDGES, fitting))
+        of_edge = self.temporaries(self.probed.itemsize)[1]
+        if on_device:
+            return min(EDGES_AT_ONCE_ON_DEVICE, max(_FEWEST_EDGES, _RUN_BYTES_ON_DEVICE // of_edge))
+        run_bytes = _RUN_BYTES_OF_SMALL if self.all_edges * of_edge <= _SMALL_BYTES else _RUN_BYTES
+        return min(EDGES_AT_ONCE, max(_FEWEST_EDGES, run_bytes // of_edge))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
@@ -405,7 +412,8 @@ def lower_opaque(
     assembly.convolved.append(source)
     against = layer.flipped != layer.sums_at_sources
     most_edges = int(min(setting.most_edges(), 1 << 62))
+    all_edges = setting.num_edges if kind is Opaque else math.inf
     options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    made = kind(assembly.next_index(), source, layer, module, probed, target=target, **options)
+    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=all_edges, **options)
     tail = probed.tail
     return made if len(tail) == 1 else assembly.rowwise(where, lambda rows: rows.reshape(len(rows), *tail), [made])
