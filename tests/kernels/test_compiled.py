@@ -3,7 +3,10 @@
 
 import math
 import pickle
+from importlib import import_module
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from ooc.kernels.compiled.lanes import NBYTES, exp, load, store
 from ooc.kernels.compiled.loops import compiled
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import SelfLoops, TileEdges
+from tests.processes import together
 
 DTYPES = {torch.float32: 2e-5, torch.float64: 1e-12}
 
@@ -167,6 +171,24 @@ def test_where_nothing_can_be_written_every_process_compiles(monkeypatch: pytest
 
     monkeypatch.setattr(loops, "_Cache", nowhere)
     assert loops.compiled(lambda number: number + 1)(2) == 3
+
+
+def test_of_processes_that_begin_together_one_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop_of_both.py").write_text(
+        "from ooc.kernels.compiled.loops import compiled\n\n\n@compiled\ndef loop(number):\n    return number + 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loop: Any = import_module("loop_of_both").loop
+    compile_loop = loop._compiler.compile
+
+    def slowly(*signature: Any) -> Any:
+        sleep(1)
+        return compile_loop(*signature)
+
+    monkeypatch.setattr(loop._compiler, "compile", slowly)
+    found = together(2, tmp_path, lambda rank: (loop(rank), loop.stats.cache_misses.total()))
+    assert [number for number, _ in found] == [1, 2]
+    assert sorted(misses for _, misses in found) == [0, 1]
 
 
 def test_what_another_version_has_compiled_is_compiled_anew(tmp_path: Path) -> None:

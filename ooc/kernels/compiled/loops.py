@@ -9,9 +9,10 @@ but its edges, and what is made of them at a time fits the cache, however many t
             count = walk.at[TAKEN]              # edges that ``walk`` has now
 """
 
+import fcntl
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -59,6 +60,7 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         self._cache_file = _Index(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        self.lock_path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         return *super()._index_key(signature, codegen), _WRITTEN
@@ -73,7 +75,22 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     dispatcher: Any = njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # where no folder can be written to, every process compiles for itself
         dispatcher._cache = _Cache(function)
+        dispatcher.compile = _by_one_process(dispatcher.compile, dispatcher._cache.lock_path)
     return cast(Callable[..., Any], dispatcher)
+
+
+def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Callable[[Any], Any]:
+    """``compile_loop``, which finds in the cache what another process has compiled meanwhile: of several that begin
+    together one compiles."""
+
+    def compile_alone(signature: Any) -> Any:
+        with ExitStack() as held:
+            with suppress(OSError):  # where files cannot be locked, each compiles for itself
+                # Not flock, which children hold, too, that are forked meanwhile.
+                fcntl.lockf(held.enter_context(lock_path.open("w")), fcntl.LOCK_EX)
+            return compile_loop(signature)
+
+    return compile_alone
 
 
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
