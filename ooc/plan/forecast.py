@@ -23,9 +23,9 @@ from ooc.plan.layout.passes import (
     sweeps_of,
 )
 from ooc.plan.program.capacity import capacity_of
-from ooc.plan.program.program import blocks_to_write, found_in_memory
+from ooc.plan.program.program import WRITING, blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
-from ooc.plan.program.sequence import BlockTable, Span, Use, block_table, uses_of
+from ooc.plan.program.sequence import BlockTable, Span, Use, block_table, spans_of, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, room_between_uses
 from ooc.plan.workload import Workload
 
@@ -73,7 +73,7 @@ def forecast_traffic(
     room = room_between_uses(host_frames) // coarseness
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
         return _by_pass([], over_pcie, len(passes), blocks)
-    used = [Span(i, i, block, use if use is Use.WRITE else Use.READ) for i, (_, block, use) in enumerate(moved)]
+    used = spans_of([Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)])
     below = Uses(used, len(used), [room] * len(used), blocks.lasts, cyclic=True, spare_writes=layout.spare_writes)
     over_disk = [(over_pcie[i][0], block, use) for i, block, use in _moved(below)]
     return _by_pass(over_disk, over_pcie, len(passes), blocks)
@@ -83,11 +83,11 @@ def _moved(uses: Uses) -> Iterator[tuple[int, int, Use]]:
     """(step, block, use) of every span that finds its block not in memory, or leaves one that will not be."""
     kept = belady(uses)
     to_write = blocks_to_write(uses, kept)
-    for span, found in zip(uses.spans, found_in_memory(uses, kept), strict=True):
-        if span.use is not Use.WRITE and not found:
-            yield span.first, span.block, Use.READ
-        if span.use.writes and span.block in to_write:
-            yield span.last, span.block, Use.WRITE
+    for first, last, block, use, found in zip(*uses.spans.columns, found_in_memory(uses, kept), strict=True):
+        if use != Use.WRITE and not found:
+            yield first, block, Use.READ
+        if to_write[block] and use in WRITING:
+            yield last, block, Use.WRITE
 
 
 def _by_pass(

@@ -153,7 +153,7 @@ def test_the_python_example_runs(here: Path, capfd: pytest.CaptureFixture[str]) 
 def test_the_example_of_replacement_is_what_comes_out() -> None:
     """docs/memory.md: which blocks are kept, what is read and written, and what LRU would do instead."""
     from ooc.plan.program.replacement import Uses, belady
-    from ooc.plan.program.sequence import Span, Use
+    from ooc.plan.program.sequence import Span, Use, spans_of
     from tests.plan.policies import Policy, count_hits
 
     page = PAGES["docs/memory.md"]
@@ -164,7 +164,7 @@ def test_the_example_of_replacement_is_what_comes_out() -> None:
             block = int(number) + (3 if name == "z" else 0)
             uses.append(Span(int(step), int(step), block, Use.READ if use == "read" else Use.WRITE))
         given_up += [(int(step), block) for block in re.findall(r"[xz]\d", lost)]
-    epoch = Uses(uses, 6, [3] * 6, lambda block: block < 3, cyclic=True)
+    epoch = Uses(spans_of(uses), 6, [3] * 6, lambda block: block < 3, cyclic=True)
     kept = belady(epoch)
     assert kept.carried == {0}
     # What is computed anew in every epoch is not wanted after its last use.

@@ -119,7 +119,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
 ) -> None:
     """Twice as many nodes or edges, or matrices twice as wide or a little wider: the floor is no less, but for what
     blocks leave of frames. Where x begins to be gathered after its product, plans have fewer blocks, whose lists need
-    no memory beside the blocks: there it falls."""
+    no memory beside the blocks: there it falls, by half with GCN and many edges."""
     nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
 
     def least(nodes: int, degree: int, features: int, hidden: int) -> int:
@@ -130,7 +130,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
     larger += [(nodes, degree, features, 2 * hidden)]
     for shape in larger:
-        share = 0.95 if shape[1] == 2 * degree else 0.75 if shape[2] == features else 0.45
+        share = 0.95 if shape[1] == 2 * degree else 0.45 if shape[2] > features and model == "gcn" else 0.75
         assert least(*shape) >= share * before, shape
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ooc.plan import Limits
+from ooc.plan import Limits, Workload
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out, pulled_sources
-from ooc.plan.program import capacity
+from ooc.plan.program import capacity, sequence
 from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, block_uses
+from ooc.plan.program.sequence import Use, block_table, uses_of
 from tests.plan.workloads import UNMEASURED, workload
 
 WORK = workload(rows=200_000)
@@ -30,6 +31,23 @@ def test_lists_take_no_more_than_is_counted_for_them() -> None:
     uses = sum(len(program.uses.spans) for program in plan.unrolled.values())
     assert 0.9 * uses <= counted <= 1.2 * uses
     assert counted * capacity._USE_BYTES / 3 < peak <= counted * capacity._USE_BYTES
+
+
+@pytest.mark.parametrize("work", [WORK, workload(rows=9000, width=100, layers=2)])
+def test_uses_are_in_order_however_few_are_put_in_order_at_once(
+    work: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of the slab that is left to the row pass after a column pass."""
+    cut = SlabChoice(8, 1, direct=False, overlap_last=True)
+    layout = lay_out(work, Choice(1024, dict.fromkeys(pulled_sources(work), cut)))
+    blocks, passes = block_table(layout, work), layout.programs["train"]
+    steps, bounds, spans = uses_of(passes, layout, work, blocks)
+    monkeypatch.setattr(sequence, "_AT_ONCE", 8)
+    assert uses_of(passes, layout, work, blocks) == (steps, bounds, spans)
+    assert list(spans) == sorted(spans, key=lambda span: (span.first, span.use, span.block))
+    assert [step.at for step in steps] == [at for at, (first, stop) in enumerate(bounds) for _ in range(first, stop)]
+    used = {span.block for span in spans if span.use is Use.COPY}
+    assert used and all(0 <= span.first <= span.last < len(steps) for span in spans)
 
 
 def test_they_are_a_part_of_the_host_s_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ooc.plan.program.program import found_in_memory
 from ooc.plan.program.replacement import Kept, Uses, belady, next_spans
-from ooc.plan.program.sequence import Span, Use
+from ooc.plan.program.sequence import Span, Use, spans_of
 from tests.examples import examples
 from tests.plan.policies import Policy, count_hits
 
@@ -17,7 +17,7 @@ from tests.plan.policies import Policy, count_hits
 def uses_of(blocks: list[int], capacity: list[int], *, cyclic: bool = False) -> Uses:
     """One read a step."""
     spans = [Span(i, i, block, Use.READ) for i, block in enumerate(blocks)]
-    return Uses(spans, len(blocks), capacity, lambda block: cyclic, cyclic)
+    return Uses(spans_of(spans), len(blocks), capacity, lambda block: cyclic, cyclic)
 
 
 def hits(uses: Uses, after: tuple[bool, ...] | list[bool]) -> int | None:
@@ -71,7 +71,7 @@ def test_blocks_that_are_copied_first_stay_where_the_next_pass_has_frames_for_th
     copied = [Span(1, 1, block, Use.COPY) for block in range(3)]
     read = [Span(step, step, 2 * step + block, Use.READ) for step in range(1, 4) for block in (1, 2)]
     spans = sorted([*written, *copied, *read])
-    kept = belady(Uses(spans, 4, [0] * 4, lambda block: False, cyclic=False, frames_then={0: (4, frames)}))
+    kept = belady(Uses(spans_of(spans), 4, [0] * 4, lambda block: False, cyclic=False, frames_then={0: (4, frames)}))
     assert sum(kept.after) == stays
 
 
@@ -86,13 +86,13 @@ def test_between_two_epochs_no_other_choice_has_more_hits(
     capacity = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
     spans = [Span(i, i, block, Use.READ) for i, block in enumerate(blocks)]
     afterwards = {block: count + i for i, block in enumerate(there)}
-    uses = Uses(spans, count, capacity, lambda block: True, cyclic=False, afterwards=afterwards)
+    uses = Uses(spans_of(spans), count, capacity, lambda block: True, cyclic=False, afterwards=afterwards)
     kept = belady(uses)
     assert kept.begins <= {*there} and kept.carried <= {*there}
     whole = [Span(i, i, block, Use.READ) for i, block in enumerate(there)]  # then a step without a use
-    whole += [Span(before + 1 + i, before + 1 + i, block, Use.READ) for i, block in enumerate([*blocks, -1, *there])]
+    whole += [Span(before + 1 + i, before + 1 + i, block, Use.READ) for i, block in enumerate([*blocks, 99, *there])]
     room = [9] * before + [capacity[0], *capacity] + [9] * (1 + before)
-    best = belady(Uses(whole, len(room), room, lambda block: False, cyclic=False))
+    best = belady(Uses(spans_of(whole), len(room), room, lambda block: False, cyclic=False))
     assert sum(found_in_memory(uses, kept)) + len(kept.carried) == sum(best.after)
 
 
@@ -119,4 +119,6 @@ def test_a_sweep_repeated_in_one_direction_keeps_what_fits_where_lru_keeps_nothi
 
 def test_a_block_copied_past_the_frames_is_not_kept_after() -> None:
     spans = [Span(0, 0, 1, Use.COPY), Span(1, 1, 1, Use.READ)]
-    assert belady(Uses(spans, 2, [5, 5], lambda block: True, False)) == Kept([False, False], frozenset(), frozenset())
+    assert belady(Uses(spans_of(spans), 2, [5, 5], lambda block: True, False)) == Kept(
+        bytearray(2), frozenset(), frozenset()
+    )

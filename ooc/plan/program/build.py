@@ -6,7 +6,7 @@ from ooc.plan.program.capacity import Capacity, capacity_of
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCHS, BlockSequence, Program, unroll
 from ooc.plan.program.sequence import BlockTable, block_table, swept, uses_of
-from ooc.plan.program.staging import IN_TRANSFER, Staging, in_order, sequence_of
+from ooc.plan.program.staging import IN_TRANSFER, Staging, sequence_of, transfers_of
 from ooc.plan.workload import Workload
 
 
@@ -57,7 +57,7 @@ def _staged(unrolled: dict[str, Program], layout: Layout, capacity: Capacity, bl
     frames = capacity.host_frames(layout)
     if frames is None:
         return {}
-    transfers = {name: tuple(one for one, _ in in_order(program)) for name, program in unrolled.items()}
+    transfers = {name: transfers_of(program) for name, program in unrolled.items()}
     sequences = {name: sequence_of(moved, frames) for name, moved in transfers.items()}
     below = unroll(sequences, blocks, spare_writes=layout.spare_writes, paced=False)
     return {name: Staging(transfers[name], program) for name, program in below.items()}

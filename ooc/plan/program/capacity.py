@@ -26,9 +26,9 @@ from ooc.plan.program.staging import IN_TRANSFER, MOST_AHEAD
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
-_USE_BYTES, _STATED_LIST_BYTES = 400, 64 << 20
-"""What a plan's lists, and what makes them, take at most for each use of a block by a pass (measured: 300 to 390), and
-how much of that what is stated beside the budgets has room for."""
+_USE_BYTES, _STATED_LIST_BYTES = 180, 64 << 20
+"""What a plan's lists take at most for each use of a block by a pass, with what makes, proves or runs them (made and
+proved: 80 to 150, measured), and how much of that what is stated beside the budgets has room for."""
 LINK_BYTES_PER_S = 10**9
 """That a process is taken to receive of the others where nobody says or has measured it."""
 

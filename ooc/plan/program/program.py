@@ -9,6 +9,7 @@ use, and the reads are sent off. Frames come back when the step after their last
 two steps may overlap; at a pass's end everything comes to rest.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
+from ooc.plan.program.columns import ByStep, Columns
 from ooc.plan.program.replacement import Kept, Uses, belady
 from ooc.plan.program.sequence import BlockTable, Span, Step, Use
 
@@ -46,15 +48,15 @@ class Program:
     decided.
     """
 
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     bounds: tuple[tuple[int, int], ...]
     uses: Uses
     kept: Kept
     warm: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
     moves: dict[int, tuple[Move, ...]] = field(default_factory=dict)
-    acquire: tuple[tuple[Acquire, ...], ...] = ()
-    store: tuple[tuple[int, ...], ...] = ()
+    acquire: Sequence[tuple[Acquire, ...]] = ()
+    store: Sequence[tuple[int, ...]] = ()
     fill: dict[int, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
     frames: int = 0
     read_bytes: int = 0
@@ -72,31 +74,38 @@ class Program:
         return used
 
 
-def found_in_memory(uses: Uses, kept: Kept) -> list[bool]:
+def found_in_memory(uses: Uses, kept: Kept) -> bytearray:
     """For each span, whether its block is still in memory from the use before."""
     count = len(uses.spans)
-    found = [False] * count
+    found = bytearray(count)
     for is_kept, then in zip(kept.after, uses.following, strict=True):
         if is_kept and 0 <= then < count:
             found[then] = True
-    for block in kept.begins & uses.firsts.keys():
-        found[uses.firsts[block]] = True
+    for i in map(uses.first_of, kept.begins):
+        if i >= 0:
+            found[i] = True
     return found
 
 
-def blocks_to_write(uses: Uses, kept: Kept) -> set[int]:
-    """Blocks written by the program that are needed again after they have lost their frame."""
-    written = {span.block for span in uses.spans if span.use.writes}
-    needed = {block for block in written if uses.lasting(block)}
-    for span, is_kept, then in zip(uses.spans, kept.after, uses.following, strict=True):
-        if not is_kept and then >= 0 and span.block in written:
-            needed.add(span.block)
+def blocks_to_write(uses: Uses, kept: Kept) -> bytearray:
+    """By block: whether it is written by the program and needed again after it has lost its frame."""
+    _, _, blocks, used = uses.spans.columns
+    written, needed = bytearray(len(uses.firsts)), bytearray(len(uses.firsts))
+    for block, use in zip(blocks, used, strict=True):
+        if use in WRITING and not written[block]:
+            written[block] = True
+            needed[block] = uses.lasting(block)
+    for block, is_kept, then in zip(blocks, kept.after, uses.following, strict=True):
+        if not is_kept and then >= 0 and written[block]:
+            needed[block] = True
     return needed
 
 
+READING, WRITING = ({int(use) for use in Use if use.reads}, {int(use) for use in Use if use.writes})
 _COOLING_STEPS = 6
 """Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
 _FOR_EVER = 1 << 30
+_NEVER = -2
 
 
 class _Frames:
@@ -189,7 +198,7 @@ class BlockSequence(NamedTuple):
 
     steps: Sequence[Step]
     bounds: Sequence[tuple[int, int]]
-    spans: Sequence[Span]
+    spans: Columns[Span]
     capacity: Sequence[int]
     available: Sequence[Sequence[range]]
 
@@ -217,9 +226,7 @@ def unroll(
     for it: an epoch what the next one wants, and beside that what others use; a program between two epochs what the
     second one wants."""
     firsts = {
-        name: {span.block: span.first for span in reversed(sequence.spans) if blocks.lasts(span.block)}
-        for name, sequence in sequences.items()
-        if name != PREPARATION
+        name: _firsts_of_lasting(sequence.spans, blocks) for name, sequence in sequences.items() if name != PREPARATION
     }
     homes: dict[int, int] = {}
     programs: dict[str, Program] = {}
@@ -247,6 +254,17 @@ def unroll(
     return {name: programs[name] for name in sequences if name in programs}
 
 
+def _firsts_of_lasting(spans: Columns[Span], blocks: BlockTable) -> dict[int, int]:
+    """By block that is there in every epoch: the first step that uses it."""
+    firsts, _, used, _ = spans.columns
+    lasting = set(filter(blocks.lasts, {*used}))
+    return {block: first for first, block in zip(reversed(firsts), reversed(used), strict=True) if block in lasting}
+
+
+def _acquired(block: int, frame: int, load: int) -> Acquire:
+    return Acquire(block, frame, bool(load))
+
+
 class Unrolling:
     """Gives every block its frames: where every live block is meanwhile, and what is to come. ``homes``: where blocks
     lie between programs that others begin with.
@@ -271,19 +289,19 @@ class Unrolling:
         self.found = found_in_memory(uses, self.kept)
         self.to_write = blocks_to_write(uses, self.kept)
         self.frames = _Frames(available)
-        self.pass_of = [step.at for step in self.steps]
+        self.pass_of = array("i", (step.at for step in self.steps))
         self.pace = self._loads_a_step() if paced else None
         self.until = self._untils()
         self.where: dict[int, int] = {}
-        self.acquire: list[tuple[Acquire, ...]] = []
-        self.store: list[tuple[int, ...]] = []
+        self.acquired, self.stored = Columns("iib", _acquired), array("i")
+        self.acquire, self.store = ByStep(self.acquired), ByStep(self.stored)
         self.moves: dict[int, tuple[Move, ...]] = {}
         self.fill: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.room_ahead = [
             sum(map(len, available[p])) - (uses.capacity[first] + self._unbroken(first) if stop > first else 0)
             for p, (first, stop) in enumerate(self.bounds)
         ]
-        self.stored_at: dict[int, int] = {}
+        self.stored_at = array("i", [_NEVER]) * len(uses.firsts)
         self.next = 0
         self.ahead = 0
         self.read_bytes = self.write_bytes = 0
@@ -303,15 +321,15 @@ class Unrolling:
         if leaves:
             self._return_home(leaves)
         return Program(
-            steps=tuple(self.steps),
+            steps=self.steps,
             bounds=tuple(self.bounds),
             uses=self.uses,
             kept=self.kept,
             warm=warm,
             leaves=tuple(leaves.items()),
             moves=self.moves,
-            acquire=tuple(self.acquire),
-            store=tuple(self.store),
+            acquire=self.acquire,
+            store=self.store,
             fill=self.fill,
             frames=self.frames.highest,
             read_bytes=self.read_bytes,
@@ -320,16 +338,17 @@ class Unrolling:
 
     def _unbroken(self, first: int) -> int:
         """Blocks in use both in step ``first`` and in the one before it, which no capacity counts."""
-        spans, kept, following = self.uses.spans, self.kept.after, self.uses.following
+        (firsts, *_), kept, following = self.uses.spans.columns, self.kept.after, self.uses.following
         ended = self.uses.ending(first - 1) if first else ()
-        return sum(kept[i] and following[i] < len(spans) and spans[following[i]].first == first for i in ended)
+        return sum(kept[i] and following[i] < len(firsts) and firsts[following[i]] == first for i in ended)
 
     # ---- before the first step and after the last -------------------------------------------------------
 
     def _place(self) -> None:
         """Frames for what is there at the beginning: those that it has between programs, or else new ones, in order of
         first use."""
-        begins, firsts, last = self.kept.begins, self.uses.firsts, len(self.uses.spans)
+        begins, last = self.kept.begins, len(self.uses.spans)
+        firsts = {block: i for block in begins if (i := self.uses.first_of(block)) >= 0}
         self.where = {block: self.homes[block] for block in begins if block in self.homes}
         self.frames.enter(0, {*self.where.values()})
         self.frames.highest = max((frame + 1 for frame in self.where.values()), default=0)
@@ -385,59 +404,65 @@ class Unrolling:
     def _begin(self, p: int, t: int, first: int) -> None:
         self._release(t - 2, first)
         self.frames.cool(t)
-        spans, found, copy = self.uses.spans, self.found, Use.COPY
-        count, pace = len(spans), self.pace
-        acquired: list[Acquire] = []
+        (firsts, _, blocks, uses), found = self.uses.spans.columns, self.found
+        count, pace = len(firsts), self.pace
+        acquired, frames_of, loaded = (column.append for column in self.acquired.columns)
+        copy, read, reading = int(Use.COPY), int(Use.READ), READING
         early = 0
         i = self.next
         while i < count:
-            first_step, _, block, use = spans[i]
-            if not found[i] and use is not copy:
+            if not found[i] and (use := uses[i]) != copy:
+                first_step, block = firsts[i], blocks[i]
                 if first_step > t and not self._may_prefetch(p, i, t):
                     break
-                if pace is not None and first_step > t + 1 and use is Use.READ:
+                if pace is not None and first_step > t + 1 and use == read:
                     if early >= pace[self.pass_of[first_step]]:
                         break
                     early += 1
                 self.ahead += self.pass_of[first_step] != p
                 frame = self._must_take(p, self.until[i])
-                load = use.reads
-                acquired.append(Acquire(block, frame, load))
+                load = use in reading
+                acquired(block)
+                frames_of(frame)
+                loaded(load)
                 self.where[block] = frame
                 if load:
                     self.read_bytes += self.nbytes(block)
             i += 1
         self.next = i
-        self.acquire.append(tuple(acquired))
+        self.acquire.end_step()
         self._finish(t)
 
     def _finish(self, t: int) -> None:
         """What step ``t`` copies to slab buffers, and what is written after it."""
         filled: list[tuple[int, bool]] = []
-        stored: list[int] = []
-        spans, copy = self.uses.spans, Use.COPY
+        stored, copy = self.stored, int(Use.COPY)
+        _, _, blocks, uses = self.uses.spans.columns
         by_end, begins = self.endings
         for i in by_end[begins[t] : begins[t + 1]]:
-            _, _, block, use = spans[i]
-            if use is copy:
-                filled.append((block, self.found[i]))
+            block, use = blocks[i], uses[i]
+            if use == copy:
+                filled.append((block, bool(self.found[i])))
                 self.read_bytes += 0 if self.found[i] else self.nbytes(block)
-            elif use.writes and block in self.to_write:
+            elif use in WRITING and self.to_write[block]:
                 stored.append(block)
                 self.stored_at[block] = t
                 self.write_bytes += self.nbytes(block)
         if filled:
             self.fill[t] = tuple(filled)
-        self.store.append(tuple(stored))
+        self.store.end_step()
 
     def _may_prefetch(self, p: int, i: int, t: int) -> bool:
         """Whether span ``i``, of a later step, can have its frame at step ``t`` already. It needs one."""
-        first, _, block, use = self.uses.spans[i]
+        firsts, _, blocks, uses = self.uses.spans.columns
+        first, block = firsts[i], blocks[i]
         if block in self.where:
             return False  # still in use elsewhere
         if self.pass_of[first] != p:
-            written = self.stored_at.get(block, t if block in self.to_write else -2)
-            if use is Use.WRITE or self.pass_of[first] != p + 1 or written >= t - 1:
+            written = self.stored_at[block]
+            if written == _NEVER and self.to_write[block]:
+                written = t
+            if uses[i] == Use.WRITE or self.pass_of[first] != p + 1 or written >= t - 1:
                 return False
             if self.ahead >= self.room_ahead[p + 1]:
                 return False
@@ -447,34 +472,38 @@ class Unrolling:
         """Frames of blocks that were in use for the last time, or for long, at step ``t`` of this pass."""
         if t < first:
             return
-        after, spans = self.kept.after, self.uses.spans
+        after, copy, (_, _, blocks, uses) = self.kept.after, int(Use.COPY), self.uses.spans.columns
         by_end, begins = self.endings
         for i in by_end[begins[t] : begins[t + 1]]:
             if after[i]:
                 continue
-            _, _, block, use = spans[i]
-            if use is Use.COPY and not self.found[i]:
+            block = blocks[i]
+            if uses[i] == copy and not self.found[i]:
                 continue
             frame = self.where.pop(block, None)
             if frame is not None:
-                self.frames.give(frame, t, being_written=self.stored_at.get(block) == t)
+                self.frames.give(frame, t, being_written=self.stored_at[block] == t)
 
     def _loads_a_step(self) -> list[int]:
         """By pass, on the average, rounded up."""
         loads = [0] * len(self.bounds)
-        for span, found in zip(self.uses.spans, self.found, strict=True):
-            if span.use is Use.READ and not found:
-                loads[self.pass_of[span.first]] += 1
+        firsts, _, _, uses = self.uses.spans.columns
+        for first, use, found in zip(firsts, uses, self.found, strict=True):
+            if use == Use.READ and not found:
+                loads[self.pass_of[first]] += 1
         return [-(-count // max(1, stop - first)) for count, (first, stop) in zip(loads, self.bounds, strict=True)]
 
-    def _untils(self) -> list[int]:
+    def _untils(self) -> Sequence[int]:
         """By span: the pass in which its frame comes back, counted on into the next epoch. Nobody looks further."""
-        spans, following, after = self.uses.spans, self.uses.following, self.kept.after
-        count, passes = len(spans), len(self.bounds)
+        (_, lasts, _, _), following, after = self.uses.spans.columns, self.uses.following, self.kept.after
+        count, passes = len(lasts), len(self.bounds)
 
-        def untils(epoch: int, beyond: Sequence[int]) -> list[int]:
+        def ends(epoch: int) -> "array[int]":
+            return array("i", (self.pass_of[last] + epoch * passes for last in lasts))
+
+        def untils(epoch: int, beyond: Sequence[int]) -> Sequence[int]:
             """Of a run of the program ``epoch`` epochs on; ``beyond``: of the run after that."""
-            until = [self.pass_of[span.last] + epoch * passes for span in spans]
+            until = ends(epoch)
             for i in range(count - 1, -1, -1):
                 if after[i]:
                     then = following[i]
@@ -483,7 +512,7 @@ class Unrolling:
 
         if not self.kept.carried:
             return untils(0, ())
-        return untils(0, untils(1, [self.pass_of[span.last] + 2 * passes for span in spans]))
+        return untils(0, untils(1, ends(2)))
 
     def _must_take(self, p: int, until: int) -> int:
         frame = self.frames.take(p, until)

@@ -16,12 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import accumulate, islice
-from operator import attrgetter
+from itertools import accumulate
 
+from ooc.plan.program.columns import Columns
 from ooc.plan.program.sequence import Span, Use
-
-_BLOCK = attrgetter("block")
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Uses:
     that has for all of its blocks (left out: as many as are wanted).
     """
 
-    spans: Sequence[Span]
+    spans: Columns[Span]
     steps: int
     capacity: Sequence[int]
     lasting: Callable[[int], bool] = field(compare=False)
@@ -49,7 +47,7 @@ class Uses:
     @cached_property
     def following(self) -> Sequence[int]:
         """By span, as ``next_spans`` finds it: who keeps, unrolls and counts blocks all ask."""
-        return array("q", next_spans(self))
+        return next_spans(self)
 
     def ending(self, step: int) -> Sequence[int]:
         """The numbers of the spans whose last step is ``step``, ascending."""
@@ -57,19 +55,31 @@ class Uses:
         return by_end[begins[step] : begins[step + 1]]
 
     @cached_property
-    def firsts(self) -> dict[int, int]:
-        """By block that is used: the number of its first span."""
-        return dict(zip(map(_BLOCK, reversed(self.spans)), range(len(self.spans) - 1, -1, -1), strict=True))
+    def firsts(self) -> Sequence[int]:
+        """By block: the number of its first span; -1 where it is not used."""
+        _, _, blocks, _ = self.spans.columns
+        firsts = array("i", [-1]) * (max(blocks, default=-1) + 1)
+        for i, block in zip(range(len(blocks) - 1, -1, -1), reversed(blocks), strict=True):
+            firsts[block] = i
+        return firsts
+
+    def first_of(self, block: int) -> int:
+        """The number of its first span; -1 where it is not used."""
+        return self.firsts[block] if block < len(self.firsts) else -1
 
     @cached_property
     def endings(self) -> tuple[Sequence[int], Sequence[int]]:
         """All spans by last step, and where those of each step begin there: for who asks for every step in turn."""
-        last = [span.last for span in self.spans]
-        counts = [0] * self.steps
-        for step in last:
-            counts[step] += 1
-        by_end = array("q", sorted(range(len(last)), key=last.__getitem__))
-        return by_end, array("q", accumulate(counts, initial=0))
+        _, lasts, _, _ = self.spans.columns
+        stops = array("i", [0]) * (self.steps + 1)
+        for step in lasts:
+            stops[step + 1] += 1
+        begins = array("i", accumulate(stops))
+        free, by_end = begins[:], array("i", [0]) * len(lasts)
+        for i, step in enumerate(lasts):
+            by_end[free[step]] = i
+            free[step] += 1
+        return by_end, begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +87,24 @@ class Kept:
     """What a policy keeps: ``after[i]``: span i's block stays until its next use. ``begins``: blocks that are there
     when the program begins; ``carried``: over its end."""
 
-    after: list[bool]
+    after: bytearray
     begins: frozenset[int]
     carried: frozenset[int]
 
 
-def next_spans(uses: Uses) -> list[int]:
+def next_spans(uses: Uses) -> Sequence[int]:
     """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none."""
-    count = len(uses.spans)
-    following = [-1] * count
-    last_of: dict[int, int] = {}
-    for i, span in enumerate(uses.spans):
-        if span.block in last_of:
-            following[last_of[span.block]] = i
-        last_of[span.block] = i
-    for block, i in last_of.items():
-        if block in uses.afterwards or (uses.cyclic and uses.lasting(block)):
-            following[i] = count + uses.firsts[block]
+    _, _, blocks, _ = uses.spans.columns
+    count, firsts = len(blocks), uses.firsts
+    following, last_of = array("i", [-1]) * count, array("i", [-1]) * len(firsts)
+    for i, block in enumerate(blocks):
+        before = last_of[block]
+        if before >= 0:
+            following[before] = i
+        last_of[block] = i
+    for block, i in enumerate(last_of):
+        if i >= 0 and (block in uses.afterwards or (uses.cyclic and uses.lasting(block))):
+            following[i] = count + firsts[block]
     return following
 
 
@@ -146,17 +157,22 @@ def lru_hits(uses: Uses) -> int:
     return hits
 
 
+_END = -1, -1, -1
+
+
 def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] | None) -> Kept:
     """One epoch with ``begins`` in memory, as far as they have room. Over its end only ``may_carry`` are kept (None:
     any)."""
-    spans, steps, count = uses.spans, uses.steps, len(uses.spans)
-    following, capacity, copy, firsts = uses.following, uses.capacity, Use.COPY, uses.firsts
+    first, _, blocks, use = uses.spans.columns
+    steps, count, copy = uses.steps, len(first), int(Use.COPY)
+    following, capacity = uses.following, uses.capacity
     by_end, starts = uses.endings
-    after = [False] * count
+    after = bytearray(count)
     held: dict[int, int] = dict.fromkeys(begins, -1)  # block → the span after which it is kept (-1: there before)
     heap: list[tuple[bool, int, int, int]] = []  # (costs a write, - step of next use, span, block)
     for block in begins:
-        at = spans[firsts[block]].first if block in firsts else uses.afterwards[block]
+        i = uses.first_of(block)
+        at = first[i] if i >= 0 else uses.afterwards[block]
         heappush(heap, (False, -at, -1, block))
     dropped: set[int] = set()
     to_write: set[int] = set()
@@ -170,7 +186,8 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
             _, _, since, block = heappop(heap)
             if held.get(block) == since:
                 del held[block]
-                to_write.add(block)
+                if uses.spare_writes:
+                    to_write.add(block)
                 if since < 0:
                     dropped.add(block)
                 else:
@@ -180,44 +197,47 @@ def _belady_epoch(uses: Uses, begins: frozenset[int], may_carry: frozenset[int] 
         """Those for which a pass until step ``stop`` has no frames beside what waits and what its first two steps
         work in: a frame comes back when the third one begins."""
         at_work = set()
-        for first, _, block, use in islice(spans, position, None):
-            if first >= min(step + 3, stop):
+        for i in range(position, count):
+            if first[i] >= min(step + 3, stop):
                 break
-            if use is not copy:
-                at_work.add(block)
+            if use[i] != copy:
+                at_work.add(blocks[i])
         room = max(0, frames - len(at_work | held.keys()))
         for i in copied[room:]:
             after[i] = False
             unbroken.discard(following[i])
-            to_write.add(spans[i].block)
+            to_write.add(blocks[i])
 
+    beginning = zip(first, blocks, use, strict=True)
+    begins_at, begun, used = next(beginning, _END)
     if steps:
         give_up(capacity[-1 if uses.cyclic else 0])
     for step in range(steps):
         if passed_by:
             passed_by.clear()
-        while position < count and (span := spans[position]).first == step:
-            present = held.pop(span.block, None) is not None or position in unbroken
-            if span.use is copy and not present:
-                passed_by.add(span.block)
+        while begins_at == step:
+            present = held.pop(begun, None) is not None or position in unbroken
+            if used == copy and not present:
+                passed_by.add(begun)
             position += 1
+            begins_at, begun, used = next(beginning, _END)
         for i in by_end[starts[step] : starts[step + 1]]:
             then = following[i]
             if then < 0:
                 continue
-            block = spans[i].block
+            block = blocks[i]
             if then >= count and may_carry is not None and block not in may_carry:
                 continue
             if block in passed_by:
                 continue  # never was in a frame
             if then < count:
-                at = spans[then].first
+                at = first[then]
             else:
-                at = uses.afterwards[block] if block in uses.afterwards else steps + spans[then - count].first
+                at = uses.afterwards[block] if block in uses.afterwards else steps + first[then - count]
             after[i] = True
             if at == step + 1 and then < count:
                 unbroken.add(then)
-                if step in uses.frames_then and spans[then].use is copy:
+                if step in uses.frames_then and use[then] == copy:
                     copied.append(i)
                 continue  # in use without a break
             held[block] = i

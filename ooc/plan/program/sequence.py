@@ -6,12 +6,14 @@ a block in use: from the first to the last step that reads it, or that adds rows
 throughout a plan: slab by slab within a matrix, matrix by matrix, the arrays of edges cut like matrices.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from heapq import merge
+from itertools import accumulate, chain, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from ooc.plan.layout.grid import Grid
@@ -30,6 +32,7 @@ from ooc.plan.layout.passes import (
     row_step_rows,
     slabs_beside,
 )
+from ooc.plan.program.columns import Columns
 from ooc.plan.workload import EdgesKey, Kind, Share, Topology, Workload
 
 
@@ -60,6 +63,18 @@ class Span(NamedTuple):
     use: Use
 
 
+def _span(first: int, last: int, block: int, use: int) -> Span:
+    return Span(first, last, block, _USES[use])
+
+
+_USES = tuple(Use)
+_FIRST, _IN_ORDER = attrgetter("first"), attrgetter("first", "use", "block")
+
+
+def spans_of(spans: Iterable[Span] = ()) -> Columns[Span]:
+    return Columns("iiib", _span, spans)
+
+
 class Step(NamedTuple):
     """Rows ``start:stop`` of pass ``at`` of a program; ``slab`` of its source's columns, -1 in a row pass that pulls
     no slab. ``edges``: of a direction's edges those that are pulled along in this step, but for fewer than a part's at
@@ -70,6 +85,19 @@ class Step(NamedTuple):
     start: int
     stop: int
     edges: range | None = None
+
+
+def _step(at: int, slab: int, start: int, stop: int, low: int, high: int) -> Step:
+    return Step(at, slab, start, stop, None if low < 0 else range(low, high))
+
+
+def _numbers_of(step: Step) -> tuple[int, ...]:
+    at, slab, start, stop, edges = step
+    return (at, slab, start, stop, *((-1, -1) if edges is None else (edges.start, edges.stop)))
+
+
+def steps_of(steps: Iterable[Step] = ()) -> Columns[Step]:
+    return Columns("iiqqqq", _step, map(_numbers_of, steps))
 
 
 @dataclass(frozen=True)
@@ -164,25 +192,25 @@ def _row_bounds(start: int, stop: int, step_rows: int) -> tuple[int, ...]:
 
 def row_spans(
     grid: Grid, base: int, slabs: range, first_step: int, steps: Sequence[Step], height: int, use: Use
-) -> list[Span]:
-    """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on.
+) -> Iterator[list[Span]]:
+    """Uses of the blocks of ``slabs`` by ``steps``, consecutive steps from number ``first_step`` on: those of some rows
+    after those of others, by first step.
 
     The steps go over rows in one direction. They are of one ``height``, which divides the blocks' or is a multiple of
     it, but for the first and the last rows.
     """
     start, count = min(steps[0].start, steps[-1].start), len(steps)
     rows = min(grid.rows, max(steps[0].stop, steps[-1].stop))
-    if rows <= start:
-        return []
+    if rows <= start or not slabs:
+        return
     reverse, blocks, before = steps[0].start > steps[-1].start, grid.blocks, start // height
-    spans = []
-    for block in range(start // grid.block_rows, -(-rows // grid.block_rows)):
+    of_rows = range(start // grid.block_rows, -(-rows // grid.block_rows))
+    for block in reversed(of_rows) if reverse else of_rows:
         low = max(start, block * grid.block_rows) // height - before
         high = min(count, -(-min(rows, (block + 1) * grid.block_rows) // height) - before) - 1
         first, last = (count - 1 - high, count - 1 - low) if reverse else (low, high)
         first, last = first_step + first, first_step + last
-        spans += [Span(first, last, base + k * blocks + block, use) for k in slabs]
-    return spans
+        yield [Span(first, last, base + k * blocks + block, use) for k in slabs]
 
 
 def edges_of_step(step: Step, topology: Topology, workload: Workload) -> range:
@@ -215,28 +243,44 @@ def edge_spans(
 
 def uses_of(
     passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> tuple[list[Step], list[tuple[int, int]], list[Span]]:
+) -> tuple[Columns[Step], list[tuple[int, int]], Columns[Span]]:
     """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
-    steps: list[Step] = []
+    steps, spans = steps_of(), spans_of()
     bounds: list[tuple[int, int]] = []
-    spans: list[Span] = []
+    held: list[Span] = []
+    before = 0
     for item in passes:
         first = len(steps)
-        if isinstance(item, ColumnPass):
-            uses = _column_uses if item.processes == 1 else _sharded_uses
-            mine, used = uses(item, first, passes, layout, workload, blocks)
+        if not isinstance(item, ColumnPass):
+            sweeps = _row_uses(item, first, passes, layout, workload, blocks)
+        elif item.processes == 1:
+            sweeps = _column_uses(item, first, passes, layout, workload, blocks)
         else:
-            mine, used = _row_uses(item, first, passes, layout, workload, blocks)
-        steps += mine
-        spans += used
+            sweeps = iter([_sharded_uses(item, first, passes, layout, workload, blocks)])
+        for mine, since, used in sweeps:
+            if len(held) > _AT_ONCE and since > before:
+                held.sort(key=_IN_ORDER)
+                done, before = bisect_left(held, since, key=_FIRST), since
+                spans.extend(held[:done])
+                del held[:done]
+            steps.extend(list(map(_numbers_of, mine)))
+            held += used
         bounds.append((first, len(steps)))
-    spans.sort(key=lambda s: (s.first, s.use, s.block))
+    held.sort(key=_IN_ORDER)
+    spans.extend(held)
     return steps, bounds, spans
+
+
+_AT_ONCE = 4096
+"""Uses that are put in order at once, about: all of a program's would take several times what is made of them."""
+_Swept = tuple[list[Step], int, list[Span]]
+"""Steps, and uses of blocks, of which none is before the step that is given, nor are those that come later."""
 
 
 def _row_uses(
     item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> tuple[list[Step], list[Span]]:
+) -> Iterator[_Swept]:
+    """Rows after rows."""
     slab = item.sweeps.slabs if item.sweeps else -1
     own = workload.own(item.space, item.rows)
     height = row_step_rows(item, layout.step_rows)
@@ -244,17 +288,23 @@ def _row_uses(
     steps = [Step(item.index, slab, *each) for each in pairwise(bounds)]
     if item.reverse:
         steps.reverse()
-    spans: list[Span] = []
+    yield steps, first, _edges(item, first, steps, layout, workload, blocks)
+    by_step: list[Iterator[list[Span]]] = []
     for name, slabs, is_stored in blocks_of(item, layout.matrices, passes):
         use = Use.READ if not is_stored else Use.UPDATE if name in item.replaced else Use.WRITE
-        spans += row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, height, use)
-    spans += _edges(item, first, steps, layout, workload, blocks)
-    return steps, spans
+        by_step.append(row_spans(layout.matrices[name].grid, blocks.base(name), slabs, first, steps, height, use))
+    for spans in merge(*by_step, key=_first_of):
+        yield [], _first_of(spans), spans
+
+
+def _first_of(spans: list[Span]) -> int:
+    return spans[0].first
 
 
 def _column_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> tuple[list[Step], list[Span]]:
+) -> Iterator[_Swept]:
+    """Sweep by sweep; a slab that is left to the row pass is copied with that one's first step."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
     own = workload.own(item.space, item.rows)
@@ -262,26 +312,29 @@ def _column_uses(
     pieces = [_pieces(step, item, workload) for step in whole]
     begins = [*accumulate(map(len, pieces), initial=0)]
     sweep = begins[-1]
-    copies = _written_blocks(item, passes, layout, workload)
-    steps: list[Step] = []
-    spans: list[Span] = []
+    copies, direct = _written_blocks(item, passes, layout, workload), direct_slabs(passes, item)
+    copied_in: dict[int, list[int]] = {}  # by sweep: slabs
+    for slab in range(direct, source.slabs):
+        copied_in.setdefault(max(0, slab - item.slab_buffers + 1), []).append(slab)
     for slab in range(item.slabs):
         at = first + slab * sweep
         mine = [piece._replace(slab=slab) for of_step in pieces for piece in of_step]
-        steps += mine
-        used = row_spans(target, blocks.base(item.output), range(slab, slab + 1), 0, whole, height, Use.WRITE)
+        of_rows = [row_spans(target, blocks.base(item.output), range(slab, slab + 1), 0, whole, height, Use.WRITE)]
         for name in item.pull.own:
             planned = layout.matrices[name]
             if not planned.whole:
                 slabs = slabs_beside(source, planned.grid, slab)
-                used += row_spans(planned.grid, blocks.base(name), slabs, 0, whole, height, Use.READ)
-        spans += [Span(at + begins[low], at + begins[high + 1] - 1, block, use) for low, high, block, use in used]
+                of_rows.append(row_spans(planned.grid, blocks.base(name), slabs, 0, whole, height, Use.READ))
+        spans = [
+            Span(at + begins[low], at + begins[high + 1] - 1, block, use)
+            for low, high, block, use in chain.from_iterable(chain.from_iterable(of_rows))
+        ]
         spans += _edges(item, at, mine, layout, workload, blocks)
-    for slab in range(direct_slabs(passes, item), source.slabs):  # one that is left to the row pass with its first step
-        when = first + max(0, slab - item.slab_buffers + 1) * sweep
-        copied = blocks.base(item.pull.source) + slab * source.blocks
-        spans += [Span(when, when, copied + block, Use.COPY) for block in copies]
-    return steps, spans
+        for begun in (slab, item.slabs) if slab + 1 == item.slabs else (slab,):
+            when = first + begun * sweep
+            bases = (blocks.base(item.pull.source) + copied * source.blocks for copied in copied_in.get(begun, ()))
+            spans += [Span(when, when, base + block, Use.COPY) for base in bases for block in copies]
+        yield mine, at, spans
 
 
 def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
@@ -298,7 +351,7 @@ def _pieces(step: Step, item: ColumnPass, workload: Workload) -> list[Step]:
 
 def _sharded_uses(
     item: ColumnPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
-) -> tuple[list[Step], list[Span]]:
+) -> _Swept:
     """Slabs that are sharded: one for the rows of all, own ones last, with which those of all slabs are stored."""
     source, target = layout.matrices[item.pull.source].grid, layout.matrices[item.output].grid
     height = column_step_rows(item, layout.matrices, layout.step_rows)
@@ -315,13 +368,13 @@ def _sharded_uses(
             mine = [Step(item.index, slab, *bounds) for bounds in pairwise(_row_bounds(rows.start, rows.stop, height))]
             spans += _edges(item, at, mine, layout, workload, blocks)
             steps += mine
-        spans += row_spans(target, blocks.base(item.output), stored, at, mine, height, Use.WRITE)
+        spans += chain.from_iterable(row_spans(target, blocks.base(item.output), stored, at, mine, height, Use.WRITE))
         for each in stored if slab >= direct else ():
             copied = blocks.base(item.pull.source) + each * source.blocks
             spans += [Span(begun[0], begun[0], copied + block, Use.COPY) for block in copies]
     for name, block in brought_blocks(item, layout.matrices, workload.share):
         spans.append(Span(first, first, blocks.base(name) + block, Use.COPY))
-    return steps, spans
+    return steps, first, spans
 
 
 def brought_blocks(item: ColumnPass, matrices: Mapping[str, MatrixPlan], share: Share) -> Iterator[tuple[str, int]]:

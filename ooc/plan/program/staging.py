@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from ooc.plan.program.columns import Columns
 from ooc.plan.program.program import BlockSequence, Program
-from ooc.plan.program.sequence import Span, Step, Use
+from ooc.plan.program.sequence import Span, Step, Use, spans_of
 
 IN_TRANSFER = 2
 """Host frames of the transfer under way and of the next one: the fewest that a program runs in."""
@@ -43,6 +44,16 @@ class Transfer(NamedTuple):
     direction: CopyTo
 
 
+def _transfer(step: int, block: int, is_to_device: int) -> Transfer:
+    return Transfer(step, block, CopyTo.DEVICE if is_to_device else CopyTo.HOST)
+
+
+def transfers_of(program: Program) -> Columns[Transfer]:
+    """All that the upper program moves, in order."""
+    moved = ((step, block, to is CopyTo.DEVICE) for (step, block, to), _ in in_order(program))
+    return Columns("iib", _transfer, moved)
+
+
 @dataclass(frozen=True)
 class Staging:
     """The lower program. Its step i is ``transfers[i]``, all of them in one pass.
@@ -59,7 +70,7 @@ class Staging:
     nothing lies then, unless they are on the host.
     """
 
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
     program: Program
 
 
@@ -148,5 +159,5 @@ class _Holder:
 def sequence_of(transfers: Sequence[Transfer], frames: int) -> BlockSequence:
     """Their uses of blocks, in ``frames`` host frames at most."""
     count, uses = len(transfers), {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
-    spans = [Span(i, i, block, uses[direction]) for i, (_, block, direction) in enumerate(transfers)]
+    spans = spans_of(Span(i, i, block, uses[direction]) for i, (_, block, direction) in enumerate(transfers))
     return BlockSequence([_STEP] * count, [(0, count)], spans, [room_between_uses(frames)] * count, [[range(frames)]])

@@ -8,10 +8,8 @@ of the host's frames, and what it hands over is, in order, what the device's ask
 fails this.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
 
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.passes import (
@@ -31,6 +29,8 @@ from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Use, brought_blocks
 from ooc.plan.program.staging import CopyTo, Staging
 from ooc.plan.workload import Kind
+
+_USES = tuple(Use)
 
 
 def verify_plan(plan: Plan) -> None:
@@ -241,14 +241,16 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
     if not low:
         return
     passes, unrolled = plan.programs[program], plan.unrolled[program]
-    spans, count = deque(sorted(unrolled.uses.spans, key=attrgetter("first"))), len(unrolled.steps)
+    firsts, lasts, blocks, uses = unrolled.uses.spans.columns
+    at = 0
     for item in passes:
-        used: set[int] = set()  # of this pass: there are millions of them
-        while spans and spans[0].first < unrolled.bounds[item.index][1]:
-            first, last, block, use = spans.popleft()
-            if use is not Use.COPY:
-                used.update(range(block * count + first, block * count + last + 1))
+        used: dict[int, int] = {}  # block → the last step that it is in use by
         for number in range(*unrolled.bounds[item.index]):
+            used = {block: last for block, last in used.items() if last >= number}
+            while at < len(firsts) and firsts[at] <= number:
+                if uses[at] != Use.COPY:
+                    used[blocks[at]] = max(lasts[at], used.get(blocks[at], -1))
+                at += 1
             _, slab, start, stop, _ = unrolled.steps[number]
             slabs: dict[str, Iterable[int]]
             if isinstance(item, ColumnPass) and item.processes > 1:
@@ -268,7 +270,7 @@ def _verify_low_blocks(plan: Plan, program: str) -> None:
                 grid, base = plan.matrices[name].grid, plan.blocks.base(name)
                 for block in grid.blocks_with(range(start, min(stop, grid.rows))):
                     for one in several if name in low else ():
-                        if (base + one * grid.blocks + block) * count + number not in used:
+                        if base + one * grid.blocks + block not in used:
                             raise AssertionError(f"{program}: step {number} lacks some of its rows of {name}")
 
 
@@ -304,10 +306,17 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
     _claim(not up and not down, f"{name}: something is transferred that no step asks for")
     spans = staging.program.uses.spans
     as_used = len(spans) == len(staging.transfers) and all(
-        first == last == at and block == moved.block and (use is Use.WRITE) == (moved.direction is CopyTo.HOST)
-        for at, ((first, last, block, use), moved) in enumerate(zip(spans, staging.transfers, strict=True))
+        first == last == at and block == moved and (use == Use.WRITE) == (direction is CopyTo.HOST)
+        for at, ((first, last, block, use), (_, moved, direction)) in enumerate(
+            zip(zip(*spans.columns, strict=True), staging.transfers, strict=True)
+        )
     )
     _claim(as_used, f"{name}: its host frames are used otherwise than by its transfers")
+
+
+def _blocks_that(use: Use, program: Program) -> set[int]:
+    _, _, blocks, uses = program.uses.spans.columns
+    return {block for block, found in zip(blocks, uses, strict=True) if found == use}
 
 
 class _Replay:
@@ -319,9 +328,10 @@ class _Replay:
         self.content: dict[int, int] = dict((frame, block) for block, frame in program.warm)
         self.where: dict[int, int] = dict(program.warm)
         self.stored: set[int] = set()
-        self.written = {span.block for span in program.uses.spans if span.use is Use.WRITE}
-        self.starting = deque(sorted(program.uses.spans, key=attrgetter("first")))  # those that have not begun
-        self.ending = deque(sorted(program.uses.spans, key=attrgetter("last")))  # those that have not ended
+        self.written = _blocks_that(Use.WRITE, program)
+        self.beginning = zip(*program.uses.spans.columns, strict=True)  # by first step
+        self.next = next(self.beginning, None)  # the first use that has not begun
+        self.ending: dict[int, list[int]] = {}  # by last step: the blocks of those that have not ended
         self.open: list[Region] = []  # of the pass that runs
         self.busy: dict[int, int] = {}  # block → spans that it is in use by
         self.filled: set[int] = {block for block, _ in program.warm}
@@ -357,9 +367,9 @@ class _Replay:
                     written += nbytes(block)
             for t in range(max(first, stop - 2), stop):
                 self._end(t)
-        for _, _, block, _ in self.starting:
-            raise self._wrong(block, "is used after the program ends")
-        for block in {span.block for span in self.program.uses.spans if span.use is Use.UPDATE} - self.stored:
+        if self.next is not None:
+            raise self._wrong(self.next[2], "is used after the program ends")
+        for block in _blocks_that(Use.UPDATE, self.program) - self.stored:
             raise self._wrong(block, "is replaced, and not on the SSD in the end")
         self._move(len(self.program.bounds))
         for block, frame in self.program.leaves:
@@ -398,9 +408,11 @@ class _Replay:
             self.filled.discard(block)
 
     def _begin(self, t: int) -> None:
-        starting, where, filled, busy = self.starting, self.where, self.filled, self.busy
-        while starting and starting[0].first <= t:
-            first, _, block, use = starting.popleft()
+        where, filled, busy, ending = self.where, self.filled, self.busy, self.ending
+        while self.next is not None and self.next[0] <= t:
+            first, last, block, number = self.next
+            self.next = next(self.beginning, None)
+            use = _USES[number]
             if first < t:
                 raise self._wrong(block, "is used before the program begins")
             if use is Use.COPY:
@@ -414,13 +426,14 @@ class _Replay:
                 self.written.add(block)
                 self.stored.discard(block)  # what lies below is out of date
             busy[block] = busy.get(block, 0) + 1
+            ending.setdefault(last, []).append(block)
 
     def _end(self, t: int) -> None:
-        ending = self.ending
-        while ending and ending[0].last <= t:
-            _, _, block, use = ending.popleft()
-            if use is not Use.COPY:
-                self.busy[block] -= 1
+        busy = self.busy
+        for block in self.ending.pop(t, ()):
+            busy[block] -= 1
+            if not busy[block]:
+                del busy[block]
 
     def _move(self, p: int) -> None:
         for block, origin, target in self.program.moves.get(p, ()):

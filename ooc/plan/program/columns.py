@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long sequences of small tuples, in little memory: a plan has millions of uses, steps and transfers."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar, overload
+
+Row = TypeVar("Row")
+_AT_ONCE = 4096
+"""Rows that are turned into columns."""
+
+
+class Columns(Sequence[Row], Generic[Row]):
+    """Rows of numbers by column, in arrays of ``codes``. What stands for a row is made by ``row`` of its numbers when
+    it is asked for; who goes through all of them and is in a hurry takes ``columns``."""
+
+    __slots__ = ("_row", "columns")
+
+    def __init__(self, codes: str, row: Callable[..., Row], rows: Iterable[Iterable[int]] = ()) -> None:
+        self._row = row
+        self.columns: tuple[array[int], ...] = tuple(array(code) for code in codes)
+        self.extend(rows)
+
+    def extend(self, rows: Iterable[Iterable[int]]) -> None:
+        """Of what is no list, some at once."""
+        rest = iter(rows)
+        while some := rows if isinstance(rows, list) else list(islice(rest, _AT_ONCE)):
+            for column, numbers in zip(self.columns, zip(*some, strict=True), strict=True):
+                column.extend(numbers)
+            if some is rows:
+                break
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Row]: ...
+    def __getitem__(self, at: int | slice) -> Row | list[Row]:
+        numbers: list[Any] = [column[at] for column in self.columns]
+        return list(map(self._row, *numbers)) if isinstance(at, slice) else self._row(*numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._row, *self.columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and self.columns == other.columns
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
+    """Of each step some of ``rows``, one step's after the other's; none yet."""
+
+    __slots__ = ("_stops", "rows")
+
+    def __init__(self, rows: "Columns[Row] | array[Row]") -> None:  # type: ignore[type-var]
+        self.rows = rows
+        self._stops = array("q", [0])
+
+    def end_step(self) -> None:
+        """What ``rows`` have got since the step before is the next step's."""
+        self._stops.append(len(self.rows))
+
+    def __len__(self) -> int:
+        return len(self._stops) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[Row, ...]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[tuple[Row, ...]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[Row, ...] | list[tuple[Row, ...]]:
+        if isinstance(at, slice):
+            return [self[step] for step in range(*at.indices(len(self)))]
+        if at < 0:
+            at += len(self)
+        start, stop = self._stops[at], self._stops[at + 1]
+        return tuple(self.rows[start:stop]) if stop > start else ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByStep) and (self.rows, self._stops) == (other.rows, other._stops)
+
+    __hash__ = None  # type: ignore[assignment]
