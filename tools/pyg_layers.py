@@ -476,9 +476,5 @@ OF_PRINCIPLE: dict[str, str] = {
         "depends on the order in which edges are stored, and after a row's last goes on over zeros, in as many steps "
         "as any row has edges",
     ),
-    **dict.fromkeys(
-        ("SetTransformerAggregation", "GraphMultisetTransformer"),
-        "takes memory for all rows times the most edges of any one, which no budget can hold",
-    ),
 }
 """What is tried and refused, and will be."""

@@ -43,7 +43,7 @@ def counted_rows(store: Store) -> ScatterCounts:
 def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
     """Those of a graph, or of links, of which only degrees are known: an entry for each edge out of the rows, in
     direction ``reverse``, which is the most."""
-    return lambda rows, others, tile_rows, edges_at_once: tile_edges(reverse, tile_rows)
+    return lambda rows, others, tile_rows, edges_at_once, pads: tile_edges(reverse, tile_rows)
 
 
 def counted_gathers(store: Store) -> GatheredRows:
@@ -86,13 +86,13 @@ def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt
             yield start, stop, offsets[start - first : stop - first + 1]
 
 
-def _count_sums(store: Store, rows: int, others: int, tile_rows: int, edges_at_once: int) -> Sequence[int]:
+def _count_sums(store: Store, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool) -> Sequence[int]:
     _, indices = store.topology(Direction.IN.value)
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
     for start, stop, offsets in _sweep(store, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
         relative = relative_offsets(offsets, 0, stop - start, torch.int64)
-        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes), edges_at_once):
+        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes), edges_at_once, pads=pads):
             near = neighbourhood(run, others)
             if not near.stands_in:
                 np.add.at(added, near.others_S.numpy() // tile_rows + 1, 1)

@@ -11,6 +11,7 @@ Shapes: N rows of the pulled matrix, R rows at hand, S other nodes, E edges, K f
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ EDGES_AT_ONCE = 32768
 """A run's edges at most, where no single row has more: layers keep several messages' widths for every edge."""
 EDGES_AT_ONCE_ON_DEVICE = 4 * EDGES_AT_ONCE
 """The same on a device with memory of its own, to which every operator has to be sent."""
+PADDED_EDGE, PADDED_ROW = 2, 4
+"""How many places for an edge a run may have for each of its edges, and each of its rows, where rows are padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,15 @@ def edges_at_once(place: torch.device) -> int:
     return EDGES_AT_ONCE if place.type == "cpu" else EDGES_AT_ONCE_ON_DEVICE
 
 
-def runs(tile: TileEdges, most: int | None = None) -> Iterator[TileEdges]:
+def runs(tile: TileEdges, most: int | None = None, *, pads: bool = False) -> Iterator[TileEdges]:
     """Its rows in order, as many together as have up to ``most`` edges, or one that has more. Where a tile is cut
-    depends on nothing but the tile and what kind of device computes."""
+    depends on nothing but the tile and what kind of device computes. ``pads``: in each row there is room for as many
+    edges as any of them has, at most ``PADDED_EDGE`` for every edge and ``PADDED_ROW`` for every row of a run."""
+    cut = _runs(tile, most)
+    yield from chain.from_iterable(map(_alike, cut)) if pads else cut
+
+
+def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
     most = min(most or EDGES_AT_ONCE_ON_DEVICE, edges_at_once(tile.indices_E.device))
     if len(tile.indices_E) <= most:  # without asking a device
         yield tile
@@ -120,10 +129,27 @@ def runs(tile: TileEdges, most: int | None = None) -> Iterator[TileEdges]:
         if count > 1:  # as even as rows allow
             stop = int(np.searchsorted(offsets, first + (int(offsets[-1]) - first) // count))
             stop = max(start + 1, stop - (int(offsets[stop]) - first > most))
-        edges = slice(first, int(offsets[stop]))
-        relative = tile.offsets_R1[start : stop + 1] - first
-        yield replace(_with_edges(tile, edges), offsets_R1=relative, start=tile.start + start)
+        yield _rows_of(tile, start, stop, slice(first, int(offsets[stop])))
         start = stop
+
+
+def _alike(tile: TileEdges) -> Iterator[TileEdges]:
+    """Rows of about as many edges."""
+    offsets = tile.offsets_R1.tolist()
+    start = most = 0
+    for row, (first, stop) in enumerate(pairwise(offsets)):
+        widest, rows = max(most, stop - first), row + 1 - start
+        if rows * widest > PADDED_EDGE * (stop - offsets[start]) + PADDED_ROW * rows:
+            yield _rows_of(tile, start, row, slice(offsets[start], first))
+            start, widest = row, stop - first
+        most = widest
+    yield _rows_of(tile, start, tile.rows, slice(offsets[start], offsets[-1]))
+
+
+def _rows_of(tile: TileEdges, start: int, stop: int, edges: slice) -> TileEdges:
+    """Some of its rows, which have these edges."""
+    relative = tile.offsets_R1[start : stop + 1] - edges.start
+    return replace(_with_edges(tile, edges), offsets_R1=relative, start=tile.start + start)
 
 
 def _with_edges(tile: TileEdges, edges: slice | Tensor) -> TileEdges:

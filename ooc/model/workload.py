@@ -36,9 +36,10 @@ from ooc.storage.versioned_array import VersionedArray
 TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
-ScatterCounts = Callable[[int, int, int, int], Sequence[int]]
-"""By rows that are computed, rows that are scattered to, rows of a tile, and edges of a run of its rows: how many
-gradients are scattered to tiles 0…i-1 of the scattered rows, for every i up to their number."""
+ScatterCounts = Callable[[int, int, int, int, bool], Sequence[int]]
+"""By rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and whether these
+are padded (``kernels.neighbourhood.runs``): how many gradients are scattered to tiles 0…i-1 of the scattered rows, for
+every i up to their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(direction)(rows, matrices[name].rows, tile_rows, kind.edges_at_once)
+            name: counts.scatter_counts(direction)(rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads)
             for name, (direction, rows, kind) in scattering.items()
             if kind is not None
         },

@@ -157,7 +157,8 @@ class PerEdge:
     to them; of a tile with more than ``waiting_edges`` nothing waits: it is computed once more while it is added.
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
-    ``as_kept``: it takes the source's values as they are kept, however narrow.
+    ``as_kept``: it takes the source's values as they are kept, however narrow. ``pads``: rows that are run together
+    have to be of about as many edges, since all have room for those of any.
     """
 
     groups: int
@@ -176,6 +177,7 @@ class PerEdge:
     work: EdgeWork | None = None
     beside: str | None = None
     as_kept: bool = False
+    pads: bool = False
 
     def heads(self, groups: int) -> int:
         """How many heads ``groups`` are slices of, in a slab."""

@@ -22,7 +22,12 @@ from torch_geometric.nn import (
     SAGEConv,
     SimpleConv,
 )
-from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
+from torch_geometric.nn.aggr import (
+    GraphMultisetTransformer,
+    QuantileAggregation,
+    SetTransformerAggregation,
+    SortAggregation,
+)
 
 from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
@@ -109,6 +114,19 @@ class EveryWay(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         found = [way(x, edge_index) for way in self.ways]
         out: Tensor = self.last(torch.cat(found, dim=1).tanh(), edge_index)
+        return out
+
+
+class AlikeRows(nn.Module):
+    """Two layers of which every row has room for as many edges as any has."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first = SAGEConv(features, H, aggr=GraphMultisetTransformer(features, k=2))
+        self.second = SAGEConv(H, classes, aggr=SetTransformerAggregation(H))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x, edge_index).tanh(), edge_index)
         return out
 
 
@@ -311,6 +329,23 @@ def test_what_cannot_be_split_is_taken_whole(
     named = rf"{most} edges of one row, which the layer needs at once, [\d.]+ .?B a thread"
     with pytest.raises(BudgetError, match=named):
         make_trainer(case, store, tmp_path, gpu_budget="10K", host_budget="10K")
+
+
+def test_rows_with_room_for_the_edges_of_any(shared: tuple[Data, Store], tmp_path: Path, pieces: None) -> None:
+    """Of a hub, too; what its in-neighbours get is spilled in as many parts as are counted."""
+    data, store = shared
+    assert probed(SAGEConv(4, 6, aggr=GraphMultisetTransformer(4, k=2))).padding_bytes
+    assert not probed(SAGEConv(4, 6, aggr="median")).padding_bytes
+    case = CustomCase(make=AlikeRows)
+    assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=16)
+
+    def build(gpu: str, host: str) -> Any:
+        return make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, tile_rows=16)
+
+    gpu, host = least_budgets(build)
+    assert_agrees(
+        case, data, tmp_path, epochs=1, store=store, tile_rows=16, gpu_budget=gpu, host_budget=host, threads=1
+    )
 
 
 def test_only_rows_of_many_edges_are_reason_to_try(

@@ -12,7 +12,7 @@ from torch import Tensor
 from ooc.errors import StoreError
 from ooc.kernels import neighbourhood as module
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.neighbourhood import neighbourhood, runs
+from ooc.kernels.neighbourhood import PADDED_EDGE, PADDED_ROW, neighbourhood, runs
 from tests.examples import examples
 
 
@@ -90,3 +90,17 @@ def test_rows_without_edges_have_one_beside_them() -> None:
     assert near.edge_index_2E.tolist() == [[1], [2]]
     assert near.weight_E is not None and near.features_EK is not None
     assert near.weight_E.shape == (1,) and near.features_EK.shape == (1, 3)
+
+
+@given(degrees=st.lists(st.integers(0, 40), min_size=1, max_size=30), most=st.integers(1, 80))
+def test_rows_that_are_padded_are_alike(degrees: list[int], most: int) -> None:
+    """All rows come once, in order, with their edges, and runs of several have bounded room for those of any."""
+    offsets = torch.tensor([0, *degrees]).cumsum(0)
+    tile = TileEdges(torch.arange(int(offsets[-1])), offsets, 5, 1 << 20)
+    found = list(runs(tile, most, pads=True))
+    assert [run.start for run in found] == [5, *(run.start + run.rows for run in found[:-1])]
+    assert torch.cat([run.offsets_R1.diff() for run in found]).tolist() == degrees
+    assert torch.equal(torch.cat([run.indices_E for run in found]), tile.indices_E)
+    for run in found:
+        room = run.rows * int(run.offsets_R1.diff().max())
+        assert run.rows == 1 or room <= PADDED_EDGE * len(run.indices_E) + PADDED_ROW * run.rows

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GENConv, MessagePassing, PNAConv, ResGatedGraphConv
+from torch_geometric.nn import GENConv, MessagePassing, PNAConv, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn.aggr import GraphMultisetTransformer
 
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.dropout.opaque import Dropped, DroppedRows, InnerDropout
@@ -86,6 +87,20 @@ def test_runs_of_small_graphs_have_more_edges() -> None:
         found.append((made.edges_at_once(on_device=False), made.edges_at_once(on_device=True)))
     usual, on_device = (8 << 20) // of_edge, (64 << 20) // of_edge
     assert found == [((32 << 20) // of_edge, on_device)] * 2 + [(usual, on_device)] * 2
+
+
+def test_rows_of_few_and_of_many_edges() -> None:
+    """Where each has room for the edges of any, those of as many are run together."""
+    aggregate = general(SAGEConv(WIDTH, WIDTH, aggr=GraphMultisetTransformer(WIDTH, k=2)))
+    degrees = torch.ones(ROWS, dtype=torch.int32).index_fill(0, torch.arange(9, ROWS, 20), 600)
+    offsets = torch.cat((degrees.new_zeros(1), degrees.cumsum(0, dtype=torch.int32)))
+    indices = torch.cat([torch.randint(0, NODES, (int(degree),)).sort().values for degree in degrees]).int()
+    tile, source = TileEdges(indices, offsets, 0, NODES), torch.randn(NODES, WIDTH)
+    pull = aggregate.per_edge(Pulling.TARGETS, WIDTH, "dp", source.element_size())
+    bound = pull.edges_at_once * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound += (len(indices) + ROWS) * pull.waiting_bytes_per_edge
+    gradient = torch.randn(ROWS, aggregate.columns)
+    assert peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1))) <= bound
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())

@@ -57,8 +57,8 @@ _FEW_NODES, _MORE_NODES = 64, 320
 _FEW_EDGES, _MORE_EDGES = 256, 1280
 _SKEWED = 1.5
 """How much more memory a layer may take where one row has all the edges."""
-_GROWN = 1.2 * _MORE_NODES / _FEW_NODES
-"""How much more it may take of so many more nodes and edges both."""
+_GROWN, _DOUBLED = 1.2 * _MORE_NODES / _FEW_NODES, 1.2 * 2
+"""How much more it may take of so many more nodes and edges both, and of twice as many edges of one row."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -112,8 +112,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it; the
-    bytes that a run takes for every edge and every node, the multiply-adds of one of each together, gradients included
-    if it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
+    bytes that a run takes for every edge and every node, and for every place of those that it has in each row for as
+    many edges as any row has, 0 if it has none; the multiply-adds of an edge and a node together, gradients included if
+    it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
     whether it computes something else in training than in evaluation; ``dropped``: what it drops entries from;
     ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise; ``itemsize``:
     bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
@@ -122,6 +123,7 @@ class ProbeResult:
     parameters: tuple[nn.Parameter, ...]
     edge_bytes: int
     node_bytes: int
+    padding_bytes: int
     multiplies: int
     forward_operators: int
     backward_operators: int
@@ -462,9 +464,10 @@ class _Probe:
         calls: Sequence[CaughtSum],
         *,
         record: bool,
-    ) -> tuple[int, int, int]:
-        """Bytes an edge and a node that running ``module`` takes, forward and, with ``record``, backward, and
-        multiply-adds of both, by how they grow with the graph; ``calls``: those of a row in pieces, too."""
+    ) -> tuple[int, int, int, int]:
+        """Bytes an edge, a node and a place for an edge in a padded row that running ``module`` takes, forward and,
+        with ``record``, backward, and multiply-adds of both, by how they grow with the graph; ``calls``: those of a row
+        in pieces, too."""
         layer = self.layer
 
         def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
@@ -495,11 +498,11 @@ class _Probe:
             return seen.peak_bytes, seen.multiplies
 
         base, multiplies = run(_FEW_NODES, _FEW_EDGES, False)
-        if run(_FEW_NODES, _FEW_EDGES, True)[0] > _SKEWED * base:
-            raise layer.refuse(
-                "it takes memory for every row times the most edges of any row, which no budget can hold"
-            )
-        if run(_MORE_NODES, _MORE_EDGES, False)[0] > _GROWN * base:
+        skewed = [run(_FEW_NODES, edges, True)[0] for edges in (_FEW_EDGES // 2, _FEW_EDGES)]
+        is_padded = skewed[1] > _SKEWED * base
+        if is_padded and (not layer.pairs or skewed[1] > _DOUBLED * skewed[0]):
+            raise layer.refuse("it takes memory for every node or edge times the most edges of any row")
+        if not is_padded and run(_MORE_NODES, _MORE_EDGES, False)[0] > _GROWN * base:
             raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
         of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
         more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
@@ -509,7 +512,8 @@ class _Probe:
         more_nodes = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
         products = (of_edges[1] - multiplies) // (_MORE_EDGES - _FEW_EDGES)
         products += (of_nodes[1] - multiplies) // (_MORE_NODES - _FEW_NODES)
-        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, products
+        padding = (skewed[1] - skewed[0]) // (_FEW_EDGES // 2 * (_FEW_NODES // 2)) if is_padded else 0
+        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding), products
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

@@ -32,6 +32,8 @@ from ooc.kernels.fixed_order import in_fixed_order
 from ooc.kernels.neighbourhood import (
     EDGES_AT_ONCE,
     EDGES_AT_ONCE_ON_DEVICE,
+    PADDED_EDGE,
+    PADDED_ROW,
     BucketRows,
     Neighbourhood,
     edges_at_once,
@@ -186,7 +188,9 @@ class Opaque(EdgeAggregate):
     ) -> Tensor:
         """A run's rows, computed under autograd, be it retained or not, so that these have the same bits."""
         name, found = (self, _name(run, rows)), self.probed
-        nbytes = near.edge_index_2E.shape[1] * (found.edge_bytes + _BYTES_PER_EDGE)
+        padding = found.padding_bytes
+        edge_bytes = found.edge_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
+        nbytes = near.edge_index_2E.shape[1] * edge_bytes + near.rows * PADDED_ROW * padding
         nbytes += len(x_SC) * (found.node_bytes + self.source.columns * found.itemsize)
         kept: list[Any] | None = None if run.retained is None else run.retained.keep(name, nbytes, list)
         if kept is not None:
@@ -218,7 +222,7 @@ class Opaque(EdgeAggregate):
         row."""
         place = tile.indices_E.device
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
-        for run in runs(tile, most):
+        for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
             row = present(run, len(source)) if self.splits_rows and len(run.indices_E) > most else run
             running = partial(self._running, key)
             is_split = self.splits_rows and len(row.indices_E) > most
@@ -289,8 +293,10 @@ class Opaque(EdgeAggregate):
         taken, columns = self.probed, self.source.columns
         per_node = taken.node_bytes + columns * itemsize
         masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
-        of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE
-        return EDGES_AT_ONCE, of_edge, 2 * (columns + self.result) * itemsize + per_node + masks
+        padding = taken.padding_bytes
+        of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
+        of_row = 2 * (columns + self.result) * itemsize + per_node + masks + PADDED_ROW * padding
+        return EDGES_AT_ONCE, of_edge, of_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)
@@ -320,6 +326,7 @@ class Opaque(EdgeAggregate):
         return PerEdge(
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
+            pads=bool(found.padding_bytes),
             held_bytes=sum(call.held_bytes for call in found.calls),
             waiting_bytes_per_edge=waiting,
             waiting_edges=self.waiting_edges,
