@@ -50,6 +50,14 @@ def test_uses_are_in_order_however_few_are_put_in_order_at_once(
     assert used and all(0 <= span.first <= span.last < len(steps) for span in spans)
 
 
+def test_what_steps_acquire_and_store_is_the_same_step_by_step_and_in_turn() -> None:
+    program = build_plan(LAYOUT, Capacity(WORK, LIMITS, UNMEASURED)).unrolled["train"]
+    for of_steps in (program.acquire, program.store):
+        assert any(of_steps) and not all(of_steps)
+        assert list(of_steps) == [of_steps[t] for t in range(len(of_steps))] == of_steps[:]
+    assert program.acquire[-1] == program.acquire[len(program.steps) - 1]
+
+
 def test_they_are_a_part_of_the_host_s_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "_STATED_LIST_BYTES", 0)
     made = Capacity(WORK, LIMITS, UNMEASURED)

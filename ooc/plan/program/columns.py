@@ -79,6 +79,12 @@ class ByStep(Sequence[tuple[Row, ...]], Generic[Row]):
         start, stop = self._stops[at], self._stops[at + 1]
         return tuple(self.rows[start:stop]) if stop > start else ()
 
+    def __iter__(self) -> Iterator[tuple[Row, ...]]:
+        rows, start = iter(self.rows), 0
+        for stop in islice(self._stops, 1, None):
+            yield tuple(islice(rows, stop - start)) if stop > start else ()
+            start = stop
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByStep) and (self.rows, self._stops) == (other.rows, other._stops)
 

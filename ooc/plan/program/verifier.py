@@ -297,10 +297,10 @@ def _verify_transfers(plan: Plan, name: str, staging: Staging) -> None:
         if order < before:
             raise AssertionError(f"{name}: a transfer of step {step} comes too late")
         before = order
-    for t in range(len(program.steps)):
-        asked = [block for block, _, load in program.acquire[t] if load]
+    for t, (acquired, stored) in enumerate(zip(program.acquire, program.store, strict=True)):
+        asked = [block for block, _, load in acquired if load]
         asked += [block for block, in_frame in program.fill.get(t, ()) if not in_frame]
-        for moved, to, blocks in ((up, CopyTo.DEVICE, asked), (down, CopyTo.HOST, list(program.store[t]))):
+        for moved, to, blocks in ((up, CopyTo.DEVICE, asked), (down, CopyTo.HOST, list(stored))):
             if moved.pop(t, []) != blocks:
                 raise AssertionError(f"{name}: step {t} does not get what it asks for {to.value}")
     _claim(not up and not down, f"{name}: something is transferred that no step asks for")
@@ -339,12 +339,13 @@ class _Replay:
     def run(self) -> None:
         read = written = 0
         nbytes = self.plan.blocks.nbytes
+        acquired, stored = iter(self.program.acquire), iter(self.program.store)
         for p, (first, stop) in enumerate(self.program.bounds):
             self._enter(p)
             for t in range(first, stop):
                 if t - 2 >= first:
                     self._end(t - 2)
-                for block, frame, load in self.program.acquire[t]:
+                for block, frame, load in next(acquired):
                     self._put(block, frame)
                     if load:
                         if not self._on_ssd(block):
@@ -360,7 +361,7 @@ class _Replay:
                             raise self._wrong(block, "is copied from the SSD and is not there")
                         read += nbytes(block)
                 self._begin(t)
-                for block in self.program.store[t]:
+                for block in next(stored):
                     if block not in self.where:
                         raise self._wrong(block, "is written out of no frame")
                     self.stored.add(block)
