@@ -86,7 +86,7 @@ def test_runs_of_small_graphs_have_more_edges() -> None:
         made.all_edges = edges
         found.append((made.edges_at_once(on_device=False), made.edges_at_once(on_device=True)))
     usual, on_device = (8 << 20) // of_edge, (64 << 20) // of_edge
-    assert found == [((32 << 20) // of_edge, on_device)] * 2 + [(usual, on_device)] * 2
+    assert found == [((16 << 20) // of_edge, on_device)] * 2 + [(usual, on_device)] * 2
 
 
 def test_rows_of_few_and_of_many_edges() -> None:

@@ -69,7 +69,7 @@ and of rows. Of a decoder of links with a hidden layer, by processor time beside
 columns), and of layers of 128 and 64 columns (3 million edges)."""
 _RUN_BYTES, _RUN_BYTES_ON_DEVICE = 8 << 20, 64 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
-_SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 32 << 20
+_SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 16 << 20
 """Where a layer makes no more than that of all edges of the graph, so much is made of a run's: calls of operators are
 half of the time of a run of 8 MiB of 32 columns, and nobody lacks the memory."""
 _FEWEST_EDGES = 256
