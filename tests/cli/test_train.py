@@ -316,7 +316,7 @@ def test_models_and_norms_resume_exactly(run: RunCommand, graph: Path, here: Pat
     [
         (["--gpu-budget", "10K"], r"give --gpu-budget \d+[KM]"),
         (["--host-budget", "10K"], r"give --host-budget \d+[KM]?"),
-        (["--spill-dir", "/proc/nowhere"], "spill folder /proc/nowhere: "),
+        (["--spill-dir", "/proc/nowhere", "--gpu-budget", "64M"], "spill folder /proc/nowhere: "),
         (["--memory", "1G"], "give either it or --gpu-budget and --host-budget"),
         (["--block-rows", "7"], "multiple of 2048"),
         (["--patience", "3", "--eval-every", "0"], "patience counts evaluations; give --eval-every"),
