@@ -22,7 +22,7 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling, edges_at_once
 from ooc.model.lowering.projection import Weights, through_weights
@@ -89,6 +89,19 @@ class EdgeTerm:
         return through_weights(self.weights, self.parameters, weight, bias)
 
 
+_LOOP_TIMES: dict[type, tuple[float, float, float]] = {
+    Gatv2: (11, 21, 15),
+    GatWithFeatures: (11, 13, 16),
+    TransformerAttention: (6, 14, 3),
+    Gated: (30, 37, 36),
+    Rectified: (17, 18, 33),
+}
+"""How often a message is moved in the time of a compiled loop, what softmaxes take of a row aside: forward, as sources
+pull and as targets do."""
+_LOOP_TIMES_OF_SOFTMAX = (33, 50, 45)
+"""The same of rectified messages whose every column is weighted by its own softmax."""
+
+
 class FunctionAggregate(EdgeAggregate):
     """Messages by an edge function, which may take a term of the edge's features; summed, or weighted by a softmax."""
 
@@ -98,11 +111,6 @@ class FunctionAggregate(EdgeAggregate):
         Pulling.SOURCES: 6.3,
     }
     """Measured as ``per_edge`` says, of GATv2 with 4 heads of 4 to 32 channels; the others were not."""
-    times_compiled: ClassVar[Mapping[Pulling, float]] = {
-        Pulling.FORWARD: 1.2,
-        Pulling.TARGETS: 1.5,
-        Pulling.SOURCES: 1.3,
-    }
     edge_bytes = 6000
     function: Callable[[range], EdgeFunction]
     """Message and score of some groups."""
@@ -113,6 +121,12 @@ class FunctionAggregate(EdgeAggregate):
     """Columns of a group that a target brings."""
     statistics = 0
     """Columns of a group, beside the gradient, that the backward pass needs of a target."""
+
+    @property
+    def times_compiled(self) -> Mapping[Pulling, float]:  # type: ignore[override]  # of others it is one for all
+        kind = type(self.function(range(1)))
+        times = _LOOP_TIMES_OF_SOFTMAX if self.statistics and kind is Rectified else _LOOP_TIMES[kind]
+        return dict(zip((Pulling.FORWARD, Pulling.SOURCES, Pulling.TARGETS), times, strict=True))
 
     @property
     def edge_data(self) -> tuple[EdgeData, ...]:
@@ -341,16 +355,9 @@ class FunctionAttention(Attention, FunctionAggregate):
         return layout.pack(target, above, loop_RK), None
 
 
-class DotAttention(FunctionAttention):
-    """By scaled dot products without features of edges: sources bring key and value, targets the query."""
-
-    work = Attention.work_of_scores
-
-
 def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) -> FunctionAttention:
     """Attention to which sources bring key and value, targets the query; of an index and values."""
-    kind = DotAttention if term is None else FunctionAttention
-    return kind(*values, functions=lambda groups: TransformerAttention(len(groups)), term=term, **options)
+    return FunctionAttention(*values, functions=lambda groups: TransformerAttention(len(groups)), term=term, **options)
 
 
 class FunctionSum(FunctionAggregate):

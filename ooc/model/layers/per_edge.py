@@ -49,6 +49,8 @@ _LOOP_OPERATORS = 6
 """Of a tile where a loop is compiled."""
 _LOOP_BYTES = 1500
 """Of an edge in a compiled loop, however narrow that is."""
+_HEAD_BYTES = 128
+"""Of columns of a head, whose loop takes twice as long as that of none."""
 _PIECE_NBYTES = 2 << 20
 """Of what a layer makes of a piece of edges, where rows have few enough of them or are cut: no budget's affair."""
 _FEWEST_EDGES = 16
@@ -252,17 +254,17 @@ class EdgeAggregate(Aggregate):
     times_streamed: ClassVar[Mapping[Pulling, float]] = {}
     """How often what a pull has at a time for an edge is written or read."""
     times_compiled: ClassVar[Mapping[Pulling, float]] = {}
-    """As often would take as long as a compiled loop, which has nothing at a time for an edge: of 500,000 nodes, 20
-    edges a node and 128 columns (tools/bench_roofline), beside GAT's."""
+    """How often an edge's columns of the result are moved in the time that its compiled loop takes beside fetching: of
+    500,000 nodes, 20 edges a node and 128 columns (tools/bench_roofline), by what GAT's takes and is counted for."""
     edge_bytes = 3800
     """Of an edge where something as wide as a row is computed for it, however narrow that is."""
 
     def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
         """How long the CPU takes for one of the pulls, fetching aside."""
-        _, bytes_per_edge, _ = self.temporaries(itemsize)
         if self.in_loops and self.times_compiled:
-            of_all = int(self.times_compiled[pulling] * bytes_per_edge)
+            of_all = int(self.times_compiled[pulling] * self.groups * self.result * itemsize)
             return EdgeWork(_LOOP_BYTES, of_all // (self.groups // self.slices))
+        _, bytes_per_edge, _ = self.temporaries(itemsize)
         of_head = int(self.times_streamed[pulling] * bytes_per_edge) // (self.groups // self.slices)
         return EdgeWork(self.edge_bytes, of_head)
 
@@ -275,7 +277,7 @@ class Maximum(EdgeAggregate):
     """The largest of the neighbours' values, column by column; 0 where there are none."""
 
     times_streamed: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 3, Pulling.SOURCES: 4.75}
-    times_compiled: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 1, Pulling.SOURCES: 0.5}
+    times_compiled: ClassVar[Mapping[Pulling, float]] = {Pulling.FORWARD: 9, Pulling.SOURCES: 4.3}
 
     def __init__(self, index: int, source: Value, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
@@ -337,13 +339,19 @@ class Attention(EdgeAggregate):
         self.options = options
         self.p = options.p
 
+    def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
+        """Of a loop, with what softmaxes take of a row however few edges it has, and of an edge however narrow a head
+        is: as much as ``_HEAD_BYTES`` of its columns."""
+        work = super().work(pulling, itemsize)
+        if not self.in_loops:
+            return work
+        of_row = attended(self.groups * self.result * itemsize, self.groups // self.slices).bytes_per_row
+        times = (1 + _HEAD_BYTES / (self.slices * self.result * itemsize)) / 2
+        return replace(work, bytes_per_edge_and_head=int(times * work.bytes_per_edge_and_head), bytes_per_row=of_row)
+
     def _dropout(self, key: Key) -> EdgeDropout | None:
         options = self.options
         return EdgeDropout(options.p, key.seed, key.epoch, options.site) if options.p else None
-
-    def work_of_scores(self, pulling: Pulling, itemsize: int) -> EdgeWork:
-        """Where nothing as wide as a head is computed for an edge."""
-        return attended(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
 
     def _edges(self, tile: TileEdges, itemsize: int) -> TileEdges:
         if self.options.p and tile.checks is not None:
@@ -369,7 +377,8 @@ class GatAttention(Attention):
         super().__init__(index, source, target, options, kept=options.channels // options.slices + 2, keep=keep)
         self.negative_slope = negative_slope
 
-    work = Attention.work_of_scores
+    def work(self, pulling: Pulling, itemsize: int) -> EdgeWork:
+        return attended(self.groups * self.result * itemsize, self.groups // self.slices, drops=self.p > 0)
 
     @property
     def upstream_columns(self) -> int:
