@@ -22,7 +22,7 @@ from ooc.sizes import parse_size
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
 
-GRAPH = "nodes=20000,edges=200000,features=32,classes=4"
+GRAPH = "nodes=22000,edges=220000,features=32,classes=4"
 SMALL = ("--hidden", "16", "--layers", "2", "--threads", "1")
 BUDGETS = ("--gpu-budget", "4100K", "--host-budget", "1M")
 

@@ -13,7 +13,7 @@ import ooc
 from ooc.kernels import pulls
 from tests.tools.loaded import load_tool
 
-NODES, EDGES, COLUMNS, CLASSES = 8_000, 40_000, 64, 4
+NODES, EDGES, COLUMNS, CLASSES = 18_000, 40_000, 64, 4
 GRAPH = f"synthetic:nodes={NODES},edges={EDGES},features={COLUMNS},classes={CLASSES},directed=1"
 
 
