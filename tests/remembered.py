@@ -2,6 +2,7 @@
 """What is found out about a model before it trains, found once for all tests: most train models that are made alike."""
 
 import copy
+import inspect
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
 from ooc.model.lowering import interpreter, opened, tracing
 from ooc.model.lowering.symbolic import Calls
+from ooc.model.lowering.whole import with_arguments
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:
@@ -27,10 +29,15 @@ def remember(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(opaque, "probe_layer", probed_once)
 
 
+_WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
+
+
 class _Content(pickle.Pickler):
     """What objects are made of: tensors by their numbers, not by where these lie."""
 
     def reducer_override(self, one: Any) -> Any:
+        if isinstance(one, type) and one.__name__ == _WHOLE:  # made for each model anew
+            return tuple, ((*one.__bases__, *inspect.signature(one.forward).parameters),)  # type: ignore[attr-defined]
         if not isinstance(one, torch.Tensor):
             return NotImplemented
         kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
