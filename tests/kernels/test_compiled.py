@@ -70,6 +70,11 @@ def test_gat(
     target = torch.randn(edges.rows, groups // slices, dtype=dtype).repeat_interleave(slices, dim=1)
     found = compiled_gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=keep)
     same(found, gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=keep))
+    if keep:
+        gradient = torch.randn(edges.rows, groups * channels, dtype=dtype)
+        backward = zip(*(one.upstream(gradient, found, target) for one in (compiled_gat, gat)), strict=True)
+        for one, other in backward:
+            same(one, other)
 
     source = torch.randn(edges.rows, groups, channels + 1, dtype=dtype)
     target = torch.randn(pulled, groups, channels + 3, dtype=dtype)

@@ -25,7 +25,7 @@ from ooc.kernels.compiled.loops import (
 )
 from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, weigh
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.gat import SOURCE_SCALARS, GatHeads, result_columns
+from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
 
@@ -55,7 +55,15 @@ def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_
     return out
 
 
-upstream = gat.upstream
+def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``gat.upstream``."""
+    (rows, groups), dtype = a_dst_RG.shape, kept_RK.dtype
+    channels = dz_RW.shape[1] // groups
+    out_RP = torch.empty(rows, groups * (channels + TARGET_SCALARS), dtype=dtype)
+    da_dst_RG = torch.empty(rows, groups, dtype=dtype)
+    given = (array(typed(one, dtype)) for one in (dz_RW, kept_RK, a_dst_RG))
+    _upstream(*given, channels, array(out_RP), array(da_dst_RG))
+    return out_RP, da_dst_RG
 
 
 def _walk(heads: GatHeads, tile: TileEdges, pulled: Tensor, direction: Direction) -> Walk:
@@ -124,6 +132,26 @@ def _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_H
         store(sloped_HE, head, edge, count, sloped)
         sums = sums + sloped
     softmax_HE[head, 2] = softmax_HE[head, 2] * shrink + total(sums)
+
+
+@compiled
+def _upstream(dz_RW, kept_RK, a_dst_RG, channels, out_RP, da_dst_RG):
+    dtype, lanes = kept_RK.dtype, NBYTES // kept_RK.itemsize
+    for row in range(len(kept_RK)):
+        for group in range(a_dst_RG.shape[1]):
+            at, kept, out = group * channels, group * 2 * (channels + 1), group * (channels + TARGET_SCALARS)
+            slope_at = kept + channels + 1
+            d = slope_d = spread(dtype.type(0))
+            for begin_at in range(0, channels, lanes):
+                dz = load(dz_RW, row, at + begin_at, at + channels)
+                d = fma(dz, load(kept_RK, row, kept + begin_at, kept + channels), d)
+                slope_d = fma(dz, load(kept_RK, row, slope_at + begin_at, slope_at + channels), slope_d)
+                store(out_RP, row, out + begin_at, out + channels, dz)
+            of_score = total(d)
+            da_dst_RG[row, group] = total(slope_d) - of_score * kept_RK[row, slope_at + channels]
+            out_RP[row, out + channels] = a_dst_RG[row, group]
+            out_RP[row, out + channels + 1] = kept_RK[row, kept + channels]
+            out_RP[row, out + channels + 2] = of_score
 
 
 @compiled

@@ -159,9 +159,10 @@ class EdgeAggregate(Aggregate):
         widths = self.source.columns, self.target_width
         pulled = kept if self.takes_narrow and dtype == torch.float32 else dtype
         source, target = (torch.zeros(1, columns, dtype=dtype) for columns in widths)
-        self.forward(key, tile, source.to(pulled), target, groups)
+        found = self.forward(key, tile, source.to(pulled), target, groups)
         if self.keep:
-            upstream = torch.zeros(1, self.upstream_columns, dtype=dtype)
+            gradient = torch.zeros(1, self.groups * self.result, dtype=dtype)
+            upstream, _ = self.upstream(gradient, found, None if self.target is None else target)
             self.backward_sources(key, tile, upstream.to(pulled), source, groups)
             if self.pulls_targets:
                 self.backward_targets(key, tile, source.to(pulled), upstream, groups)
