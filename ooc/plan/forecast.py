@@ -23,9 +23,9 @@ from ooc.plan.layout.passes import (
     sweeps_of,
 )
 from ooc.plan.program.capacity import capacity_of
-from ooc.plan.program.program import WRITING, blocks_to_write, found_in_memory
+from ooc.plan.program.program import blocks_to_write, found_in_memory
 from ooc.plan.program.replacement import Uses, belady
-from ooc.plan.program.sequence import BlockTable, Span, Use, block_table, spans_of, uses_of
+from ooc.plan.program.sequence import WRITING, BlockTable, Span, Use, block_table, spans_of, uses_of
 from ooc.plan.program.staging import IN_TRANSFER, room_between_uses
 from ooc.plan.workload import Workload
 

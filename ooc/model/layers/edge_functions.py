@@ -123,7 +123,7 @@ class FunctionAggregate(EdgeAggregate):
     """Columns of a group, beside the gradient, that the backward pass needs of a target."""
 
     @property
-    def times_compiled(self) -> Mapping[Pulling, float]:  # type: ignore[override]  # of others it is one for all
+    def times_compiled(self) -> Mapping[Pulling, float]:
         kind = type(self.function(range(1)))
         times = _LOOP_TIMES_OF_SOFTMAX if self.statistics and kind is Rectified else _LOOP_TIMES[kind]
         return dict(zip((Pulling.FORWARD, Pulling.SOURCES, Pulling.TARGETS), times, strict=True))

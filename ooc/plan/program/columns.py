@@ -23,13 +23,10 @@ class Columns(Sequence[Row], Generic[Row]):
         self.extend(rows)
 
     def extend(self, rows: Iterable[Iterable[int]]) -> None:
-        """Of what is no list, some at once."""
         rest = iter(rows)
-        while some := rows if isinstance(rows, list) else list(islice(rest, _AT_ONCE)):
+        while some := list(islice(rest, _AT_ONCE)):
             for column, numbers in zip(self.columns, zip(*some, strict=True), strict=True):
                 column.extend(numbers)
-            if some is rows:
-                break
 
     def __len__(self) -> int:
         return len(self.columns[0])

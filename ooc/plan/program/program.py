@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ooc.plan.program.columns import ByStep, Columns
 from ooc.plan.program.replacement import Kept, Uses, belady
-from ooc.plan.program.sequence import BlockTable, Span, Step, Use
+from ooc.plan.program.sequence import READING, WRITING, BlockTable, Span, Step, Use
 
 
 class Acquire(NamedTuple):
@@ -101,7 +101,6 @@ def blocks_to_write(uses: Uses, kept: Kept) -> bytearray:
     return needed
 
 
-READING, WRITING = ({int(use) for use in Use if use.reads}, {int(use) for use in Use if use.writes})
 _COOLING_STEPS = 6
 """Steps that a frame whose block is being written is left alone if others are free: then nobody waits for the write."""
 _FOR_EVER = 1 << 30

@@ -68,6 +68,8 @@ def _span(first: int, last: int, block: int, use: int) -> Span:
 
 
 _USES = tuple(Use)
+READING, WRITING = ({int(use) for use in Use if use.reads}, {int(use) for use in Use if use.writes})
+"""By number, as columns have them."""
 _FIRST, _IN_ORDER = attrgetter("first"), attrgetter("first", "use", "block")
 
 
