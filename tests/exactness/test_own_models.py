@@ -236,6 +236,26 @@ class InTurns(nn.Module):
         return self.last(together, edge_index)
 
 
+class Making(nn.Module):
+    """Makes as many rows as there are, of numbers and of parameters, and goes along a row's numbers."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(features, H), SAGEConv(2 * H, classes)
+        self.state, self.factor = nn.Parameter(torch.randn(H)), nn.Parameter(torch.randn(1, H))
+        self.cell, self.norm, self.along = nn.GRUCell(H, H), nn.GroupNorm(2, H), nn.Conv1d(1, 2, 3, padding=1)
+        self.encoder = nn.TransformerEncoderLayer(H, 2, H, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = x.size(0)
+        total = torch.zeros(rows, H, dtype=x.dtype) + torch.full((rows, 1), 0.5, dtype=x.dtype)
+        total = self.cell(self.first(x, edge_index), self.state.expand(rows, -1)) + total
+        total = self.norm(total * self.factor.repeat(rows, 1)) * torch.ones(rows, 1, dtype=x.dtype)
+        together = self.encoder(torch.stack([total, total.roll(1, 1)], dim=1)).mean(1)
+        alike = F.cosine_similarity(total, together, dim=-1)[:, None]
+        return self.last(self.along((alike * together)[:, None]).flatten(1), edge_index)
+
+
 class Told(nn.Module):
     """Takes all that a model is given."""
 
@@ -267,6 +287,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "shared": (Shared, {}),
     "asking": (Asking, {}),
     "in turns": (InTurns, {}),
+    "making": (Making, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 
@@ -367,6 +388,31 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Between(f, c, lambda x: torch.cat(torch.split(x, 20)[::-1])),
         {"edge_features": K},
         ("split looks across rows",),
+    ),
+    "divided by how many rows there are": (
+        lambda f, c: Between(f, c, lambda x: x / x.size(0)),
+        {"edge_features": K},
+        ("truediv looks across rows",),
+    ),
+    "as many as there are rows": (
+        lambda f, c: Between(f, c, lambda x: x + torch.full((x.size(0), 1), x.size(0), dtype=x.dtype)),
+        {"edge_features": K},
+        ("full looks across rows",),
+    ),
+    "half as many rows": (
+        lambda f, c: Between(f, c, lambda x: x * torch.ones(x.size(0) // 2, dtype=x.dtype).sum()),
+        {"edge_features": K},
+        ("floordiv computes with the number of rows",),
+    ),
+    "other rows, turned": (
+        lambda f, c: Between(f, c, lambda x: x.roll(1, 0)),
+        {"edge_features": K},
+        ("roll looks across rows",),
+    ),
+    "dropout inside": (
+        lambda f, c: Between(f, c, nn.TransformerEncoderLayer(K, 1, K)),
+        {"edge_features": K},
+        ("dropout=0.1 inside is not supported",),
     ),
     "truths of other rows, which few rows are": (
         lambda f, c: Between(f, c, lambda x: torch.where((x > 5).flip(0), 2 * x, x)),

@@ -309,7 +309,14 @@ class Branching(torch.nn.Module):
         return self.lin(x) if x.sum() > 0 else x
 
 
-@pytest.mark.parametrize(("kind", "line"), [(AcrossRows, 2), (Branching, 1)])
+class NotByConvention(torch.nn.Module):
+    """Its own name for ``self``."""
+
+    def forward(m, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+@pytest.mark.parametrize(("kind", "line"), [(AcrossRows, 2), (Branching, 1), (NotByConvention, 1)])
 def test_a_refusal_names_module_and_line_of_the_model(kind: type[torch.nn.Module], line: int, tmp_path: Path) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:

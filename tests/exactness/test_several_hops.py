@@ -321,7 +321,7 @@ class BackwardsAsTheyAre(nn.Module):
         self.last = ResGatedGraphConv(6, classes, flow="target_to_source")
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.second(self.first(x, edge_index).relu(), edge_index.flip(0))
+        x = self.second(self.first(x, edge_index).relu(), edge_index[[1, 0]])
         out: Tensor = self.last(x.tanh(), edge_index)
         return out
 

@@ -32,6 +32,7 @@ from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,
+    MAKE_ROWS,
     OF_NO_NUMBERS,
     OF_SEVERAL,
     ROWWISE_FUNCTIONS,
@@ -171,8 +172,8 @@ class Interpreter:
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
         if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm):
-            if module.training and getattr(module, "dropout", 0.0):
-                raise ModelError(f"{where}: dropout={module.dropout} inside is not supported; set it to 0")
+            if module.training and (dropout := _dropout_inside(module)):
+                raise ModelError(f"{where}: dropout={dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
         source = args[0] if args else None
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
@@ -259,9 +260,10 @@ class Interpreter:
         args, kwargs = self._arguments(node)
         if not args and "input" in kwargs:
             args = [kwargs.pop("input")]
-        flips = target in ("flip", torch.flip) and isinstance(args[0], Graph)
-        if flips and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2]):  # the ends of edges change places
-            return replace(args[0], flipped=not args[0].flipped)
+        if args and isinstance(args[0], Graph):
+            flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
+            if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges change places
+                return replace(args[0], flipped=not args[0].flipped)
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
         if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
@@ -269,7 +271,7 @@ class Interpreter:
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in leaves_of((args, kwargs))):
             raise ModelError(
                 f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
-                "do nothing else"
+                "do nothing else; self-loops, both directions and numbers of neighbours are added to the graph before"
             )
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
         if kwargs.get("inplace"):
@@ -410,7 +412,7 @@ class Interpreter:
         first, rest = args[0], args[1:]
         if isinstance(first, Value):
             if target == "size" or (target is getattr and rest[0] == "shape"):
-                sizes = (RowCount(), *first.tail)
+                sizes = (RowCount(first), *first.tail)
                 return sizes[rest[0]] if target == "size" and rest else sizes
             if target == "dim" or (target is getattr and rest[0] == "ndim"):
                 return 1 + len(first.tail)
@@ -453,9 +455,12 @@ class Interpreter:
             a, k = map_aggregate((args, kwargs), replaced)
             return getattr(a[0], target)(*a[1:], **k) if method else target(*a, **k)
 
-        if not values:
-            if any(isinstance(leaf, RowCount) for leaf in leaves):
+        counted = [leaf.of for leaf in leaves if isinstance(leaf, RowCount)]
+        if counted and not values:
+            if target not in MAKE_ROWS:
                 raise ModelError(f"{name} computes with the number of rows, which is not supported")
+            values = counted[:1]
+        if not values:
             return Free(function, parameters) if free else function()
         summed = self._sum(target, args, kwargs)
         if summed is not None:
@@ -544,6 +549,12 @@ class Interpreter:
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
     """A method by its name, or a function, of ``rows``."""
     return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
+
+
+def _dropout_inside(module: nn.Module) -> float:
+    """How probable it is that torch's own module, or one in it, drops a number."""
+    found = (one.p if isinstance(one, nn.Dropout) else getattr(one, "dropout", 0.0) for one in module.modules())
+    return max((float(one) for one in found if not isinstance(one, nn.Module)), default=0.0)
 
 
 def _is_of_features(value: Value) -> bool:

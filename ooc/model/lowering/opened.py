@@ -147,7 +147,9 @@ class _OfConvolution(Interpreter):
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         step = self._step(node)
-        adds_up = step.target in _ADD_UP and RowCount() in (*step.args[1:], *step.kwargs.values())
+        adds_up = step.target in _ADD_UP and any(
+            isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values())
+        )
         if step.target != "propagate" and not adds_up:
             return step
         rows = next(one for one in self.known.values() if isinstance(one, Value))

@@ -14,7 +14,8 @@ from torch import nn
 
 _MODULE_NAMES = (
     "ReLU ELU LeakyReLU GELU GLU SiLU Tanh Sigmoid Softplus Softsign Softshrink Hardshrink Tanhshrink Hardswish "
-    "Hardsigmoid LogSigmoid SELU CELU ReLU6 Hardtanh Mish PReLU Softmax LogSoftmax LayerNorm RMSNorm Flatten Unflatten"
+    "Hardsigmoid LogSigmoid SELU CELU ReLU6 Hardtanh Mish PReLU Softmax LogSoftmax LayerNorm RMSNorm Flatten Unflatten "
+    "GroupNorm Conv1d Conv2d Softmin Threshold"
 )
 _TORCH_NAMES = (
     "add sub mul div true_divide neg abs square sqrt rsqrt exp expm1 log log1p sigmoid tanh sin cos atan erf pow "
@@ -22,18 +23,21 @@ _TORCH_NAMES = (
     "relu celu selu prelu rms_norm layer_norm hstack unsqueeze squeeze flatten reshape lerp reciprocal sign "
     "logaddexp logsumexp chunk split unbind transpose permute einsum bmm "
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite masked_fill zeros_like ones_like full_like "
-    "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round"
+    "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round "
+    "acos asin atan2 hypot erfc fmod remainder addcmul addcdiv clamp_min clamp_max roll diff narrow select tile "
+    "repeat_interleave movedim swapaxes"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
-    "normalize linear"
+    "normalize linear group_norm conv1d softmin threshold cosine_similarity pairwise_distance"
 )
 _OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ invert"
 ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
 OF_SEVERAL: tuple[type[nn.Module], ...] = (
     *(nn.Bilinear, nn.GRUCell, nn.LSTMCell, nn.RNNCell),
-    *(nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.RNN),
+    *(nn.GRU, nn.LSTM, nn.MultiheadAttention, nn.RNN, nn.TransformerEncoderLayer),
+    *(nn.CosineSimilarity, nn.PairwiseDistance),
 )
 """Modules that take several matrices, or give several results; with a batch's rows first."""
 ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
@@ -41,11 +45,13 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
         getattr,
         *(getattr(operator, name) for name in _OPERATOR_NAMES.split()),
         *(getattr(torch, name) for name in _TORCH_NAMES.split() if hasattr(torch, name)),
+        *(torch.zeros, torch.ones, torch.full),  # of so many rows
         *(getattr(F, name) for name in _FUNCTIONAL_NAMES.split()),
     ]
 )
 ROWWISE_METHODS = frozenset(
-    f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten new_zeros new_ones expand_as".split()
+    f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten new_zeros new_ones new_full expand "
+    "expand_as repeat".split()
 )
 _TRUTH_NAMES = "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ invert"
 OF_NO_NUMBERS = frozenset(f"{_TRUTH_NAMES} chunk split unbind max min topk sort".split())
@@ -54,6 +60,8 @@ HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )
 """Those that are dense products, by function or method name."""
+MAKE_ROWS: frozenset[object] = frozenset([torch.zeros, torch.ones, torch.full, "expand", "repeat"])
+"""What makes as many rows as it is told, all alike."""
 WHOLE: frozenset[object] = frozenset(["long", "argmax", torch.argmax])
 """What makes whole numbers of rows, by which something may be looked up."""
 IN_PLACE: dict[object, Any] = {
@@ -65,7 +73,7 @@ IN_PLACE: dict[object, Any] = {
 """What writes into its first operand, and what gives the same without."""
 _VIEW_NAMES = (
     "view reshape flatten unflatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous type_as "
-    "einsum"
+    "einsum narrow select movedim swapaxes expand expand_as"
 )
 VIEWS: frozenset[object] = frozenset(
     [

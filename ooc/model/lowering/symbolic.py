@@ -225,10 +225,10 @@ class Calls:
 def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The first of these frames, the innermost first, that is a model's: ``Net.forward, net.py line 12``."""
     for frame, line in frames:
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_MODEL) and isinstance(frame.f_locals.get("self"), nn.Module):
-            owner = type(frame.f_locals["self"]).__name__
-            return f"{owner}.{frame.f_code.co_name}, {Path(file).name} line {line}"
+        file, called = frame.f_code.co_filename, frame.f_code.co_varnames[:1]
+        owner = frame.f_locals.get(called[0]) if called else None  # ``self``, whatever the model calls it
+        if not file.startswith(_NOT_THE_MODEL) and isinstance(owner, nn.Module):
+            return f"{type(owner).__name__}.{frame.f_code.co_name}, {Path(file).name} line {line}"
     return ""
 
 
@@ -390,12 +390,21 @@ class _Tracer(fx.Tracer):
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._opening():
+        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening():
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
                 graph.erase_node(node)
         return graph
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        """Within it torch makes tensors of as many rows as a stand-in has."""
+        with ExitStack() as stack:
+            for name in ("full", "ones", "zeros"):
+                f = getattr(torch, name)
+                stack.enter_context(mock.patch.object(torch, name, partial(self._call, f, "call_function", f)))
+            yield
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
@@ -409,18 +418,16 @@ class _Tracer(fx.Tracer):
         found = [(one, name, getattr(one, name)) for one in modules for name in vars(one)]
         found = [(one, name, f) for one, name, f in found if isfunction(f) and f in _functions_of_edges()]
         with ExitStack() as stack:
-            for owner, name, f in (*found, (torch, "ones", torch.ones), (torch, "zeros", torch.zeros)):
-                stack.enter_context(mock.patch.object(owner, name, partial(self._call_of_edges, f, "call_function", f)))
+            for owner, name, f in found:
+                stack.enter_context(mock.patch.object(owner, name, partial(self._call, f, "call_function", f)))
             for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
-                f = partial(
-                    self._call_of_edges, getattr(self._opened, name).__func__, "call_method", name, self._opened
-                )
+                f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
                 stack.enter_context(mock.patch.object(self._opened, name, f))
             if hasattr(self._opened, "cached"):
                 stack.enter_context(mock.patch.object(self._opened, "cached", False))
             yield
 
-    def _call_of_edges(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
             return f(*args, **kwargs)
         return self.create_proxy(kind, target, args, kwargs)

@@ -156,7 +156,9 @@ class Codes:
 
 @dataclass(frozen=True)
 class RowCount:
-    """How many rows there are, which is another number for every tile."""
+    """How many rows ``of`` has, which is another number for every tile."""
+
+    of: "Value" = field(compare=False)
 
 
 class Features(Value):
