@@ -5,10 +5,11 @@ A thread that runs out of memory between two pieces of work ends, and the piece 
 Python's pools do not tell those that wait for it.
 """
 
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ooc.errors import OocError
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 
 LOOK_S = 5.0
 """How often whoever waits looks whether the threads live."""
+_END: Any = object()
 
 
 def check_alive(threads: Collection[Thread]) -> None:
@@ -43,3 +45,25 @@ class Threads(ThreadPoolExecutor):
             if not done:
                 check_alive(self._threads)
             yield from done
+
+
+def ahead(items: Iterable[T], *, name: str, most: int = 1) -> Generator[T]:
+    """The same, made on a thread of that ``name`` while those before are in use: beside the one in use, ``most`` exist,
+    one of these being made. Inflating, sorting, copying and file I/O all let go of the interpreter.
+
+    What producing raises is raised where the item would have come. With the last item, or when the generator is closed
+    or dropped, the thread ends and a generator of ``items`` is closed, however far it got.
+    """
+    iterator = iter(items)
+    with Threads(1, name) as pool:
+        made = deque(pool.submit(next, iterator, _END) for _ in range(most))
+        try:
+            while (item := pool.result(made.popleft())) is not _END:
+                made.append(pool.submit(next, iterator, _END))
+                yield item
+                del item  # Not held while the next is waited for.
+        finally:
+            for one in made:
+                one.cancel()
+            if isinstance(iterator, Generator):
+                pool.submit(iterator.close)  # In the thread whose it is: numpy's errstate goes by that.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc convert``: a source becomes a store."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.progress.figures import format_count
@@ -170,7 +170,7 @@ def command(
     if as_json:
         from ooc.cli.info import describe
 
-        click.echo(json.dumps(describe(store), indent=2))
+        print_json(describe(store))
     elif verbosity > Verbosity.ERROR:
         graphs = [format_count(store.num_graphs, "graphs")] if store.num_graphs else []
         counts = [*graphs, format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]

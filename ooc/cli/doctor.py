@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc doctor``: how this machine would run a training, why, and what would help."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import JSON
 from ooc.sizes import format_size
 
@@ -34,7 +34,7 @@ def command(path: Path, as_json: bool) -> None:
 
     report, console = probe_layer(path), output()
     if as_json:
-        click.echo(json.dumps({**asdict(report), "verdict": report.verdict}, indent=2))
+        print_json({**asdict(report), "verdict": report.verdict})
         return
     for title, facts in report.facts.items():
         click.echo(title)

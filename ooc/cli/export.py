@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import FORCE, JSON, ChoiceType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, model_name
 from ooc.progress.reporter import Verbosity
@@ -42,7 +43,7 @@ def command(
     nbytes = sum(tensor.nbytes for tensor in state.values())
     if as_json:
         facts = {"out": str(out), "tensors": len(state), "bytes": nbytes, "model": settings.model}
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     elif verbosity > Verbosity.ERROR:
         if (embedding := build_embedding(settings)) is not None:
             for kind in embedding.widths(Types.of(folder.config["store_facts"])):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc profile``: this machine measured, for the planner and for people."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import JSON, ChoiceType
 from ooc.errors import OptionError
 from ooc.progress.reporter import Reporter, Verbosity
@@ -49,7 +49,7 @@ def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:
             profile = measure(spill_dir, reporter, device=device)
         keep(profile, spill_dir, device=device)
     if as_json:
-        click.echo(json.dumps(profile.as_dict(), indent=2))
+        print_json(profile.as_dict())
         return
     _print(profile, measured=measured)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc reorder``: a store's rows in another order."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.cli.info import describe
 from ooc.progress.figures import format_count
@@ -43,7 +43,7 @@ def command(
     if dry_run:
         needed = demand(store, out, **options)
         if as_json:
-            click.echo(json.dumps(needed, indent=2))
+            print_json(needed)
         else:
             click.echo(f"{needed['target']} would be written; nothing has been")
             click.echo("\n".join(describe_demand(**needed)))
@@ -51,7 +51,7 @@ def command(
     with Reporter(verbosity=verbosity) as reporter:
         written = reorder(store, out, listener=reporter, on_cancel=on_cancel, **options)
     if as_json:
-        click.echo(json.dumps(describe(written), indent=2))
+        print_json(describe(written))
     elif verbosity > Verbosity.ERROR:
         shares = [f"{share:.3g}" for share in _shares(written)[:4]]
         counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]

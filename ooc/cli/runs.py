@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc runs``: runs side by side."""
 
-import json
 from pathlib import Path
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import JSON, ChoiceType
 from ooc.errors import RunError
 from ooc.suggestions import did_you_mean_path
@@ -35,7 +35,7 @@ def command(folder: Path | None, sort: str, as_json: bool) -> None:
         raise RunError(f"there is no folder {folder}{did_you_mean_path(folder)}")
     found = ordered(find_runs(folder), sort)
     if as_json:
-        click.echo(json.dumps({"runs": found}, indent=2, allow_nan=False))
+        print_json({"runs": found})
     elif found:
         print_runs(found, output())
     else:

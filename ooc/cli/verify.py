@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc verify``: does a store hold what it says?"""
 
-import json
 from pathlib import Path
 
 import click
 
+from ooc.cli import print_json
 from ooc.cli.arguments.options import JSON, with_verbosity
 from ooc.errors import StoreError
 from ooc.progress.reporter import Reporter, Verbosity
@@ -27,7 +27,7 @@ def command(store: Path, verbosity: Verbosity, as_json: bool) -> None:
     with Reporter(verbosity=verbosity) as reporter:
         problems = verify(opened, reporter)
     if as_json:
-        click.echo(json.dumps({"store": str(store), "problems": problems}, indent=2))
+        print_json({"store": str(store), "problems": problems})
     if len(problems) == 1:
         raise StoreError(f"{store}: {problems[0]}")
     if problems:

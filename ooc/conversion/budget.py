@@ -15,7 +15,6 @@ from ooc.conversion.order import order_bytes
 from ooc.errors import BudgetError, SourceError
 from ooc.memory import available_memory_bytes
 from ooc.sizes import format_size, parse_size, too_small
-from ooc.sources.files.prefetching import cores
 from ooc.sources.source import Source
 from ooc.storage.array import CHUNK_BYTES, chunk_rows
 from ooc.storage.sparse_array import PARTS
@@ -23,6 +22,7 @@ from ooc.storage.store import Store, Task
 from ooc.storage.types import EDGES
 
 _FLOOR_BYTES = 32 << 20
+_MOST_WORKERS = 8
 _SORT_KEYS = 1 << 22  # Fewer sort no faster, more leave the processor's caches, ...
 _SORT_PARTS = 48  # ... unless that many more buckets would need a second level.
 _EDGE_BYTES = 256  # A block being read, one waiting, one being spread, and what comes of it on the way.
@@ -169,6 +169,11 @@ def least_budget_bytes(sizes: Sizes, *, ordering: bool = False) -> int:
 def _resident_bytes(sizes: Sizes, ordering: bool) -> int:
     starts = _START_BYTES * (sizes.num_nodes + 1) if sizes.feature_entries is not None else 0
     return sizes.resident_bytes + (order_bytes(sizes.num_nodes) + starts if ordering else 0)
+
+
+def cores() -> int:
+    """Cores that this process may run on, not more than help a conversion."""
+    return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def divide(sizes: Sizes, budget_bytes: int, *, ordering: bool = False) -> Shares:

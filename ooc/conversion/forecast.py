@@ -9,8 +9,7 @@ N nodes, E edges, F features.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ooc.conversion.budget import Options, Sizes, disk_bytes, least_budget_bytes
-from ooc.sources.files.prefetching import cores
+from ooc.conversion.budget import Options, Sizes, cores, disk_bytes, least_budget_bytes
 from ooc.sources.names import Dataset
 
 _KEY_BYTES = 8

@@ -6,7 +6,7 @@ One thread reads (or inflates) features while this one checks, casts and writes.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -18,13 +18,13 @@ from ooc.conversion.output import Journal, Workplace
 from ooc.conversion.whole_numbers import WholeColumns, first_of, rounded_by, values_of
 from ooc.errors import SourceError
 from ooc.events import reported
-from ooc.sources.files.prefetching import prefetched
 from ooc.sources.labels import MOST_CLASSES
 from ooc.sources.source import LabelBlock, Source, ranges
 from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
 from ooc.storage.writer import ArrayWriter
+from ooc.threads import ahead
 
 _FEATURES = "features"
 _LEAST = "least feature"
@@ -209,7 +209,7 @@ def _feature_blocks(
     their zeros, and else with them, however they come."""
     row, wanted_shape = 0, (source.num_nodes, source.num_features)
     whole = WholeColumns(source.num_features, _feature) if wanted != np.float64 else None
-    with prefetched(source.features(block_rows)) as blocks:
+    with closing(ahead(source.features(block_rows), name="ooc-read", most=2)) as blocks:
         for rows in blocks:
             start = row
             if isinstance(rows, Entries):

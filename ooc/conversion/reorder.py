@@ -7,6 +7,7 @@ one sequence a hop, since rows of a hop keep their order; edges are sorted anew 
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,6 @@ from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_targ
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction, write_groups_of
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
-from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import ranges
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
@@ -40,6 +40,7 @@ from ooc.storage.traversal import check_range
 from ooc.storage.types import EDGES, Types, features_name, perm_name
 from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.storage.zarr_json import METADATA_FILE
+from ooc.threads import ahead
 from ooc.version import __version__
 
 _WINDOW_ROWS = 1 << 17
@@ -242,7 +243,7 @@ def _write_edges(
 def _counted(runs: Iterator[Run]) -> Pieces:
     """``runs``, made by a thread of their own, as ``spread`` takes them."""
     done = 0
-    with prefetched(runs) as pieces:
+    with closing(ahead(runs, name="ooc-read", most=2)) as pieces:
         for run in pieces:
             done += len(run.keys)
             yield done, [("buckets", run)]

@@ -24,12 +24,12 @@ from ooc.conversion.node_arrays import write_features
 from ooc.conversion.output import Workplace
 from ooc.errors import OptionError, SourceError
 from ooc.events import reported
-from ooc.sources.files.prefetching import prefetched
 from ooc.sources.source import EdgeBlock, RelationSource, Source, SourceTypes
 from ooc.storage.array import open_array
 from ooc.storage.store import EDGE_WEIGHT, write_group
 from ooc.storage.types import EDGES, NODES, EdgeType, Types
 from ooc.storage.writer import ArrayWriter
+from ooc.threads import ahead
 
 _WINDOW_ROWS = 1 << 18
 _TOPOLOGY = ("indptr", "indices", "self_loops")
@@ -240,7 +240,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
     symmetric = options.symmetrize and relation.within_type
     without_loops = isinstance(found, Source) and found.drop_self_loops
     whole = {} if values is None else values.whole_columns()
-    with prefetched(found.edges(size)) as blocks:
+    with closing(ahead(found.edges(size), name="ooc-read", most=2)) as blocks:
         for block in blocks:
             _check(block, done, relation)
             count = len(block.sources)

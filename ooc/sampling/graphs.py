@@ -21,7 +21,7 @@ from ooc.errors import OptionError
 from ooc.events import Listener, ignore
 from ooc.model.graph import damaged
 from ooc.sampling.budget import BATCHES_ALIVE, BatchPlan, Division
-from ooc.sampling.loader import BatchLoader, Held, Loop, ahead, foreseen, order_of, read_ahead, rows_of
+from ooc.sampling.loader import BatchLoader, Held, Loop, foreseen, order_of, read_ahead, rows_of
 from ooc.sampling.pages import MOST_BATCHES, pages_of, resident_bytes
 from ooc.sampling.paths import (
     check_lengths,
@@ -35,6 +35,7 @@ from ooc.sampling.paths import (
 from ooc.sampling.runs import Ints, pieces, run_numbers
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store, Task
+from ooc.threads import ahead
 
 if TYPE_CHECKING:
     from torch_geometric.data import Batch

@@ -47,13 +47,12 @@ from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
-from ooc.threads import Threads
+from ooc.threads import ahead
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 T = TypeVar("T")
-_END: Any = object()
 _DEFAULT_SHARE = 0.5
 """Of the memory that is free, where nothing is said."""
 _CHUNK_ROWS = 1 << 16
@@ -320,16 +319,6 @@ class NeighborLoader(BatchLoader):
             around = [self._seeds[seeds[number]] for number in numbers]
             batches = self._sampler.sample(around, take, epoch=epoch, numbers=numbers)
             yield [*zip(batches, (seeds[number] for number in numbers), strict=True)]
-
-
-def ahead(items: Generator[T], *, name: str) -> Generator[T]:
-    """The same, each made on a thread of its own while the one before it is used. The thread ends with the last item,
-    or when the generator is closed or dropped."""
-    with contextlib.closing(items), Threads(1, name) as thread:
-        made = thread.submit(next, items, _END)
-        while (item := thread.result(made)) is not _END:
-            made = thread.submit(next, items, _END)
-            yield item
 
 
 def order_of(count: int, seed: int, epoch: int) -> Ints:

@@ -33,6 +33,7 @@ from ooc.errors import SourceError
 from ooc.events import Listener, reported
 from ooc.sources.source import Ids, Mask
 from ooc.storage.array import AnyArray, flush
+from ooc.storage.mixing import GOLDEN, mixed
 
 MOST_BYTES = 1024
 """Of a text: stores keep ids at the width of the longest."""
@@ -298,12 +299,8 @@ def _placed(blocks: Iterable[Keys]) -> Iterator[Keys]:
 
 
 def _hashes(keys: Keys) -> npt.NDArray[np.uint64]:
-    """64 well mixed bits of each key [n] (the last steps are those of SplitMix64)."""
-    mixed = keys[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ (keys[:, 1] + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    found: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return found
+    """64 well mixed bits of each key [n]."""
+    return mixed(keys[:, 0] * GOLDEN ^ (keys[:, 1] + np.uint64(1)) * np.uint64(0xC2B2AE3D27D4EB4F))
 
 
 def _first_words(keys: Keys) -> npt.NDArray[np.uint64]:

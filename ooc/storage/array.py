@@ -51,6 +51,13 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
 """What some network file systems answer; files are only less protected there."""
 
 
+def write_at(descriptor: int, data: npt.NDArray[np.uint8], offset: int) -> None:
+    """Write all of ``data`` from ``offset`` on: one call of the system may write less."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:].data, offset + done)
+
+
 def whole_numbers_rounded(stored: AnyArray, given: AnyArray) -> npt.NDArray[np.bool_] | None:
     """Which of the whole numbers ``given`` are others as ``stored``; None: none of them, or they are no whole numbers.
     They are compared as whole numbers: as floating-point ones both would be rounded."""

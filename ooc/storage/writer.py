@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError
-from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs, write_at
 from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
@@ -174,9 +174,7 @@ class RowScatter(_Writer):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(descriptor, data[done:].data, offset + done)
+                write_at(descriptor, data, offset)
             finally:
                 os.close(descriptor)
 

@@ -26,7 +26,7 @@ from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size
-from ooc.storage.array import flush, make_folders
+from ooc.storage.array import flush, make_folders, write_at
 from ooc.storage.checksums import of_zeros
 from ooc.storage.store import Store
 from ooc.storage.types import Types
@@ -258,8 +258,9 @@ class LearntRows:
                         np.full(shape, first, array.dtype) if space is None else self.first_rows(space, panel, shape)
                     )
                     place = array.extent(array.paths[0], start, shape[0])
-                    os.pwrite(file.fileno(), block.data, place.offset)
-                    checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
+                    data = block.reshape(-1).view(np.uint8)
+                    write_at(file.fileno(), data, place.offset)
+                    checksum = google_crc32c.extend(checksum, data)
                     nbytes += block.nbytes
                     if panel % _PANELS_BETWEEN_FLUSHES == 0:  # no more than this waits in the page cache
                         os.fdatasync(file.fileno())

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ooc.errors import OptionError, StoreError
 from ooc.sizes import format_size
-from ooc.storage.array import exchanged, flush, flush_all, lock_holder, open_alone, runs
+from ooc.storage.array import exchanged, flush, flush_all, lock_holder, open_alone, runs, write_at
 from ooc.storage.writer import ArrayWriter
 from ooc.storage.zarr_json import METADATA_FILE
 
@@ -99,9 +99,7 @@ class RowsFile:
         places, data = places[order], records.view(np.uint8)
         for first, last in runs(places):
             offset = self._start + int(places[first]) * self._row_bytes
-            part, done = data[first * self._row_bytes : last * self._row_bytes], 0
-            while done < len(part):
-                done += os.pwrite(self._file.fileno(), part[done:].data, offset + done)
+            write_at(self._file.fileno(), data[first * self._row_bytes : last * self._row_bytes], offset)
 
     def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what

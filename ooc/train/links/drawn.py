@@ -27,7 +27,7 @@ from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
 from ooc.sampling.runs import pieces
 from ooc.sizes import format_size
-from ooc.storage.array import PAGE_BYTES, Array, Extent
+from ooc.storage.array import PAGE_BYTES, Array, Extent, write_at
 from ooc.storage.checksums import combined, of_zeros
 from ooc.storage.mixing import GOLDEN, mixed
 from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks
@@ -79,14 +79,13 @@ class LinkArray(Array):
 
     def put(self, start: int, values: npt.NDArray[Any]) -> None:
         """Write ``values`` over the entries from ``start`` on."""
-        data, done = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8), 0
+        data = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
         follows = start * self.row_bytes == (self._put_bytes if start else 0)
         self._crc = google_crc32c.extend(self._crc if start else 0, data) if follows else 0
         self._put_bytes = start * self.row_bytes + len(data) if follows else -1
         self._seen = 0, 0, 0
         try:
-            while done < len(data):
-                done += os.pwrite(self._descriptor, data[done:].data, start * self.row_bytes + done)
+            write_at(self._descriptor, data, start * self.row_bytes)
         except OSError as error:
             raise SpillError(f"links cannot be written: {error.strerror or error}") from error
 
