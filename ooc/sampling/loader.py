@@ -44,7 +44,7 @@ from ooc.sampling.pages import (
 from ooc.sampling.runs import Ints
 from ooc.sampling.sampler import SampledBatch, Sampler, most_by_hop
 from ooc.sizes import parse_size
-from ooc.storage.array import AnyArray, Array
+from ooc.storage.array import AnyArray, Array, rows_with
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
 from ooc.threads import ahead
@@ -428,7 +428,7 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         raise OptionError(f"{name} has a {called[:-1]} that is not among 0 … {count - 1}")
     if len(np.unique(numbers)) < len(numbers):
         raise OptionError(f"{name} has a {called[:-1]} twice")
-    return _rows_by_number(store, numbers) if is_ordered else numbers
+    return rows_with(numbers, store.array("perm").blocks(_CHUNK_ROWS)) if is_ordered else numbers
 
 
 def _numbers_of_rows(store: Store, rows: Ints) -> Ints:
@@ -439,14 +439,3 @@ def _numbers_of_rows(store: Store, rows: Ints) -> Ints:
         found[done:stop] = block[rows[done:stop] - start]
         done = stop
     return found
-
-
-def _rows_by_number(store: Store, numbers: Ints) -> Ints:
-    """The rows of the nodes of these ``numbers`` before conversion."""
-    order = np.argsort(numbers)
-    ascending, rows = numbers[order], np.empty_like(numbers)
-    for start, block in store.array("perm").blocks(_CHUNK_ROWS):
-        place = np.minimum(np.searchsorted(ascending, block), len(numbers) - 1)
-        asked = np.flatnonzero(ascending[place] == block)
-        rows[order[place[asked]]] = start + asked
-    return rows

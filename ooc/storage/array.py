@@ -13,7 +13,7 @@ import errno
 import fcntl
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -131,7 +131,8 @@ class Array:
         while row < stop_row:
             index, first = divmod(row, height)
             rows = min(height - first, stop_row - row)
-            found.append(Extent(self.chunk_path(index), first * self.row_bytes, rows * self.row_bytes))
+            offset = self.start_bytes + first * self.row_bytes
+            found.append(Extent(self.chunk_path(index), offset, rows * self.row_bytes))
             row += rows
         return found
 
@@ -239,6 +240,18 @@ def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_
         run = wanted[first:last]
         out[first:last] = array.read(int(run[0]), int(run[-1]) + 1)[run - run[0]]
     return out[where]
+
+
+def rows_with(values: AnyArray, blocks: Iterable[tuple[int, AnyArray]]) -> npt.NDArray[np.int64]:
+    """The row of each of ``values`` [n], which are different, by the ``blocks`` of what all rows have, each with its
+    first row; -1 of one that no row has."""
+    order = np.argsort(values, kind="stable")
+    ascending, rows = values[order], np.full(len(values), -1, dtype=np.int64)
+    for start, block in blocks:
+        at = np.minimum(np.searchsorted(ascending, block), len(values) - 1)
+        here = np.flatnonzero(ascending[at] == block)
+        rows[order[at[here]]] = start + here
+    return rows
 
 
 def runs(places: npt.NDArray[np.integer[Any]], *, gap: int = 1, border: int | None = None) -> Iterator[tuple[int, int]]:

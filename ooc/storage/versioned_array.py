@@ -69,10 +69,6 @@ class VersionedArray(Array):
         """Where so many rows lie in the file ``path``."""
         return Extent(path, PAGE_BYTES + start_row * self.row_bytes, rows * self.row_bytes)
 
-    def extents(self, start_row: int, stop_row: int) -> list[Extent]:
-        """Where rows ``[start_row, stop_row)`` of the current version lie."""
-        return [self.extent(self.current_path, start_row, stop_row - start_row)]
-
     def header(self) -> bytes:
         """The page that a file begins with."""
         described = {"descr": self.dtype.str, "fortran_order": False, "shape": self.shape}

@@ -28,6 +28,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
 from ooc.sizes import format_size
+from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.storage.types import perm_name
@@ -322,27 +323,19 @@ def _find(store: Store, nodes: npt.ArrayLike, limits: Limits) -> Wanted:
         what = f"finding what reaches {len(ids):,} nodes needs {format_size(needed)} {of} {format_size(most)}"
         raise BudgetError(f"{what}; give {option}='{-(-needed // 1000)}K'")
     ids = _as_stored(ids, store) if texts else ids.astype(np.int64)
-    order = np.argsort(ids, kind="stable")
-    ascending = ids[order]
+    ascending = np.sort(ids)
     twice = np.flatnonzero(ascending[1:] == ascending[:-1])
     if len(twice):
         raise OptionError(f"node {_shown(ascending[twice[0]])} is given twice")
-    rows, places = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
-    absent = np.ones(len(ids), dtype=np.bool_)
-    found = 0
-    for start, originals in store.ids_of_rows():
-        at = np.minimum(np.searchsorted(ascending, originals), len(ids) - 1)
-        here = np.flatnonzero(ascending[at] == originals)
-        rows[found : found + len(here)] = start + here
-        places[found : found + len(here)] = order[at[here]]
-        absent[at[here]] = False
-        found += len(here)
-    if absent.any():
+    del ascending
+    rows = rows_with(ids, store.ids_of_rows())
+    if (absent := rows < 0).any():
         there = f"nodes 0 to {store.num_nodes - 1}"
         if store.has("ids"):
             there = f"{store.num_nodes} nodes, by their ids in its source"
-        raise OptionError(f"there is no node {_shown(ascending[absent][0])}; the store {store.path} has {there}")
-    return Wanted(ids, rows, places)
+        raise OptionError(f"there is no node {_shown(np.sort(ids[absent])[0])}; the store {store.path} has {there}")
+    places = np.argsort(rows)
+    return Wanted(ids, rows[places], places)
 
 
 def _as_stored(ids: AnyArray, store: Store) -> AnyArray:

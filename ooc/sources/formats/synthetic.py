@@ -59,9 +59,7 @@ class GraphParameters:
             "classes": (0, 2**16),
             "seed": (0, 2**63),
         }
-        for name, (least, most) in limits.items():
-            if not least <= getattr(self, name) <= most:
-                raise SourceError(f"synthetic: {name}={getattr(self, name)} is not between {least} and {most}")
+        _check_limits(self, limits)
 
 
 def synthetic_graphs(parameters: GraphParameters, request: Request) -> Source:
@@ -187,11 +185,16 @@ class Parameters:
             "bare": (0, int(self.types == 3)),
             "seed": (0, 2**63),
         }
-        for name, (least, most) in limits.items():
-            if not least <= getattr(self, name) <= most:
-                raise SourceError(f"{PREFIX} {name}={getattr(self, name)} is not between {least} and {most}")
+        _check_limits(self, limits)
         if self.types == 2 or (self.types == 3 and (self.nodes < 8 * self.classes or not self.directed)):
             raise SourceError(f"{PREFIX} types is 1 or 3, the latter of directed graphs of 8 nodes a class")
+
+
+def _check_limits(parameters: Any, limits: dict[str, tuple[int, int]]) -> None:
+    """SourceError for one that is not within its limits."""
+    for name, (least, most) in limits.items():
+        if not least <= getattr(parameters, name) <= most:
+            raise SourceError(f"{PREFIX} {name}={getattr(parameters, name)} is not between {least} and {most}")
 
 
 def _values(text: str, kind: type[Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
 from ooc.sampling.runs import pieces
 from ooc.sizes import format_size
-from ooc.storage.array import PAGE_BYTES, Array, Extent, write_at
+from ooc.storage.array import PAGE_BYTES, Array, write_at
 from ooc.storage.checksums import combined, of_zeros
 from ooc.storage.mixing import GOLDEN, mixed
 from ooc.train.links.sets import KNOWN_BYTES, KNOWN_BYTES_PER_PAIR, Ends, Ints, KnownLinks
@@ -54,10 +54,6 @@ class LinkArray(Array):
         path = Path(f"/proc/self/fd/{self._descriptor}")
         super().__init__(f"{side.value}/{part}", path, (rows,), (nbytes // kind.itemsize,), kind.str)
         self._put_bytes, self._crc = 0, 0
-
-    def extents(self, start_row: int, stop_row: int) -> list[Extent]:
-        """Where rows ``[start_row, stop_row)`` lie."""
-        return [Extent(self.path, start_row * self.row_bytes, (stop_row - start_row) * self.row_bytes)]
 
     def chunk_path(self, index: int) -> Path:
         """The file, which is one chunk."""
