@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What somebody probably meant who wrote a name that there is none of."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
+
+from ooc.errors import OptionError
 
 _CANDIDATES = 5
 _LIKE = 0.6
@@ -24,6 +26,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean NAME?"`` to end a message with, or nothing."""
     found = closest(word, known)
     return "" if found is None else f"; did you mean {found}?"
+
+
+def check_choice(what: str, name: str, known: Collection[str]) -> None:
+    """OptionError where the ``name`` of ``what`` is not one of ``known``."""
+    if name not in known:
+        raise OptionError(f"{what} {name!r} is not one of {', '.join(known)}{did_you_mean(str(name), known)}")
 
 
 def did_you_mean_path(path: Path) -> str:

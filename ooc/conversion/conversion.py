@@ -23,7 +23,7 @@ from ooc.conversion.edges import ValueForm
 from ooc.conversion.held_out_links import HeldOut
 from ooc.conversion.node_arrays import mostly_zeros, write_features, write_labels
 from ooc.conversion.order import ORDERS
-from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, resolved, workplace
+from ooc.conversion.output import ON_CANCEL, Workplace, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order
 from ooc.conversion.topology import check_options, write_topology, write_types
 from ooc.errors import OptionError
@@ -34,6 +34,7 @@ from ooc.sources.registry import open_source
 from ooc.sources.source import Source
 from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
 from ooc.storage.types import NODES
+from ooc.suggestions import check_choice
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")

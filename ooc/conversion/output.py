@@ -14,14 +14,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from ooc.errors import BudgetError, OptionError, SourceError, StoreError
+from ooc.errors import BudgetError, SourceError, StoreError
 from ooc.events import Listener, Note, reported
 from ooc.storage.array import exchanged, flush, flush_all, lock, lock_holder, replace_file
 from ooc.storage.store import PARTIAL_SUFFIX
@@ -91,12 +91,6 @@ _FINISHED = "finished"
 
 ON_CANCEL = ("keep", "remove")
 """What may happen to the work so far when a conversion is cancelled; kept, the same conversion goes on."""
-
-
-def check_choice(name: str, value: str, known: Collection[str]) -> None:
-    """OptionError where ``value`` is not one of ``known``."""
-    if value not in known:
-        raise OptionError(f"{name} {value!r} is not one of {', '.join(known)}")
 
 
 def resolved(path: Path) -> Path:

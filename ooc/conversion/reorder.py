@@ -28,7 +28,7 @@ from ooc.conversion.budget import (
 from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
-from ooc.conversion.output import ON_CANCEL, Workplace, check_choice, check_target, digest, resolved, workplace
+from ooc.conversion.output import ON_CANCEL, Workplace, check_target, digest, resolved, workplace
 from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction, write_groups_of
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
@@ -40,6 +40,7 @@ from ooc.storage.traversal import check_range
 from ooc.storage.types import EDGES, Types, features_name, perm_name
 from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.storage.zarr_json import METADATA_FILE
+from ooc.suggestions import check_choice
 from ooc.threads import ahead
 from ooc.version import __version__
 

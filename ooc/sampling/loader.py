@@ -47,6 +47,7 @@ from ooc.sizes import parse_size
 from ooc.storage.array import AnyArray, Array, rows_with
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, SPLITS, Store, open_store
+from ooc.suggestions import check_choice
 from ooc.threads import ahead
 
 if TYPE_CHECKING:
@@ -409,8 +410,7 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
     called = "graphs" if store.num_graphs else "nodes"
     if isinstance(asked, str):
         split = "valid" if asked == "val" else asked
-        if split not in SPLITS:
-            raise OptionError(f"{name} {asked!r} is not one of {', '.join(SPLITS)}")
+        check_choice(name, split, SPLITS)
         parts = store.array(f"split/{split}").blocks(_CHUNK_ROWS)
         found = np.concatenate([start + np.flatnonzero(member) for start, member in parts])
         if not len(found):

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import OptionError, SourceError
+from ooc.errors import SourceError
 from ooc.sources.source import Ids, LabelBlock, Mask
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
+from ooc.suggestions import check_choice
 
 _ROUNDS = 3
 
@@ -135,10 +136,8 @@ def label_form(
     """
     width = shape[1] if len(shape) == 2 else 1
     if asked is not None:
-        known = {task.value: task for task in Task}
-        if asked not in known:
-            raise OptionError(f"task {asked!r} is not one of {', '.join(known)}")
-        task = known[asked]
+        check_choice("task", asked, [task.value for task in Task])
+        task = Task(asked)
         if task is Task.CLASSES and width > 1:
             raise SourceError(f"{name} has labels in {width} columns, which are no classes")
         return LabelForm(name=name, task=task, width=None if task is Task.CLASSES else width)

@@ -26,7 +26,7 @@ from ooc.sources.formats.many_graphs import is_many_graphs, many_graphs_source
 from ooc.sources.names import DATASETS
 from ooc.sources.reading import READING_OPTIONS, Reader, Request
 from ooc.sources.source import Source
-from ooc.suggestions import did_you_mean, did_you_mean_path
+from ooc.suggestions import check_choice, did_you_mean, did_you_mean_path
 
 SYNTHETIC = "synthetic"
 FORMATS: dict[str, Reader] = {
@@ -80,8 +80,7 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
         )
     path = Path(source)
     form = _recognised(path) if format is None else format
-    if form not in FORMATS:
-        raise OptionError(f"format {form!r} is not one of {', '.join(FORMATS)}{did_you_mean(form, FORMATS)}")
+    check_choice("format", form, FORMATS)
     reader = FORMATS[form]
     if form != SYNTHETIC:
         _check_there(path)

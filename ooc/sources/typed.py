@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ooc.errors import OptionError, SourceError
+from ooc.errors import SourceError
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.reading import Request
 from ooc.sources.source import RelationSource, Source, SourceTypes
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.types import EdgeType
+from ooc.suggestions import check_choice
 
 Rows = Callable[[int], Iterator[AnyArray | Entries]]
 TYPES = "types"
@@ -71,7 +72,6 @@ def relation_in(array: NpyArray, preferred: int = 0) -> RelationSource:
 
 def asks_for_types(request: Request) -> bool:
     """Whether all types of nodes and edges are asked for, and not papers and citations alone."""
-    asked = request.option(TYPES)
-    if asked not in (None, "papers", "all"):
-        raise OptionError(f"{TYPES} {asked!r} is not one of papers, all")
+    asked = request.option(TYPES) or "papers"
+    check_choice(TYPES, asked, ("papers", "all"))
     return asked == "all"

@@ -21,6 +21,7 @@ from ooc.errors import OptionError
 from ooc.model.lowering.values import TileMoments
 from ooc.model.task import label_columns
 from ooc.storage.store import SPLITS, Store, Task
+from ooc.suggestions import check_choice
 
 Floats = npt.NDArray[np.floating]
 Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]
@@ -65,9 +66,7 @@ def resolve_metric(name: str | None, task: Task, classes: int) -> Metric:
     """The metric of that name; the usual one of the task where there is none given. OptionError if it cannot be."""
     if name is None:
         return {Task.CLASSES: Metric.ACCURACY, Task.MULTILABEL: Metric.ROC_AUC, Task.VALUES: Metric.MAE}[task]
-    names = [metric.value for metric in Metric]
-    if name not in names:
-        raise OptionError(f"metric {name!r} is not one of {', '.join(names)}")
+    check_choice("metric", name, [metric.value for metric in Metric])
     metric = Metric(name)
     if task not in metric.tasks:
         fitting = ", ".join(other.value for other in Metric if task in other.tasks)

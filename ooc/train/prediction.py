@@ -32,6 +32,7 @@ from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
 from ooc.storage.types import perm_name
+from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
@@ -62,9 +63,7 @@ class What(Enum):
     @classmethod
     def of(cls, name: str, task: Task) -> "What":
         """OptionError for a name that is none, or for what a store of such a task has not."""
-        names = [what.value for what in cls]
-        if name not in names:
-            raise OptionError(f"what is predicted, {name!r}, is not one of {', '.join(names)}")
+        check_choice("what", name, [what.value for what in cls])
         if cls(name) is cls.LABELS and task is Task.VALUES:
             raise OptionError("the store's task is values, which have no labels; predict logits, these are the values")
         return cls(name)

@@ -33,6 +33,7 @@ from ooc.profile import known_hardware
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size, parse_size
 from ooc.storage.store import Store
+from ooc.suggestions import check_choice
 
 _TRITON_BYTES = 80_000_000 if find_spec("triton") else 0
 """torch-geometric imports a part of torch that imports triton where it is installed, GPU or not."""
@@ -257,14 +258,12 @@ class Resources:
         for name, count in (("slab columns", slab_columns), ("tile rows", tile_rows), ("threads", threads)):
             if count is not None and count < 1:
                 raise OptionError(f"{name} must be positive, not {count}")
-        if exchange not in EXCHANGES:
-            raise OptionError(f"exchange {exchange!r} is not one of {', '.join(EXCHANGES)}")
-        if exchange_by not in WAYS:
-            raise OptionError(f"exchange by {exchange_by!r} is not one of {', '.join(WAYS)}")
+        check_choice("exchange", exchange, EXCHANGES)
+        check_choice("exchange by", exchange_by, WAYS)
         if spill_dtype == "float16":
             raise OptionError("spill dtype float16 would lose small gradients; use bfloat16, of float32's range")
-        if spill_dtype is not None and spill_dtype not in SPILL_DTYPES:
-            raise OptionError(f"spill dtype {spill_dtype!r} is not one of {', '.join(SPILL_DTYPES)}")
+        if spill_dtype is not None:
+            check_choice("spill dtype", spill_dtype, SPILL_DTYPES)
         computing = find_device(device)
         folder = Path() if spill_dir is None else Path(spill_dir)
         hardware = hardware_for(computing, folder) if hardware is None else hardware
@@ -348,8 +347,7 @@ def find_device(name: str | Device) -> Device | None:
     each one's own. OptionError for one that cannot be used. A device is itself."""
     if isinstance(name, Device):
         return name
-    if name not in NAMES:
-        raise OptionError(f"device {name!r} is not one of {', '.join(NAMES)}")
+    check_choice("device", name, NAMES)
     if name != "cuda":
         return None
     if not torch.cuda.is_available():

@@ -27,6 +27,7 @@ from ooc.model.workload import matrix_columns
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction, EdgeData
 from ooc.storage.store import Store
+from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts, store_of_statistics
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
@@ -126,8 +127,7 @@ def prepare(
     if objective is None:
         assert metric is not None
         objective = _objective_of_nodes(store, network, resources, loss, metric, scored=active.scoring[0])
-    if optimizer_state not in WHERE:
-        raise OptionError(f"optimizer state {optimizer_state!r} is not one of {', '.join(WHERE)}")
+    check_choice("optimizer state", optimizer_state, WHERE)
     state = None
     if optimizer is not None and not scoring_only:
         state = partial(_state_on_disk, network, resources, optimizer, optimizer_state, state_folder)
@@ -275,8 +275,7 @@ def _row_bytes(network: Network, store: Store, active: ActiveRows) -> tuple[int,
 
 def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
     """What the store's edges carry but for what is to be ignored; OptionError for what is none of ``IGNORABLE``."""
-    if ignore not in IGNORABLE:
-        raise OptionError(f"edge data to ignore, {ignore!r}, is not one of {', '.join(IGNORABLE)}")
+    check_choice("edge data to ignore", ignore, IGNORABLE)
     carried = {EdgeData.WEIGHT: store.has_edge_weight, EdgeData.FEATURES: store.num_edge_features > 0}
     if store.types is not None:
         carried[EdgeData.FEATURES] = bool(store.types.edge_features)

@@ -243,7 +243,7 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="of which model GraphSAGE takes none; give ignore_edge_data='weight'"):
         tuned_trainer(sage, store)
     tuned_trainer(sage, store, ignore_edge_data="weight").close()
-    with pytest.raises(OptionError, match="'some', is not one of none, weight, features, all"):
+    with pytest.raises(OptionError, match="'some' is not one of none, weight, features, all"):
         tuned_trainer(sage, store, ignore_edge_data="some")
     with pytest.raises(ModelError, match="sigmoid is given the edges; only graph convolutions may look at them"):
         tuned_trainer(Weighing().double(), store)

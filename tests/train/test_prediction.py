@@ -300,7 +300,7 @@ def test_several_labels_and_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"what": "colours"}, "'colours', is not one of logits, labels, embeddings"),
+        ({"what": "colours"}, "what 'colours' is not one of logits, labels, embeddings"),
         ({"what": "embeddings", "layer": 3}, "layer 3 is no hidden layer; the model has 1 to 2"),
         ({"what": "logits", "layer": 1}, "for embeddings only"),
         ({"nodes": [1, 300]}, "there is no node 300"),

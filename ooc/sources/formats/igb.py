@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.errors import OptionError, SourceError
+from ooc.errors import SourceError
 from ooc.sources.files.npy import MAGIC, NpyArray
 from ooc.sources.labels import whole_labels
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import Ids, LabelBlock, RelationSource, Source, fingerprint_of, ranges
 from ooc.sources.typed import TYPES, asks_for_types, nodes_in, relation_in, typed_source
 from ooc.storage.types import EdgeType
+from ooc.suggestions import check_choice
 
 LABEL = "label"
 _EDGES = "processed/paper__cites__paper/edge_index.npy"
@@ -46,8 +47,7 @@ _LABELLED_OF_FULL = {"19": 227_130_858, "2K": 157_675_969}
 def igb_source(path: Path, request: Request) -> Source:
     """The papers in the folder ``path``, read in blocks; nothing is held."""
     kind = request.option(LABEL) or "19"
-    if kind not in _LABELS:
-        raise OptionError(f"label {kind!r} is not one of {', '.join(_LABELS)}")
+    check_choice("label", kind, _LABELS)
     features = _array(path / _FEATURES, (_NUM_FEATURES,))
     nodes, num_features = features.matrix("[papers, features]")
     published = nodes == _PAPERS["full"]
