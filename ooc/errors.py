@@ -5,6 +5,9 @@ Messages speak of Python's arguments: ``give host_budget='2.1G'``, ``force=True`
 writes those that are options of the command that runs as such: ``--host-budget 2.1G``, ``--force``.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 _MOST_CHARACTERS = 1200
 
 
@@ -69,3 +72,12 @@ class RankError(OocError):
     def __init__(self, message: str, *, is_told: bool = False) -> None:
         super().__init__(message)
         self.is_told = is_told
+
+
+@contextmanager
+def as_error(kind: type[OocError], what: object) -> Iterator[None]:
+    """Where the system refuses something within, an error of that ``kind`` says of ``what`` it does, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from ooc.errors import BudgetError, SourceError, StoreError
+from ooc.errors import BudgetError, SourceError, StoreError, as_error
 from ooc.events import Listener, Note, reported
 from ooc.storage.array import exchanged, flush, flush_all, lock, lock_holder, replace_file
 from ooc.storage.store import PARTIAL_SUFFIX
@@ -250,11 +250,9 @@ def _clear(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path, target: Path) -> Iterator[None]:
     """Make ``folder`` and keep any other conversion out of it for as long as this process lives."""
-    try:
+    with as_error(SourceError, f"{folder} cannot be made"):
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise SourceError(f"{folder} cannot be made: {error.strerror}") from error
     try:
         try:
             lock(descriptor)

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ooc.errors import OptionError
+from ooc.errors import OptionError, as_error
 from ooc.storage.array import replace_file
 
 PLAIN_WIDTH = 80
@@ -30,10 +30,8 @@ UNIT = re.compile(r"(?<=\d) (?=(?:%|s|min|h|[KMGT]?B)(?![\w/]))")
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, whole or not at all. OptionError where that cannot be done."""
-    try:
+    with as_error(OptionError, path):
         replace_file(path, text.encode())
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}") from error
 
 
 def check_drawing(path: Path | None, *suffixes: str) -> None:

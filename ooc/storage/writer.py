@@ -7,8 +7,6 @@ An array is one once its writer is closed: its metadata are written last. Errors
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +14,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import StoreError
+from ooc.errors import StoreError, as_error
 from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs, write_at
 from ooc.storage.zarr_json import METADATA_FILE, of_array
 
@@ -39,7 +37,7 @@ class _Writer(ABC):
         height = chunk_rows(shape[0], math.prod(shape[1:]) * kind.itemsize, chunk_bytes=chunk_bytes)
         chunks = (height, *shape[1:])
         self.array = Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
-        with _writing(self.array.path):
+        with as_error(StoreError, f"{self.array.path} cannot be written"):
             self.array.path.mkdir(parents=True)
         self._begin()
 
@@ -50,7 +48,7 @@ class _Writer(ABC):
     def _complete(self, checksums: list[int]) -> Array:
         """Write checksums and metadata."""
         array = self.array
-        with _writing(array.path):
+        with as_error(StoreError, f"{array.path} cannot be written"):
             (array.path / CHECKSUM_FILE).write_bytes(np.array(checksums, dtype="<u4").tobytes())
             (array.path / METADATA_FILE).write_bytes(of_array(array.shape, array.chunks, array.dtype))
         return array
@@ -123,7 +121,7 @@ class ArrayWriter(_Writer):
 
     def _write(self, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(len(self._checksums))
-        with _writing(path):
+        with as_error(StoreError, f"{path} cannot be written"):
             if self._descriptor is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -170,7 +168,7 @@ class RowScatter(_Writer):
 
     def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
         path = self.array.chunk_path(chunk)
-        with _writing(path):
+        with as_error(StoreError, f"{path} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
@@ -181,15 +179,6 @@ class RowScatter(_Writer):
     def _finish_chunk(self, chunk: int) -> None:
         """Pad a chunk that has all its rows, and read it for its checksum while the system has it cached."""
         path = self.array.chunk_path(chunk)
-        with _writing(path):
+        with as_error(StoreError, f"{path} cannot be written"):
             os.truncate(path, self.array.chunk_bytes)
         self._checksums[chunk] = self.array.checksum(chunk)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """StoreError that names ``path`` where the system refuses what is done to it."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooc.errors import StoreError
+from ooc.errors import StoreError, as_error
 
 if TYPE_CHECKING:
     import zarr
@@ -44,12 +44,10 @@ def _document(path: Path) -> dict[str, Any]:
     """
     if not (file := path / METADATA_FILE).is_file():  # a pipe would be waited for
         raise FileNotFoundError(file)
-    try:
+    with as_error(StoreError, f"{file} cannot be read"):
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
         content = file.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{file} cannot be read: {error.strerror}") from error
     document = json.loads(content)
     if not isinstance(document, dict) or document.get("zarr_format") != 3:
         raise ValueError("it is no document of Zarr's version 3")

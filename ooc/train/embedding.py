@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ooc.engine.exchange import joined_checksum
-from ooc.errors import OptionError, RunError, SpillError
+from ooc.errors import OptionError, RunError, SpillError, as_error
 from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
@@ -394,11 +394,8 @@ def _make_file(path: Path, array: VersionedArray, *, anew: bool) -> None:
 
 def _check_file(array: VersionedArray, path: Path) -> None:
     """RunError where the file of a version is not what it was when a checkpoint named it, as far as its size tells."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            same = file.read(len(array.header())) == array.header()
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror or error}") from error
+    with as_error(RunError, path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        same = file.read(len(array.header())) == array.header()
     if size != array.file_nbytes or not same:
         raise RunError(f"{path} is not the embedding that the checkpoint names")

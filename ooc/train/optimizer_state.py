@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ooc.errors import OptionError, RunError, SpillError
+from ooc.errors import OptionError, RunError, SpillError, as_error
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.engine import Engine, OpenFile, Span, Ticket, open_file
 from ooc.prefetch.spill import create_spill
@@ -355,11 +355,8 @@ def _path(folder: Path, version: int) -> Path:
 
 def _open_version(path: Path, nbytes: int) -> OpenFile:
     """A version's file, of its full size, whatever is in it."""
-    try:
+    with as_error(SpillError, f"{path}: no room for {format_size(nbytes)} of what the optimizer keeps"):
         with path.open("ab") as file:
             os.ftruncate(file.fileno(), nbytes)
             os.posix_fallocate(file.fileno(), 0, nbytes)
         return open_file(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        room = format_size(nbytes)
-        raise SpillError(f"{path}: no room for {room} of what the optimizer keeps: {error.strerror}") from None

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.errors import OocError, OptionError, SpillError
+from ooc.errors import OocError, OptionError, SpillError, as_error
 from ooc.plan.workload import Direction
 from ooc.prefetch.spill import open_nameless
 from ooc.sampling.runs import pieces
@@ -42,15 +42,11 @@ class LinkArray(Array):
     def __init__(self, folder: Path, side: Direction, part: str, rows: int, dtype: npt.DTypeLike) -> None:
         kind = np.dtype(dtype).newbyteorder("<")
         nbytes = -(-max(1, rows) * kind.itemsize // PAGE_BYTES) * PAGE_BYTES
-        try:
+        with as_error(SpillError, f"{folder}: no room for links, {format_size(nbytes)}"):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_nameless(folder)
             self.close = weakref.finalize(self, os.close, self._descriptor)
             os.posix_fallocate(self._descriptor, 0, nbytes)
-        except OSError as error:
-            raise SpillError(
-                f"{folder}: no room for links, {format_size(nbytes)}: {error.strerror or error}"
-            ) from error
         path = Path(f"/proc/self/fd/{self._descriptor}")
         super().__init__(f"{side.value}/{part}", path, (rows,), (nbytes // kind.itemsize,), kind.str)
         self._put_bytes, self._crc = 0, 0
@@ -80,10 +76,8 @@ class LinkArray(Array):
         self._crc = google_crc32c.extend(self._crc if start else 0, data) if follows else 0
         self._put_bytes = start * self.row_bytes + len(data) if follows else -1
         self._seen = 0, 0, 0
-        try:
+        with as_error(SpillError, "links cannot be written"):
             write_at(self._descriptor, data, start * self.row_bytes)
-        except OSError as error:
-            raise SpillError(f"links cannot be written: {error.strerror or error}") from error
 
 
 _REVERSED_AT_ONCE = 1 << 17

@@ -3,15 +3,13 @@
 whatever device they come from.
 """
 
-import contextlib
 import copy
 import io
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ooc.errors import RunError
+from ooc.errors import RunError, as_error
 
 State = dict[str, Any]
 
@@ -41,7 +39,7 @@ def read_state(path: Path) -> State | None:
         return None
     import torch
 
-    with named(path):
+    with as_error(RunError, path):
         data = path.read_bytes()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as members:
@@ -92,12 +90,3 @@ def _on_cpu(state: Any) -> Any:
             return type(state)(_on_cpu(value) for value in state)
         case _:
             return state
-
-
-@contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Turn a failing system call into a RunError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror or error}") from error

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ooc.engine.record import EpochRecord
-from ooc.errors import RunError
+from ooc.errors import RunError, as_error
 from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock, lock_holder, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.runs.checkpoint import State, named, read_state, write_state
+from ooc.train.runs.checkpoint import State, read_state, write_state
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -142,9 +142,9 @@ class RunFolder:
         """
         if self._lock is not None or not self._written:
             return
-        with named(self.path):
+        with as_error(RunError, self.path):
             self._made.extend(make_folders(self.path))
-        with named(self.path):
+        with as_error(RunError, self.path):
             self._lock = lock_folder(self.path)
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
@@ -223,7 +223,7 @@ class RunFolder:
         path = self.path / STARTS
         if not path.exists():
             return []
-        with named(path):
+        with as_error(RunError, path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         try:
             found = [json.loads(line) for line in lines]
@@ -237,7 +237,7 @@ class RunFolder:
         if not self._written:
             return
         path = self.path / METRICS
-        with named(path), path.open("a", encoding="utf-8") as file:
+        with as_error(RunError, path), path.open("a", encoding="utf-8") as file:
             file.write(record.to_line())
         self._remember(record)
 
@@ -295,7 +295,7 @@ class RunFolder:
         records: list[EpochRecord] = []
         if not path.exists():
             return records, None
-        with named(path):
+        with as_error(RunError, path):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         torn: list[int] = []
         for number, line in enumerate(lines, start=1):
@@ -330,7 +330,7 @@ class RunFolder:
     def _replace(self, name: str, data: bytes | Callable[[BinaryIO], None]) -> None:
         self.start()
         if self._written:
-            with named(self.path / name):
+            with as_error(RunError, self.path / name):
                 replace_file(self.path / name, data)
 
 
@@ -366,15 +366,14 @@ def _is_occupied(path: Path) -> bool:
         return path.is_symlink()
     if not path.is_dir():
         return True
-    with named(path):
+    with as_error(RunError, path):
         return any(not entry.name.endswith(TEMPORARY_SUFFIX) for entry in path.iterdir())
 
 
 def read_config(path: Path) -> Config:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from error
+        with as_error(RunError, path):
+            config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
     if not isinstance(config, dict):

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from ooc.errors import RunError
+from ooc.errors import RunError, as_error
 from ooc.storage.array import make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
-from ooc.train.runs.checkpoint import named
 from ooc.train.runs.run import SEEDS, Config, RunFolder, holds_run, read_config, remove_empty
 
 
@@ -65,7 +64,7 @@ class SeedRuns:
     def start(self) -> None:
         """Write down what is to be trained."""
         text = json.dumps({"seeds": list(self.seeds), "config": self.config}, indent=2, allow_nan=False) + "\n"
-        with named(self.path):
+        with as_error(RunError, self.path):
             self._made.extend(make_folders(self.path))
             replace_file(self.path / SEEDS, text.encode())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.errors import SourceError
+from ooc.errors import SourceError, as_error
 from ooc.sources.formats.edges.bare_graph import EDGE_OPTIONS, NODE_OPTIONS, bare_source
 from ooc.sources.formats.edges.bvgraph import Code, Family, Layout, Successors
 from ooc.sources.numbered import BareGraph, of_numbers
@@ -200,12 +200,10 @@ def _codes(flags: str, k: int, path: Path) -> dict[str, Code]:
 
 def _pairs(path: Path) -> dict[str, str]:
     """The lines ``key=value`` of a Java properties file."""
-    try:
+    with as_error(SourceError, f"{path} cannot be read"):
         if path.stat().st_size > _MOST_PROPERTY_BYTES:
             raise SourceError(f"{path} is no properties file: it is too large")
         lines = path.read_text("latin-1").splitlines()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith(("#", "!")))
     return {key.strip(): value.strip() for key, _, value in pairs}
 
