@@ -10,11 +10,10 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -155,17 +154,30 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "rshift", "pow"):
 
 
 @contextmanager
-def sizes_told(least: int, ratios: Mapping[int, float], usual: float, telling: Telling) -> Iterator[None]:
-    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``."""
-    with ExitStack() as patches:
+def logarithms_told() -> Iterator[None]:
+    """Within, Python's logarithms take sizes as they are told, by whatever name modules know them. To look through all
+    modules takes milliseconds, so once for all tellings."""
+    found = []
+    try:
         for module in [*sys.modules.values()]:
             has = getattr(module, "__dict__", _NOTHING).get
             for name, function in _LOGARITHMS:
                 if has(name) is function:
-                    patches.enter_context(mock.patch.object(module, name, _of_told(function)))
-        mode = _PlainSizes if telling is Telling.GIVEN else _ToldSizes
-        patches.enter_context(mode(least, ratios, usual, plainly=telling is Telling.TAKEN))
+                    found.append((module, name, function))
+                    setattr(module, name, _of_told(function))
         yield
+    finally:
+        for module, name, function in found:
+            setattr(module, name, function)
+
+
+def sizes_told(
+    least: int, ratios: Mapping[int, float], usual: float, telling: Telling
+) -> AbstractContextManager[TorchFunctionMode]:
+    """Within, sizes from ``least`` on are told by their ratio: those in ``ratios``, all others by ``usual``. Within
+    ``logarithms_told``, to these, too."""
+    mode = _PlainSizes if telling is Telling.GIVEN else _ToldSizes
+    return mode(least, ratios, usual, plainly=telling is Telling.TAKEN)
 
 
 def _of_told(function: Callable[..., float]) -> Callable[..., float]:

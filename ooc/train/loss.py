@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
 from ooc.model.task import label_columns
-from ooc.model.told_sizes import Telling, sizes_told
+from ooc.model.told_sizes import Telling, logarithms_told, sizes_told
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Store, Task
 
@@ -290,7 +290,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     for telling in Telling:
         widths = dict.fromkeys((*labels.shape[1:], outputs), 1.0)
         try:
-            with sizes_told(len(labels), widths, ratio, telling):
+            with logarithms_told(), sizes_told(len(labels), widths, ratio, telling):
                 found = loss(outputs_rC.to(place), labels.to(place))
         except Exception:  # of the user's code, which may make tensors of these sizes
             continue

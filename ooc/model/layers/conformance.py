@@ -33,7 +33,7 @@ from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
 from ooc.model.layers.layer import Layer, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
-from ooc.model.told_sizes import Telling, sizes_told
+from ooc.model.told_sizes import Telling, logarithms_told, sizes_told
 from ooc.plan.workload import EdgeData
 
 _NODES, _TILE, _EDGES = 23, 5, 70
@@ -441,19 +441,20 @@ class _Probe:
         rows, least = len(self.x_NC), len(self.x_NC) - 1  # the largest index is one less
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
         expected = self._forward(self.near, self.x_NC)
-        for telling, more in product(Telling, (0, 1)):  # one more is even where as many are odd
-            ratios = dict.fromkeys((rows, least), max(1.0, (nodes + more) / rows)) | dict.fromkeys(widths, 1.0)
-            usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
-            try:
-                with sizes_told(least, ratios, usual, telling):
-                    found = self._forward(self.near, self.x_NC)
-            except Exception:  # of the user's code, which may make tensors of these sizes
-                continue
-            if found.shape == expected.shape and not _same(found, expected, self.tolerance):
-                raise self.layer.refuse(
-                    "it goes another way by how many rows or edges it is given, which is fewer for a tile than for the "
-                    "graph"
-                )
+        with logarithms_told():
+            for telling, more in product(Telling, (0, 1)):  # one more is even where as many are odd
+                ratios = dict.fromkeys((rows, least), max(1.0, (nodes + more) / rows)) | dict.fromkeys(widths, 1.0)
+                usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
+                try:
+                    with sizes_told(least, ratios, usual, telling):
+                        found = self._forward(self.near, self.x_NC)
+                except Exception:  # of the user's code, which may make tensors of these sizes
+                    continue
+                if found.shape == expected.shape and not _same(found, expected, self.tolerance):
+                    raise self.layer.refuse(
+                        "it goes another way by how many rows or edges it is given, which is fewer for a tile than for "
+                        "the graph"
+                    )
 
     def footprint(
         self,
