@@ -380,6 +380,18 @@ def lock(descriptor: int, *, wait: bool = False) -> None:
             raise
 
 
+def lock_folder(path: Path) -> int:
+    """An open, locked descriptor of the folder; closed, it gives the lock back. BlockingIOError where another process
+    has locked it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def lock_holder(path: Path) -> str:
     """Which process has locked the file or folder, to go on with "another process"; empty where it cannot be told."""
     with contextlib.suppress(OSError, ValueError):

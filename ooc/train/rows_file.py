@@ -39,10 +39,15 @@ def check_target(path: Path, *, force: bool) -> None:
             importlib.import_module("pyarrow.parquet")
         except ImportError:
             raise OptionError(f"{path}: writing parquet needs pyarrow; pip install pyarrow, or give .npy") from None
-    if path.exists() and not force:
-        raise OptionError(f"{path} exists; give another file, or force=True to replace it")
+    check_new(path, force=force)
     if path.is_dir() and not (path.suffix == ".zarr" and (path / METADATA_FILE).is_file()):
         raise OptionError(f"{path} is a folder, and no Zarr array to be replaced; give another file")
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """OptionError where the file ``path`` exists and not ``force``, or cannot be made."""
+    if path.exists() and not force:
+        raise OptionError(f"{path} exists; give another file, or force=True to replace it")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"the folder of {path} does not exist")
 

@@ -147,7 +147,7 @@ def test_averaged_weights_are_what_is_exported(run: RunCommand, graph: Path, her
         (["predict", "r", "--out", "o.npy", "--what", "embeddings", "--layer", "2"], "layer 2 is no hidden layer"),
         (["predict", "r", "--out", "o.npy", "--gpu-budget", "10K"], r"give --gpu-budget \d+"),
         (["export", "r", "model.onnx"], r"model\.onnx must end in \.safetensors or \.pt"),
-        (["export", "r", "bad.pt"], "exists; give another name, or --force"),
+        (["export", "r", "bad.pt"], "exists; give another file, or --force"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(

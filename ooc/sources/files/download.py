@@ -31,7 +31,7 @@ from urllib3.exceptions import HTTPError  # Of a connection that breaks while it
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
-from ooc.storage.array import lock, replace_file
+from ooc.storage.array import lock_folder, replace_file
 from ooc.threads import Threads
 
 Result = TypeVar("Result")
@@ -103,12 +103,11 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Keep any other process from downloading into ``folder``: two would write one file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            lock(descriptor)
-        except BlockingIOError:
-            raise SourceError(f"another download to {folder} is under way") from None
+        descriptor = lock_folder(folder)
+    except BlockingIOError:
+        raise SourceError(f"another download to {folder} is under way") from None
+    try:
         yield
     finally:
         os.close(descriptor)

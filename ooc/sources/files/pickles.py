@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ooc.errors import SourceError
+from ooc.errors import SourceError, as_error
 from ooc.sources.files.streams import Blob, damaged, read_exactly
 from ooc.sources.source import Ids
 from ooc.storage.array import AnyArray
@@ -108,12 +108,11 @@ def _check_pickle(data: bytes) -> None:
 
 
 def _load(path: Path) -> Any:
-    try:
+    with as_error(SourceError, f"{path} cannot be read"):
         text = path.read_bytes()
+    try:
         _check_pickle(text)
         return _Unpickler(io.BytesIO(text), encoding="latin1").load()  # Python 2's strings of bytes.
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # A damaged pickle raises nearly anything.
         raise damaged(str(path), str(error)) from error
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooc.errors import SourceError
+from ooc.errors import SourceError, as_error
 from ooc.sources.files.pickles import read_array, read_csr, read_neighbours
 from ooc.sources.formats.arrays import ArrayOptions, SparseRows, array_source
 from ooc.sources.reading import Reader, Request
@@ -99,9 +99,8 @@ def _check_one_hot(labels: AnyArray, path: Path) -> None:
 
 def _test_index(path: Path) -> AnyArray:
     try:
-        found = np.array(path.read_text().split(), dtype=np.int64)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        with as_error(SourceError, f"{path} cannot be read"):
+            found = np.array(path.read_text().split(), dtype=np.int64)
     except (ValueError, OverflowError) as error:
         raise SourceError(f"{path} holds something else than node ids: {str(error)[:200]}") from error
     if not len(found):

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, as_error
-from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock, lock_holder, make_folders, replace_file
+from ooc.storage.array import TEMPORARY_SUFFIX, flush, lock_folder, lock_holder, make_folders, replace_file
 from ooc.suggestions import did_you_mean_path
 from ooc.train.runs.checkpoint import State, read_state, write_state
 
@@ -144,8 +144,11 @@ class RunFolder:
             return
         with as_error(RunError, self.path):
             self._made.extend(make_folders(self.path))
-        with as_error(RunError, self.path):
-            self._lock = lock_folder(self.path)
+            try:
+                self._lock = lock_folder(self.path)
+            except BlockingIOError:
+                holder = lock_holder(self.path)
+                raise RunError(f"another process{holder} is using the run at {self.path}") from None
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
@@ -379,20 +382,6 @@ def read_config(path: Path) -> Config:
     if not isinstance(config, dict):
         raise RunError(f"{path} is damaged: it holds no JSON object")
     return config
-
-
-def lock_folder(path: Path) -> int:
-    """An open, locked descriptor of the folder; closed, it gives the lock back. RunError where another process has it,
-    OSError where it cannot be asked for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        lock(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise RunError(f"another process{lock_holder(path)} is using the run at {path}") from None
-        raise
-    return descriptor
 
 
 def is_locked(path: Path) -> bool:

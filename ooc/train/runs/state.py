@@ -22,6 +22,7 @@ from ooc.storage.store import Store
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.metrics import Metric
 from ooc.train.optimizer_state import PIECE, StateOnDisk
+from ooc.train.rows_file import check_new
 from ooc.train.runs.run import RunFolder
 from ooc.train.schedule import Averaging, Schedules
 
@@ -258,10 +259,7 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
             data = buffer.getvalue()
         case _:
             raise OptionError(f"{path} must end in .safetensors or .pt")
-    if path.exists() and not force:
-        raise OptionError(f"{path} exists; give another name, or force=True to replace it")
-    if not path.absolute().parent.is_dir():
-        raise OptionError(f"the folder of {path} does not exist")
+    check_new(path, force=force)
     replace_file(path, data)
 
 
