@@ -39,6 +39,17 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeMessages:
+    """What is computed of a tile's edges: ``function``, with ``terms`` of theirs and ``heads`` of a softmax where there
+    are any."""
+
+    function: EdgeFunction
+    tile: TileEdges
+    terms: EdgeTerms | None = None
+    heads: Heads | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Upstream:
     """The gradient of targets' rows as the backward pass reads it, of the tile's rows or of all N.
 
@@ -96,18 +107,11 @@ class TargetLayout:
 
 @torch.no_grad()
 def pull_messages(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_NW: Tensor,
-    target_RV: Tensor,
-    columns: int,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
+    edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, columns: int
 ) -> tuple[Tensor, Tensor | None]:
     """Forward: targets pull sources over in-edges → what they make of their edges [R, O = ``columns``], and what the
-    backward pass needs of it beside dZ: lse [R, H], or nothing. ``terms`` of the tile's edges, ``heads`` of a softmax.
-    """
+    backward pass needs of it beside dZ: lse [R, H], or nothing."""
+    function, tile, terms, heads = edges.function, edges.tile, edges.terms, edges.heads
     out_RO = source_NW.new_zeros(tile.rows, columns)
     softmax = None
     if heads is not None:
@@ -151,26 +155,18 @@ def joined(value_RO: Tensor, lse_RH: Tensor, before_RO: Tensor, before_lse_RH: T
 
 
 @torch.no_grad()
-def pull_source_gradients(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_RW: Tensor,
-    target_NP: Tensor,
-    layout: TargetLayout,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
-) -> Tensor:
+def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources.
 
     ``target_NP`` are the targets' rows with what flows back to them, as ``layout`` packs them.
     """
+    tile, terms = edges.tile, edges.terms
     out_RW = torch.zeros_like(source_RW, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(target_NP)):
         target_EV, upstream_E = layout.unpack(piece.gather(target_NP))
         term_ET = None if terms is None else terms.make(terms.features(tile, piece))
         given = piece.spread(source_RW[piece.rows]).requires_grad_(), target_EV, term_ET
-        (d_source_EW,) = _gradients(function, piece, given, upstream_E, heads, Direction.OUT)
+        (d_source_EW,) = _gradients(edges, piece, given, upstream_E, Direction.OUT)
         out_RW[piece.rows] += piece.sums(d_source_EW)
         del target_EV, upstream_E, term_ET, given, d_source_EW  # before there are those of the next edges
     return out_RW
@@ -178,18 +174,11 @@ def pull_source_gradients(
 
 @torch.no_grad()
 def pull_target_gradients(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_NW: Tensor,
-    target_RV: Tensor,
-    upstream_R: Upstream,
-    with_map: bool = False,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
+    edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, upstream_R: Upstream, with_map: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and row by row that of the
     terms' linear map (``EdgeTerms.add_map_gradient``)."""
+    tile, terms = edges.tile, edges.terms
     map_RM = None if terms is None or not with_map else target_RV.new_zeros(len(target_RV), terms.map_columns)
     out_RV = torch.zeros_like(target_RV, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(source_NW)):
@@ -197,7 +186,7 @@ def pull_target_gradients(
         term_ET = None if terms is None or features_EK is None else terms.make(features_EK).requires_grad_(with_map)
         given = piece.gather(source_NW), piece.spread(target_RV[piece.rows]).requires_grad_(), term_ET
         upstream_E = upstream_R.select(piece.row_E + piece.start)
-        d_target_EV, *d_term_ET = _gradients(function, piece, given, upstream_E, heads, Direction.IN)
+        d_target_EV, *d_term_ET = _gradients(edges, piece, given, upstream_E, Direction.IN)
         out_RV[piece.rows] += piece.sums(d_target_EV)
         if map_RM is not None and terms is not None and features_EK is not None:
             terms.add_map_gradient(piece, features_EK, d_term_ET[0], map_RM)
@@ -223,17 +212,17 @@ def scratch_bytes(
 
 
 def _gradients(
-    function: EdgeFunction,
+    edges: EdgeMessages,
     piece: Piece,
     given: tuple[Tensor, Tensor, Tensor | None],
     upstream_E: Upstream,
-    heads: Heads | None,
     direction: Direction,
 ) -> list[Tensor]:
     """Of a piece's edges, the gradients of those of the ``given`` rows of sources, of targets and terms which want
     one."""
+    heads = edges.heads
     with torch.enable_grad():
-        message, score_EH = function(*given)
+        message, score_EH = edges.function(*given)
     d_message, statistics = upstream_E.gradient.view_as(message), upstream_E.statistics
     outputs, above = [message], [d_message]
     if heads is not None and score_EH is not None and statistics is not None:

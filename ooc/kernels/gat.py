@@ -26,7 +26,7 @@ softmax, so that nothing is taken off for D_i: α_ij = tanh(s_ij), l_ij α_ij = 
 All that an edge needs of a row lies side by side, head after head, so that any group of whole heads is a slab:
 
     sources   z (C), a_src
-    targets   dZ (C), a_dst, lse, D
+    targets   a_dst, dZ (C), lse, D
     results   Z (C), lse, Z' (C), A' forward; dz (C), da_src backward
 
 A wide head is cut into slices of its channels, each a group of columns with scalars of its own, so that a slab may be
@@ -55,7 +55,7 @@ from ooc.plan.workload import Direction
 SOURCE_SCALARS = 1
 """Scalars of a group beside its channels, in what targets pull: a_src."""
 TARGET_SCALARS = 3
-"""And in what sources pull: a_dst, lse, D."""
+"""And in what sources pull: a_dst, which comes first, lse and D."""
 
 
 def result_columns(channels: int, *, keep: bool) -> int:
@@ -127,7 +127,7 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
     slope_z_RGC, slope_sum_RG1 = kept_RGK[:, :, channels + 1 : -1], kept_RGK[:, :, -1:]
     d_RG1 = (dz_RGC * z_RGC).sum(2, keepdim=True)
     da_dst_RG = (dz_RGC * slope_z_RGC).sum(2).sub_((d_RG1 * slope_sum_RG1)[:, :, 0])
-    return torch.cat((dz_RGC, a_dst_RG[:, :, None], lse_RG1, d_RG1), dim=2).view(rows, -1), da_dst_RG
+    return torch.cat((a_dst_RG[:, :, None], dz_RGC, lse_RG1, d_RG1), dim=2).view(rows, -1), da_dst_RG
 
 
 def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     out_RHTK = torch.zeros_like(source_RHTK, memory_format=torch.contiguous_format)
     for piece in pieces(tile, len(target_NS)):
         here = piece.rows
-        score_EH = target_NHTK[:, :, 0, -3][piece.neighbours_E].add_(piece.spread(a_src_RH[here]))
+        score_EH = target_NHTK[:, :, 0, 0][piece.neighbours_E].add_(piece.spread(a_src_RH[here]))
         if gat.negative_slope is None:
             weight_EH = score_EH.tanh()
         else:
@@ -155,8 +155,8 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
             out_RHTK[here, ..., -1] -= piece.sums(of_d_EHT.flatten(1)).view(-1, heads, slices)
         weights = gat.dropped(piece, Direction.OUT, [weight_EH, sloped_EH])
         sums, sloped_sums = _weighted(gat, piece, target_NHTK, weights)
-        out_RHTK[here, ..., :-1] += sums[..., :-TARGET_SCALARS]
-        out_RHTK[here, ..., -1] += (sloped_sums[..., :-TARGET_SCALARS] * z_RHTC[here]).sum(3)
+        out_RHTK[here, ..., :-1] += sums[..., 1:-2]
+        out_RHTK[here, ..., -1] += (sloped_sums[..., 1:-2] * z_RHTC[here]).sum(3)
     return out_RHTK.view(rows, -1)
 
 

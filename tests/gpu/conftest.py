@@ -13,8 +13,9 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_interpreter() -> Iterator[None]:
-    """Whenever a function is called it goes through all that Triton's language has, to find what is built in; for every
-    number it makes a table of all types anew, and for every result its type."""
+    """Whenever a program is run it goes through all that Triton's language has, to find what is built in, and once more
+    for every function that the program calls; for every number it makes a table of all types anew, and for every result
+    its type."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
             from triton.runtime import interpreter
@@ -29,7 +30,13 @@ def _quick_interpreter() -> Iterator[None]:
                     if interpreter.tl.core.is_builtin(member):  # not patched by a function that calls this one
                         interpreter._patch_attr(package, name, member, builder, scope)
 
+            def call(function: Any, *args: Any, **options: Any) -> Any:
+                if not function.fn.__module__.startswith("ooc."):  # ours know the language by the program's name of it
+                    interpreter._patch_lang(function.fn)
+                return function.rewrite()(*args, **options)
+
             patch.setattr(interpreter, "_patch_builtin", patch_builtin)
+            patch.setattr(interpreter.InterpretedFunction, "__call__", call)
             find, known = interpreter._get_np_dtype, dict[str, Any]()
 
             def dtype_of(kind: Any) -> Any:

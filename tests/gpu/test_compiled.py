@@ -18,8 +18,7 @@ KERNELS = {
     *("sum_segments", "sum_slots"),
     *("draw_masks", "draw_edge_masks"),
     *("maxima_segments", "maxima_slots", "shares_segments"),
-    *("attend_segments", "attend_slots", "sources_segments", "sources_slots", "pack_upstream"),
-    *("message_segments", "message_slots", "message_sources", "message_targets"),
+    *("message_segments", "message_slots", "message_sources", "message_targets", "pack_upstream"),
     *("rectified_segments", "rectified_map"),
 }
 TOOL: Any = SourceFileLoader(

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from tests.gpu.device import (
     sized,
     there,
 )
-from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
+from tests.kernels.kernel_cases import KernelGraph, graphs, numbers, over_edges
 
 pytestmark = pytest.mark.gpu
 
@@ -144,7 +145,8 @@ def moved(value: Any) -> Any:
 
 
 def on_gpu(kernel: Callable[..., Any], function: EdgeFunction, tile: TileEdges, **given: Any) -> Any:
-    return sized(kernel, moved(function), moved(tile), **{name: moved(value) for name, value in given.items()})
+    moved_to = {name: moved(value) for name, value in given.items()}
+    return over_edges(partial(sized, kernel), moved(function), moved(tile), **moved_to)
 
 
 def of_groups(matrix: Tensor, groups: range, columns: int) -> Tensor:
@@ -188,7 +190,7 @@ class Pulled:
         """What flows back to all targets, packed too, with the features of their self-loops."""
         ((_, tile),) = self.tiles(Direction.IN, self.graph.nodes)
         arguments, named = self.forward(tile, slice(None), self.graph.nodes)
-        reduced = reference.pull_messages(*arguments, **named)
+        reduced = over_edges(reference.pull_messages, *arguments, **named)
         above = reference.upstream(self.part("d"), *reduced)
         loop_RK = None if named["terms"] is None else named["terms"].loop_RK
         return above, self.layout.pack(self.part("target"), above, loop_RK), loop_RK
@@ -242,7 +244,7 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
     ((_, tile),) = pulled.tiles(Direction.IN, nodes)
     options = dict(most=most, shape=shape)
     arguments, named = pulled.forward(tile, slice(None), present)
-    expected = reference.pull_messages(*arguments, **named)
+    expected = over_edges(reference.pull_messages, *arguments, **named)
     found = on_gpu(edge_function.pull_messages, *arguments, **narrow(named, "source_NW", "target_RV"), **options)
     is_close(found[0], expected[0])
     if expected[1] is not None:
@@ -250,7 +252,7 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
 
     if pulled.case.attends or pulled.rows.weight_KT is not None:
         arguments, named = pulled.targets(tile, slice(None), present)
-        expected_rows = reference.pull_target_gradients(*arguments, **named)
+        expected_rows = over_edges(reference.pull_target_gradients, *arguments, **named)
         named = narrow(named, "source_NW", "target_RV")
         found = on_gpu(edge_function.pull_target_gradients, *arguments, **named, **options)
         for one, other in zip(found, expected_rows, strict=True):
@@ -259,7 +261,7 @@ def check(pulled: Pulled, most: int, shape: Shape, present: int, dtype: torch.dt
     ((_, tile),) = pulled.tiles(Direction.OUT, nodes)
     options = dict(most=most, shape=shape)
     arguments, named = pulled.sources(tile, slice(None), present)
-    expected_rows = reference.pull_source_gradients(*arguments, **named)
+    expected_rows = over_edges(reference.pull_source_gradients, *arguments, **named)
     found = on_gpu(edge_function.pull_source_gradients, *arguments, **narrow(named, "source_RW"), **options)
     is_close(found, expected_rows)
 
@@ -341,7 +343,7 @@ def test_narrow_sources(name: str, dtype: torch.dtype) -> None:
     pulled = Pulled(case, graph, rows, range(case.groups), None)
     ((_, tile),) = pulled.tiles(Direction.IN, 9)
     arguments, named = pulled.forward(tile, slice(None), 9)
-    expected = reference.pull_messages(*arguments, **named)
+    expected = over_edges(reference.pull_messages, *arguments, **named)
     named["source_NW"] = named["source_NW"].to(dtype)
     found = on_gpu(edge_function.pull_messages, *arguments, **named)
     assert found[0].dtype == dtype
@@ -359,7 +361,7 @@ def test_any_width(channels: int) -> None:
     ((_, _, tile),) = graph.tiles(Direction.IN, 4)
     source, target = numbers(1, 4, 2 * channels), numbers(2, 4, channels)
     named = dict(source_NW=source, target_RV=target, columns=channels, heads=Heads(range(1)))
-    expected = reference.pull_messages(function, tile, **named)
+    expected = over_edges(reference.pull_messages, function, tile, **named)
     found = on_gpu(edge_function.pull_messages, function, tile, **named)
     torch.testing.assert_close(found[0].cpu(), expected[0], **CLOSE)
 

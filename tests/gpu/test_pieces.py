@@ -27,7 +27,7 @@ from ooc.plan.workload import Direction, EdgeData, Pull
 from tests.examples import examples
 from tests.gpu.device import DEVICE, INTERPRETED, edge_function, edge_terms, gat, maximum, same_bits, sized, sums
 from tests.gpu.test_edge_functions import CASES, Pulled, Rows, graph_for, moved
-from tests.kernels.kernel_cases import KernelGraph, graphs, numbers
+from tests.kernels.kernel_cases import KernelGraph, graphs, numbers, over_edges
 
 pytestmark = pytest.mark.gpu
 
@@ -171,7 +171,8 @@ def test_edge_functions(name: str) -> None:
         (function, _), named = given_for(tile, slice(None), graph.nodes)
 
         def pull(tile: TileEdges, rows: slice, kernel: Any = kernel, of: Any = function, named: Any = named) -> Any:
-            return kernel(moved(of), tile, **{name: moved(of_rows(name, value, rows)) for name, value in named.items()})
+            given = {name: moved(of_rows(name, value, rows)) for name, value in named.items()}
+            return over_edges(kernel, moved(of), tile, **given)
 
         check(tile, pull)
 

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ooc.engine.workers import OrderedPipeline, WorkerPool
 from ooc.kernels import edges
+from ooc.kernels.edge_function import EdgeMessages, Heads
+from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.functions import EdgeFunction
 from ooc.plan.workload import Direction
 
 HEIGHTS = st.sampled_from([1, 3, 12])
@@ -89,3 +92,16 @@ def by_tiles(tiles: Iterator[Cut], compute: Callable[..., tuple[Tensor, ...]], *
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def over_edges(
+    pull: Callable[..., Any],
+    function: EdgeFunction,
+    tile: TileEdges,
+    *,
+    terms: EdgeTerms | None = None,
+    heads: Heads | None = None,
+    **given: Any,
+) -> Any:
+    """What a pull of ``ooc.kernels.edge_function``, or its like, gives for them."""
+    return pull(EdgeMessages(function, tile, terms, heads), **given)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by GATv2's scores and by GAT's with features of edges gives compiled what torch's operators give."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -15,11 +16,12 @@ from ooc.errors import StoreError
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures
 from tests.examples import examples
+from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 
 KINDS = ("GATv2", "GAT", "GAT of several")
@@ -93,7 +95,7 @@ class Layer:
             weight = self.weight[:, part].flatten(1)
             options["terms"] = EdgeTerms(heads, self.source.dtype, weight, bias, self.loops)
         near = slice(0, pulled)
-        value, lse = module.pull_messages(
+        value, lse = over_edges(module.pull_messages,
             function, self.tile, source_NW=rows(self.source, near), target_RV=rows(self.target, own),
             columns=count * self.att.shape[1], **options,
         )  # fmt: skip
@@ -102,14 +104,14 @@ class Layer:
             count, self.target.shape[2], self.att.shape[1], 2, 0 if self.loops is None else self.loops.shape[1]
         )
         brought_loops = None if self.loops is None else self.loops.new_zeros(pulled, self.loops.shape[1])
-        d_source = module.pull_source_gradients(
+        d_source = over_edges(module.pull_source_gradients,
             function, self.tile, source_RW=rows(self.source, own),
             target_NP=layout.pack(rows(self.target, near), above, brought_loops), layout=layout, **options,
         )  # fmt: skip
         brought = self.target[own, part]
         if self.kind == "GATv2":
             brought = torch.cat((brought, self.att[part].expand(self.tile.rows, -1, -1)), dim=2)
-        d_target, d_map = module.pull_target_gradients(
+        d_target, d_map = over_edges(module.pull_target_gradients,
             function, self.tile, source_NW=rows(self.source, near), target_RV=brought.flatten(1),
             upstream_R=Upstream(rows(self.gradient, own), rows(self.statistics, own)),
             with_map=self.weight is not None, **options,
@@ -209,20 +211,13 @@ class Narrow:
     def __init__(self, *, widened: bool) -> None:
         self.dtype = torch.float32 if widened else torch.bfloat16
 
-    def rounded(self, options: dict[str, Any]) -> dict[str, Any]:
-        pulled = {
-            name: options[name].bfloat16().to(self.dtype) for name in ("source_NW", "target_NP") if name in options
-        }
-        return options | pulled
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def pull(edges: EdgeMessages, **options: Any) -> Any:
+            rows = {key: options[key] for key in ("source_NW", "target_NP") if key in options}
+            pulled = {key: one.bfloat16().to(self.dtype) for key, one in rows.items()}
+            return getattr(compiled, name)(edges, **options | pulled)
 
-    def pull_messages(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        return compiled.pull_messages(*given, **self.rounded(options))
-
-    def pull_source_gradients(self, *given: Any, **options: Any) -> Tensor:
-        return compiled.pull_source_gradients(*given, **self.rounded(options))
-
-    def pull_target_gradients(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        return compiled.pull_target_gradients(*given, **self.rounded(options))
+        return pull
 
 
 def test_rows_of_bfloat16_are_computed_with_in_float32() -> None:

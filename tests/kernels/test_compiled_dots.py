@@ -19,6 +19,7 @@ from ooc.kernels.edge_function import Heads, TargetLayout, upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import TransformerAttention
+from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 
 
@@ -73,16 +74,29 @@ def test_all_pulls(
             "terms": terms,
             "heads": Heads(range(first + chosen.start, first + chosen.stop), dropout),
         }
-        out, lse = kernels.pull_messages(
-            function, edges, source_NW=some(source), target_RV=some(query), columns=len(chosen) * channels, **options
+        out, lse = over_edges(
+            kernels.pull_messages,
+            function,
+            edges,
+            source_NW=some(source),
+            target_RV=some(query),
+            columns=len(chosen) * channels,
+            **options,
         )
         above = upstream(some(gradient), out, lse)
         if statistics is not None:
             above = replace(above, statistics=some(statistics))
-        rows, of_map = kernels.pull_target_gradients(
-            function, edges, source_NW=some(source), target_RV=some(query), upstream_R=above, with_map=True, **options
+        rows, of_map = over_edges(
+            kernels.pull_target_gradients,
+            function,
+            edges,
+            source_NW=some(source),
+            target_RV=some(query),
+            upstream_R=above,
+            with_map=True,
+            **options,
         )
-        sources = kernels.pull_source_gradients(
+        sources = over_edges(kernels.pull_source_gradients,
             function, edges, source_RW=some(own), target_NP=some(target),
             layout=replace(layout, groups=len(chosen)), **options,
         )  # fmt: skip
@@ -108,7 +122,8 @@ def test_features_that_no_loop_reads_are_converted() -> None:
     options |= {"terms": terms, "heads": Heads(range(1))}
     assert half.features_EK is not None
     wide = replace(half, features_EK=half.features_EK.float())
-    narrow, expected = (compiled.pull_messages(TransformerAttention(1), one, **options) for one in (half, wide))
+    pull = partial(over_edges, compiled.pull_messages, TransformerAttention(1), **options)
+    narrow, expected = map(pull, (half, wide))
     for one, other in zip(narrow, expected, strict=True):
         assert one is not None and other is not None and torch.equal(one, other)
 
@@ -117,7 +132,7 @@ def test_features_that_no_loop_reads_are_converted() -> None:
 def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
     edges = TileEdges(torch.tensor([4, 3]).int(), torch.tensor([0, 1, 2]).int(), 3, 5, loops)
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "heads": Heads(range(1))}
-    out, lse = compiled.pull_messages(TransformerAttention(1), edges, **options, columns=4)
+    out, lse = over_edges(compiled.pull_messages, TransformerAttention(1), edges, **options, columns=4)
     assert lse is not None and not out.any() and not lse.any()
 
 
@@ -125,11 +140,11 @@ def test_damaged_lists_are_named() -> None:
     options: dict[str, Any] = {"source_NW": torch.randn(3, 8), "target_RV": torch.randn(2, 4), "columns": 4}
     edges = TileEdges(torch.tensor([0, 7]).int(), torch.tensor([0, 1, 2]).int(), 0, 3)
     with pytest.raises(StoreError, match="indices are damaged"):
-        compiled.pull_messages(TransformerAttention(1), edges, **options, heads=Heads(range(1)))
+        over_edges(compiled.pull_messages, TransformerAttention(1), edges, **options, heads=Heads(range(1)))
     edges = TileEdges(torch.tensor([2, 1]).int(), torch.tensor([0, 2, 2]).int(), 0, 3)
     dropping = Heads(range(1), EdgeDropout(0.5, 0, 0, 0))
     with pytest.raises(StoreError, match="ascending order"):
-        compiled.pull_messages(TransformerAttention(1), edges, **options, heads=dropping)
+        over_edges(compiled.pull_messages, TransformerAttention(1), edges, **options, heads=dropping)
 
 
 def test_infinite_numbers_and_none_propagate_as_pyg_has_it() -> None:
@@ -137,5 +152,5 @@ def test_infinite_numbers_and_none_propagate_as_pyg_has_it() -> None:
     source = torch.ones(3, 8)
     source[0, 1], source[2, 5] = torch.nan, torch.inf
     options: dict[str, Any] = {"source_NW": source, "target_RV": torch.ones(3, 4), "heads": Heads(range(1))}
-    out, _ = compiled.pull_messages(TransformerAttention(1), edges, **options, columns=4)
+    out, _ = over_edges(compiled.pull_messages, TransformerAttention(1), edges, **options, columns=4)
     same(out, torch.tensor([[torch.nan] * 4, [1, torch.inf, 1, 1], [1, 1, 1, 1]]))

@@ -17,6 +17,7 @@ from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gated, Rectified
+from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 from tests.kernels.test_compiled_attention import Narrow
 
@@ -69,15 +70,15 @@ class Case:
         statistics = torch.stack((given["lse"], given["d"]), dim=2).flatten(1) if self.is_softmax else None
         above = Upstream(given["gradient"], statistics)
         packed = layout.pack(given["target"], above, loop_RK)
-        value, lse = module.pull_messages(
+        value, lse = over_edges(module.pull_messages,
             self.function(groups), tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
             columns=groups * self.message, **options,
         )  # fmt: skip
-        sources = module.pull_source_gradients(
+        sources = over_edges(module.pull_source_gradients,
             self.function(groups), tile, source_RW=given["source"][own], target_NP=packed[:pulled], layout=layout,
             **options,
         )  # fmt: skip
-        targets, of_map = module.pull_target_gradients(
+        targets, of_map = over_edges(module.pull_target_gradients,
             self.function(groups), tile, source_NW=given["source"][:pulled], target_RV=given["target"][own],
             upstream_R=above.select(torch.arange(tile.rows)), with_map=weight is not None, **options,
         )  # fmt: skip

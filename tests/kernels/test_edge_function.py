@@ -18,6 +18,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import (
+    EdgeMessages,
     Heads,
     TargetLayout,
     Upstream,
@@ -31,7 +32,7 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
 from tests.examples import examples
-from tests.kernels.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, small_pieces
+from tests.kernels.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, over_edges, small_pieces
 from tests.kernels.test_edge_dropout import scale_of_edges
 
 HEADS, CHANNELS, FEATURES = 3, 2, 4
@@ -215,7 +216,8 @@ def pull(
     def forward(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
         tile = carrying(Direction.IN, span, tile)
         loop_RK = loop_features(tile)
-        reduced = pull_messages(
+        reduced = over_edges(
+            pull_messages,
             function,
             tile,
             source_NW=source,
@@ -237,7 +239,8 @@ def pull(
     of_map: list[Tensor] = []
 
     def sources(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
-        found = pull_source_gradients(
+        found = over_edges(
+            pull_source_gradients,
             function,
             carrying(Direction.OUT, span, tile),
             source_RW=source[rows],
@@ -250,7 +253,8 @@ def pull(
 
     def targets(rows: slice, span: slice, tile: TileEdges) -> tuple[Tensor, ...]:
         own = Upstream(above.gradient[rows], None if above.statistics is None else above.statistics[rows])
-        found, map_RM = pull_target_gradients(
+        found, map_RM = over_edges(
+            pull_target_gradients,
             function,
             carrying(Direction.IN, span, tile),
             source_NW=source,
@@ -331,14 +335,13 @@ def test_gradients_of_parameters_row_by_row(graph: KernelGraph, seed: int, drops
     heads = Heads(range(HEADS), dropout)
     ((rows, _, tile),) = graph.tiles(Direction.IN, graph.nodes)
     source, target = inputs.source.detach(), inputs.target.detach()
-    reduced = pull_messages(case.function, tile, source_NW=source, target_RV=target[rows], columns=WIDTH, heads=heads)
+    edges = EdgeMessages(case.function, tile, heads=heads)
+    reduced = pull_messages(edges, source_NW=source, target_RV=target[rows], columns=WIDTH)
     above = upstream(inputs.gradient, *reduced)
     assert isinstance(case.function, Gatv2)
     att = case.function.att_HC.detach().expand(graph.nodes, HEADS, CHANNELS)
     brought = torch.cat((target.view(-1, HEADS, CHANNELS), att), dim=2).flatten(1)
-    found, _ = pull_target_gradients(
-        case.function, tile, source_NW=source, target_RV=brought, upstream_R=above, heads=heads
-    )
+    found, _ = pull_target_gradients(edges, source_NW=source, target_RV=brought, upstream_R=above)
     d_target, d_att = found.view(-1, HEADS, 2 * CHANNELS).chunk(2, dim=2)
     torch.testing.assert_close(d_target.flatten(1), expected.rows[2], **CLOSE)
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))

@@ -4,6 +4,7 @@
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ooc.kernels import edge_function, gat, maximum
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, TransformerAttention
@@ -102,29 +103,12 @@ def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, fea
     target, above = rows(WIDTH, 1), Upstream(rows(WIDTH, 2), rows(2 * HEADS))
     layout = TargetLayout(HEADS, CHANNELS, CHANNELS, 2)
     packed = layout.pack(target, above)
+    messages = EdgeMessages(function, edges, terms, heads)
+    given: dict[str, Any] = {"source_NW": source, "target_RV": target}
     calls = [
-        lambda: edge_function.pull_messages(
-            function, edges, source_NW=source, target_RV=target, columns=WIDTH, terms=terms, heads=heads
-        ),
-        lambda: edge_function.pull_source_gradients(
-            function,
-            edges,
-            source_RW=source,
-            target_NP=packed,
-            layout=layout,
-            terms=terms,
-            heads=heads,
-        ),
-        lambda: edge_function.pull_target_gradients(
-            function,
-            edges,
-            source_NW=source,
-            target_RV=target,
-            upstream_R=above,
-            with_map=terms is not None,
-            terms=terms,
-            heads=heads,
-        ),
+        lambda: edge_function.pull_messages(messages, **given, columns=WIDTH),
+        lambda: edge_function.pull_source_gradients(messages, source_RW=source, target_NP=packed, layout=layout),
+        lambda: edge_function.pull_target_gradients(messages, **given, upstream_R=above, with_map=terms is not None),
     ]
     bounds = edge_function.scratch_bytes(
         source=source.shape[1],

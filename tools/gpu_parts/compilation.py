@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 from ooc.kernels.cuda import dropout, edge_function, gat, maximum, sums
 from ooc.kernels.cuda.segments import cut
 from ooc.kernels.dropout.edges import EdgeDropout
-from ooc.kernels.edge_function import EdgeFunction, Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeFunction, EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, GatWithFeatures, Rectified, TransformerAttention
@@ -150,12 +150,12 @@ def rectify(tile: TileEdges, width: int) -> None:
     source = torch.zeros(NODES, width)
     tile = replace(tile, features_EK=torch.zeros(EDGES, 5))
     terms = EdgeTerms(range(width), torch.float32, torch.zeros(5, width), torch.zeros(width))
-    named: dict[str, Any] = {"terms": terms}
+    messages = EdgeMessages(Rectified(), tile, terms)
     nothing, layout = source[:, :0], TargetLayout(width, 0, 1, 0)
-    edge_function.pull_messages(Rectified(), tile, source_NW=source, target_RV=nothing, columns=width, **named)
-    edge_function.pull_source_gradients(Rectified(), tile, source_RW=source, target_NP=source, layout=layout, **named)
-    named |= {"source_NW": source, "target_RV": nothing, "upstream_R": Upstream(source, None), "with_map": True}
-    edge_function.pull_target_gradients(Rectified(), tile, **named)
+    named: dict[str, Any] = {"source_NW": source, "target_RV": nothing}
+    edge_function.pull_messages(messages, columns=width, **named)
+    edge_function.pull_source_gradients(messages, source_RW=source, target_NP=source, layout=layout)
+    edge_function.pull_target_gradients(messages, upstream_R=Upstream(source, None), with_map=True, **named)
 
 
 def edge_functions(
@@ -194,20 +194,18 @@ def pull_edges(
         tile = replace(tile, features_EK=torch.zeros(EDGES, features))
         weight = torch.zeros(features, heads * columns[2])
         terms = EdgeTerms(range(heads), torch.float32, weight, loop_RK=torch.zeros(NODES, features))
-    named: dict[str, Any] = {"terms": terms, "heads": Heads(range(heads), dropped)}
+    messages = EdgeMessages(function, tile, terms, Heads(range(heads), dropped))
     above = torch.zeros(NODES, heads * channels, dtype=dtype)
-    edge_function.pull_messages(function, tile, source_NW=source, target_RV=target, columns=above.shape[1], **named)
+    edge_function.pull_messages(messages, source_NW=source, target_RV=target, columns=above.shape[1])
     layout = TargetLayout(heads, columns[1], channels, 2, features)
     packed = torch.zeros(NODES, layout.columns, dtype=dtype)
-    edge_function.pull_source_gradients(function, tile, source_RW=source, target_NP=packed, layout=layout, **named)
+    edge_function.pull_source_gradients(messages, source_RW=source, target_NP=packed, layout=layout)
     edge_function.pull_target_gradients(
-        function,
-        tile,
+        messages,
         source_NW=source,
         target_RV=torch.cat((target, target), dim=1) if isinstance(function, Gatv2) else target,
         upstream_R=Upstream(above, torch.zeros(NODES, 2 * heads)),
         with_map=features > 0,
-        **named,
     )
 
 

@@ -265,16 +265,16 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     from ooc.kernels import edge_function as between
     from ooc.kernels.cuda import edge_function
     from ooc.kernels.cuda.choice import Kernel
-    from ooc.kernels.edge_function import Heads, TargetLayout
+    from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout
     from ooc.kernels.functions import Gatv2
 
     into, out = _tiles(graph)
     layer, every, channels = Gatv2(draw(heads, width // heads), 0.2), Heads(range(heads)), width // heads
     source, target = draw(graph.nodes, width), draw(graph.nodes, width)
-    named: dict[str, Any] = {"heads": every}
+    along, back = (EdgeMessages(layer, edges, heads=every) for edges in (into, out))
 
     def forward() -> Any:
-        return edge_function.pull_messages(layer, into, source_NW=source, target_RV=target, columns=width, **named)
+        return edge_function.pull_messages(along, source_NW=source, target_RV=target, columns=width)
 
     reduced = forward()
     above = between.upstream(draw(graph.nodes, width), *reduced)
@@ -283,24 +283,10 @@ def _gatv2(graph: PowerLaw, width: int, heads: int, draw: Draw) -> Calls:
     del reduced
 
     def sources() -> Any:
-        return edge_function.pull_source_gradients(
-            layer,
-            out,
-            source_RW=source,
-            target_NP=packed,
-            layout=layout,
-            **named,
-        )
+        return edge_function.pull_source_gradients(back, source_RW=source, target_NP=packed, layout=layout)
 
     def targets() -> Any:
-        return edge_function.pull_target_gradients(
-            layer,
-            into,
-            source_NW=source,
-            target_RV=target,
-            upstream_R=above,
-            **named,
-        )
+        return edge_function.pull_target_gradients(along, source_NW=source, target_RV=target, upstream_R=above)
 
     return {
         "GATv2 forward": (Kernel.MESSAGES, channels, forward, (width, 2 * width + heads)),
@@ -319,7 +305,7 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     """The gradients of GINEConv's sum: its forward is that of sources with ones for gradients."""
     from ooc.kernels.cuda import edge_function
     from ooc.kernels.cuda.choice import Kernel
-    from ooc.kernels.edge_function import TargetLayout, Upstream
+    from ooc.kernels.edge_function import EdgeMessages, TargetLayout, Upstream
     from ooc.kernels.edge_terms import EdgeTerms
     from ooc.kernels.functions import Rectified
 
@@ -328,37 +314,19 @@ def _gine(graph: PowerLaw, width: int, draw: Draw) -> Calls:
     into, out = replace(into, features_EK=features), replace(out, features_EK=features)
     source, above = draw(graph.nodes, width), draw(graph.nodes, width)
     terms = EdgeTerms(range(width), torch.float32, draw(EDGE_FEATURES, width))
+    along, back = (EdgeMessages(Rectified(), edges, terms) for edges in (into, out))
     layout = TargetLayout(width, 0, 1, 0)
 
     def forward() -> Any:
-        return edge_function.pull_messages(
-            Rectified(),
-            into,
-            source_NW=source,
-            target_RV=source[:, :0],
-            columns=width,
-            terms=terms,
-        )
+        return edge_function.pull_messages(along, source_NW=source, target_RV=source[:, :0], columns=width)
 
     def sources() -> Any:
-        return edge_function.pull_source_gradients(
-            Rectified(),
-            out,
-            source_RW=source,
-            target_NP=above,
-            layout=layout,
-            terms=terms,
-        )
+        return edge_function.pull_source_gradients(back, source_RW=source, target_NP=above, layout=layout)
 
     def of_map() -> Any:
+        flows_back = Upstream(above, None)
         return edge_function.pull_target_gradients(
-            Rectified(),
-            into,
-            source_NW=source,
-            target_RV=source[:, :0],
-            upstream_R=Upstream(above, None),
-            with_map=True,
-            terms=terms,
+            along, source_NW=source, target_RV=source[:, :0], upstream_R=flows_back, with_map=True
         )
 
     an_edge = width + EDGE_FEATURES

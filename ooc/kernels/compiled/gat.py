@@ -146,10 +146,10 @@ def _upstream(dz_RW, kept_RK, a_dst_RG, channels, out_RP, da_dst_RG):
                 dz = load(dz_RW, row, at + begin_at, at + channels)
                 d = fma(dz, load(kept_RK, row, kept + begin_at, kept + channels), d)
                 slope_d = fma(dz, load(kept_RK, row, slope_at + begin_at, slope_at + channels), slope_d)
-                store(out_RP, row, out + begin_at, out + channels, dz)
+                store(out_RP, row, out + 1 + begin_at, out + 1 + channels, dz)
             of_score = total(d)
             da_dst_RG[row, group] = total(slope_d) - of_score * kept_RK[row, slope_at + channels]
-            out_RP[row, out + channels] = a_dst_RG[row, group]
+            out_RP[row, out] = a_dst_RG[row, group]
             out_RP[row, out + channels + 1] = kept_RK[row, kept + channels]
             out_RP[row, out + channels + 2] = of_score
 
@@ -167,9 +167,9 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
             for edge in range(count):
                 near = near_E[edge]
                 for head in range(heads):
-                    place, own = head * slices * pulled + channels, head * slices * width + channels
+                    place, own = head * slices * pulled, head * slices * width + channels
                     score_HE[head, edge] = number(target_NS, near, place) + source_RS[row, own]
-                    weight_HE[head, edge] = number(target_NS, near, place + 1)
+                    weight_HE[head, edge] = number(target_NS, near, place + channels + 1)
                 for group in range(groups):
                     d_GE[group, edge] = number(target_NS, near, (group + 1) * pulled - 1)
             for head in range(heads):
@@ -185,7 +185,7 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
                 drop(walk, weight_HE, head, count)
                 drop(walk, sloped_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
-                    products, first = spread(dtype.type(0)), group * pulled
+                    products, first = spread(dtype.type(0)), group * pulled + 1
                     for channel in range(0, channels, lanes):
                         at, end = group * width + channel, group * width + channels
                         sums, sloped_sums = load(out_RS, row, at, end), spread(dtype.type(0))

@@ -23,60 +23,72 @@ from ooc.kernels.cuda.launch import Pulling, ceil_div, of_dropout, sums_dtype
 from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, message_segments, message_slots
 from ooc.kernels.cuda.programs.edge_gradients import message_sources, message_targets
 from ooc.kernels.cuda.programs.edge_sums import rectified_map, rectified_segments
-from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import TileEdges, rows_in_line
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, TransformerAttention
 
 
 def pull_messages(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_NW: Tensor,
-    target_RV: Tensor,
-    columns: int,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
+    edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, columns: int
 ) -> tuple[Tensor, Tensor | None]:
     """Forward: targets pull sources over in-edges, O = ``columns``."""
+    tile, terms, heads = edges.tile, edges.terms, edges.heads
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     value_RO = source_NW.new_empty(tile.rows, columns)
     if heads is None:
         _rectify(tile, source_NW, source_NW, terms, value_RO, backward=False)
         return value_RO, None
-    layer, made = _Attention.of(function, heads, columns // len(heads.heads)), Terms.of(terms, tile, target_RV)
-    lse_RH = source_NW.new_empty(tile.rows, layer.heads, dtype=sums_dtype(source_NW.dtype))
-    sizes = {"width": layer.channels, "slot": layer.heads * (layer.channels + 2), "across": layer.heads}
-    pulling = Pulling(Kernel.MESSAGES, tile, source_NW, value_RO, **sizes)
+    layer, made = Attention.of(edges.function, heads, columns // len(heads.heads)), Terms.of(terms, tile, target_RV)
+    return value_RO, attend_targets(Kernel.MESSAGES, layer, made, tile, source_NW, target_RV, value_RO)
+
+
+def attend_targets(
+    kernel: Kernel,
+    layer: "Attention",
+    made: Terms,
+    tile: TileEdges,
+    source_NW: Tensor,
+    target_RV: Tensor,
+    out: Tensor,
+    *,
+    keep: bool = False,
+) -> Tensor:
+    """A softmax's sums into ``out``, with ``keep`` all that ``ooc.kernels.gat.attend`` gives then → lse, if not so."""
+    channels, heads = layer.channels, layer.heads
+    lse_RH = source_NW.new_empty(0 if keep else tile.rows, heads, dtype=sums_dtype(source_NW.dtype))
+    slot = heads * (2 * channels + 3 if keep else channels + 2)
+    pulling = Pulling(kernel, tile, source_NW, out, width=channels, slot=slot, across=heads)
     operands = (target_RV, layer.vector(target_RV), *made.operands, lse_RH)
     constants = layer.constants(pulling.shape) | made.constants
-    pulling.over_segments(message_segments, *operands, **constants)
-    pulling.over_long_rows(message_slots, lse_RH, CHANNELS=layer.channels, HEADS=layer.heads)
-    return value_RO, lse_RH
+    pulling.over_segments(message_segments, *operands, KEEP=keep, **constants)
+    pulling.over_long_rows(message_slots, lse_RH, CHANNELS=channels, HEADS=heads, KEEP=keep)
+    return lse_RH
 
 
-def pull_source_gradients(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_RW: Tensor,
-    target_NP: Tensor,
-    layout: TargetLayout,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
-) -> Tensor:
+def pull_source_gradients(edges: EdgeMessages, *, source_RW: Tensor, target_NP: Tensor, layout: TargetLayout) -> Tensor:
     """Backward over out-edges: the gradient of the tile's rows as sources; ``target_NP`` as ``layout`` packs it."""
+    tile, terms, heads = edges.tile, edges.terms, edges.heads
     assert len(source_RW) == tile.rows, "a program reads every row's own"
-    source_RW, target_NP = source_RW.contiguous(), rows_in_line(target_NP)
-    out_RW = torch.empty_like(source_RW)
     if heads is None:
-        _rectify(tile, target_NP, source_RW, terms, out_RW, backward=True)
+        source_RW = source_RW.contiguous()
+        out_RW = torch.empty_like(source_RW)
+        _rectify(tile, rows_in_line(target_NP), source_RW, terms, out_RW, backward=True)
         return out_RW
-    layer, made = _Attention.of(function, heads, layout.message), Terms.of(terms, tile, source_RW)
+    layer, made = Attention.of(edges.function, heads, layout.message), Terms.of(terms, tile, source_RW)
+    return attend_sources(Kernel.MESSAGE_SOURCES, layer, made, tile, target_NP, source_RW)
+
+
+def attend_sources(
+    kernel: Kernel, layer: "Attention", made: Terms, tile: TileEdges, target_NP: Tensor, source_RW: Tensor
+) -> Tensor:
+    """The gradient of the tile's rows as sources."""
+    source_RW, target_NP = rows_in_line(source_RW), rows_in_line(target_NP)
+    out_RW = source_RW.new_empty(source_RW.shape)
     sizes = {"width": layer.channels, "slot": out_RW.shape[1], "across": layer.heads}
-    pulling = Pulling(Kernel.MESSAGE_SOURCES, tile, target_NP, out_RW, **sizes)
-    constants = layer.constants(pulling.shape) | made.constants | {"PACKED": layout.columns // layout.groups}
+    pulling = Pulling(kernel, tile, target_NP, out_RW, **sizes)
+    constants = layer.constants(pulling.shape) | made.constants
+    constants |= {"PACKED": target_NP.shape[1] // layer.heads, "SOURCE_STRIDE": source_RW.stride(0)}
     operands = (source_RW, layer.vector(source_RW), *made.operands)
     pulling.over_segments(message_sources, *operands, **constants)
     pulling.add_sums()
@@ -84,24 +96,17 @@ def pull_source_gradients(
 
 
 def pull_target_gradients(
-    function: EdgeFunction,
-    tile: TileEdges,
-    *,
-    source_NW: Tensor,
-    target_RV: Tensor,
-    upstream_R: Upstream,
-    with_map: bool = False,
-    terms: EdgeTerms | None = None,
-    heads: Heads | None = None,
+    edges: EdgeMessages, *, source_NW: Tensor, target_RV: Tensor, upstream_R: Upstream, with_map: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Backward over in-edges: the gradient of the tile's rows as targets; ``with_map``: and of the terms' map."""
+    tile, terms, heads = edges.tile, edges.terms, edges.heads
     source_NW, target_RV = rows_in_line(source_NW), target_RV.contiguous()
     gradient_RO, statistics = upstream_R.gradient.contiguous(), upstream_R.statistics
     if heads is None:
         assert with_map
         return target_RV, _rectified_map(tile, source_NW, gradient_RO, terms)
     assert statistics is not None
-    layer = _Attention.of(function, heads, gradient_RO.shape[1] // len(heads.heads))
+    layer = Attention.of(edges.function, heads, gradient_RO.shape[1] // len(heads.heads))
     made, result = Terms.of(terms, tile, target_RV), target_RV.shape[1] // layer.heads
     mapped = made.mapped if with_map else 0
     width = layer.heads * (result + mapped * layer.query)
@@ -156,7 +161,7 @@ def _rectified_map(tile: TileEdges, source_NW: Tensor, gradient_RW: Tensor, term
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class Attention:
     """What programs take of a layer: columns of a head, its ``channels`` and those of a query, key and term."""
 
     heads: int
@@ -166,8 +171,9 @@ class _Attention:
     att_HC: Tensor | None = None
 
     @classmethod
-    def of(cls, function: EdgeFunction, heads: Heads, channels: int) -> "_Attention":
-        """ModelError for a function that has no program."""
+    def of(cls, function: EdgeFunction, heads: Heads, channels: int, slices: int = 1) -> "Attention":
+        """``slices`` of a head, each a head of its own but for dropout; ModelError for a function that has no
+        program."""
         att_HC, slope, root = None, 0.0, 1.0
         match function:
             case Gatv2():
@@ -182,7 +188,7 @@ class _Attention:
             case _:
                 raise ModelError(f"{type(function).__name__} has no program for a GPU; use device='cpu'")
         count = len(heads.heads)
-        columns = {"CHANNELS": channels, "HEADS": count, "BROUGHT": brought, "QUERY": query}
+        columns = {"CHANNELS": channels, "HEADS": count, "BROUGHT": brought, "QUERY": query, "SLICES": slices}
         of_layer = {"KIND": kind, "SLOPE": slope, "ROOT": root, **columns}
         return cls(count, channels, query, of_layer | of_dropout(heads.heads.start, heads.dropout), att_HC)
 

@@ -9,27 +9,16 @@ Shapes: N rows of a pulled matrix, R rows of the tile, G groups of the slab, hea
 group; columns S of a slab are group after group, scalars beside channels.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from ooc.kernels.cuda.choice import Case, Kernel
-from ooc.kernels.cuda.launch import (
-    Pulling,
-    accumulator,
-    ceil_div,
-    of_dropout,
-    on_device_of,
-    sums_dtype,
-)
-from ooc.kernels.cuda.programs.gat import (
-    attend_segments,
-    attend_slots,
-    pack_upstream,
-    sources_segments,
-    sources_slots,
-)
+from ooc.kernels.cuda.edge_function import Attention, attend_sources, attend_targets
+from ooc.kernels.cuda.edge_terms import Terms
+from ooc.kernels.cuda.launch import accumulator, ceil_div, on_device_of, sums_dtype
+from ooc.kernels.cuda.programs.edge_gradients import pack_upstream
+from ooc.kernels.edge_function import Heads
 from ooc.kernels.edges import TileEdges, rows_in_line
+from ooc.kernels.functions import GatWithFeatures
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 
 
@@ -38,15 +27,11 @@ def attend(gat: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tenso
     it, [R, G·(2C+2)]. lse is 0 where a row has no edges."""
     assert len(a_dst_RG) == tile.rows, "a program reads the scalar of every row"
     source_NS, a_dst_RG = rows_in_line(source_NS), a_dst_RG.contiguous()
-    groups = len(gat.groups)
-    channels = source_NS.shape[1] // groups - SOURCE_SCALARS
+    channels = source_NS.shape[1] // len(gat.groups) - SOURCE_SCALARS
     dtype = sums_dtype(source_NS.dtype) if keep else source_NS.dtype
-    out = source_NS.new_empty(tile.rows, groups * result_columns(channels, keep=keep), dtype=dtype)
-    sizes = {"width": channels, "slot": groups * (2 * channels + 3), "across": groups}
-    pulling = Pulling(Kernel.ATTEND, tile, source_NS, out, **sizes)
-    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "KEEP": keep}
-    pulling.over_segments(attend_segments, a_dst_RG, **_of_layer(gat), **columns)
-    pulling.over_long_rows(attend_slots, **columns)
+    out = source_NS.new_empty(tile.rows, len(gat.groups) * result_columns(channels, keep=keep), dtype=dtype)
+    layer, made = _layer(gat, channels), Terms.of(None, tile, a_dst_RG)
+    attend_targets(Kernel.ATTEND, layer, made, tile, source_NS, a_dst_RG, out, keep=keep)
     return out
 
 
@@ -77,19 +62,12 @@ def pull_sources(gat: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS
     sources' type. Scalars of ``target_NS`` are read as they are: in a type narrower than float32, lse is too coarse.
     """
     assert len(source_RS) == tile.rows, "a program reads every row's own"
-    target_NS, source_RS = rows_in_line(target_NS), rows_in_line(source_RS)
-    groups = len(gat.groups)
-    channels = target_NS.shape[1] // groups - TARGET_SCALARS
-    out = source_RS.new_empty(tile.rows, groups * (channels + SOURCE_SCALARS))
-    sizes = {"width": channels, "slot": groups * (2 * channels + 1), "across": groups}
-    pulling = Pulling(Kernel.ATTEND_SOURCES, tile, target_NS, out, **sizes)
-    columns: dict[str, Any] = {"CHANNELS": channels, "GROUPS": groups, "SOURCE_STRIDE": source_RS.stride(0)}
-    pulling.over_segments(sources_segments, source_RS, **_of_layer(gat), **columns)
-    pulling.over_long_rows(sources_slots, source_RS, **columns)
-    return out
+    layer = _layer(gat, target_NS.shape[1] // len(gat.groups) - TARGET_SCALARS)
+    return attend_sources(Kernel.ATTEND_SOURCES, layer, Terms.of(None, tile, source_RS), tile, target_NS, source_RS)
 
 
-def _of_layer(gat: GatHeads) -> dict[str, Any]:
+def _layer(gat: GatHeads, channels: int) -> Attention:
     """What programs take of a layer, and of the slab's groups."""
-    dropping = of_dropout(gat.groups.start, gat.dropout)
-    return {"SLOPE": gat.negative_slope, "SLICES": gat.slices, **dropping}
+    assert gat.negative_slope is not None, "signed coefficients are the processor's"
+    function = GatWithFeatures(len(gat.groups), gat.negative_slope)
+    return Attention.of(function, Heads(gat.groups, gat.dropout), channels, gat.slices)

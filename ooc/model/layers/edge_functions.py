@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ooc.kernels import edge_function
 from ooc.kernels.compiled import memory as of_loops
 from ooc.kernels.cuda import memory
-from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
+from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
@@ -166,8 +166,12 @@ class FunctionAggregate(EdgeAggregate):
         loop = 0 if self.term is None else self.term.loop_columns
         return TargetLayout(groups, self.target_columns, self.message, self.statistics, loop)
 
-    def _terms(self, groups: range, dtype: torch.dtype, loop_RK: Tensor | None) -> EdgeTerms | None:
-        return None if self.term is None else self.term.of(groups, dtype, loop_RK)
+    def _messages(
+        self, key: Key, tile: TileEdges, pulled: Tensor, groups: range, loop_RK: Tensor | None
+    ) -> EdgeMessages:
+        """What is computed of a tile's edges, which pull those rows, by some groups."""
+        terms = None if self.term is None else self.term.of(groups, pulled.dtype, loop_RK)
+        return EdgeMessages(self.function(groups), self._edges(tile, pulled.itemsize), terms, self._heads(key, groups))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         loop_RK = None
@@ -175,13 +179,10 @@ class FunctionAggregate(EdgeAggregate):
             loop_RK = self.term.loop_features(tile, source)
         target, before = _split(own, groups, self.target_columns) if self.before is not None else (own, None)
         value_RO, lse_RG = pulls_for(source).messages(
-            self.function(groups),
-            self._edges(tile, source.itemsize),
+            self._messages(key, tile, source, groups, loop_RK),
             source_NW=source,
             target_RV=target if self.target_columns else source.new_empty(tile.rows, 0),
             columns=len(groups) * self.message,
-            terms=self._terms(groups, source.dtype, loop_RK),
-            heads=self._heads(key, groups),
         )
         if lse_RG is not None and (self.joint or before is not None):  # a row without edges has no part in a softmax
             lse_RG.masked_fill_((tile.offsets_R1.diff() == 0)[:, None], -torch.inf)
@@ -202,15 +203,8 @@ class FunctionAggregate(EdgeAggregate):
     def backward_sources(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout = self._layout(len(groups))
         loop_RK = layout.loops(source[tile.start : tile.start + tile.rows])
-        return pulls_for(source).message_sources(
-            self.function(groups),
-            self._edges(tile, source.itemsize),
-            source_RW=own.contiguous(),
-            target_NP=source,
-            layout=layout,
-            terms=self._terms(groups, source.dtype, loop_RK),
-            heads=self._heads(key, groups),
-        )
+        messages = self._messages(key, tile, source, groups, loop_RK)
+        return pulls_for(source).message_sources(messages, source_RW=own.contiguous(), target_NP=source, layout=layout)
 
     def backward_targets(self, key: Key, tile: TileEdges, source: Tensor, own: Tensor, groups: range) -> Tensor:
         layout, prior = self._layout(len(groups)), None
@@ -219,14 +213,11 @@ class FunctionAggregate(EdgeAggregate):
         own = own.contiguous()
         target, above = layout.unpack(own)
         found = pulls_for(source).message_targets(
-            self.function(groups),
-            self._edges(tile, source.itemsize),
+            self._messages(key, tile, source, groups, layout.loops(own)),
             source_NW=source,
             target_RV=self._with_parameters(target, groups),
             upstream_R=above,
             with_map=self.term is not None and self.term.gradient_columns > 0,
-            terms=self._terms(groups, source.dtype, layout.loops(own)),
-            heads=self._heads(key, groups),
         )
         parts = [part for part in found if part is not None and part.shape[1]]
         if len(parts) == 1:

@@ -5,17 +5,24 @@ With α = exp(s - lse), dropout's scale k, D of a target and dZ, what flows back
 
     dm = α k dZ        ds = α (k dZ · m - D)
 
-and from ds what is bent or multiplied, ``hidden`` (``edge_attention_programs``), has its gradient. Parts of long rows
-are plain sums, which ``sum_slots`` adds up.
+and from ds what is bent or multiplied, ``hidden`` (``edge_attention``), has its gradient. Parts of long rows are plain
+sums, which ``sum_slots`` adds up.
 """
 
 import triton
 import triton.language as tl
 
 from ooc.kernels.cuda.programs.dropout import is_kept
-from ooc.kernels.cuda.programs.edge_attention import DOT, GATV2, SCALAR, edge_terms, score_edges, some_features
-from ooc.kernels.cuda.programs.gat import open_repeats
-from ooc.kernels.cuda.programs.segments import narrow, open_segments
+from ooc.kernels.cuda.programs.edge_attention import (
+    DOT,
+    GATV2,
+    SCALAR,
+    edge_terms,
+    score_edges,
+    some_features,
+    source_of_edge,
+)
+from ooc.kernels.cuda.programs.segments import narrow, next_edge, open_repeats, open_segments
 
 
 @triton.jit
@@ -35,10 +42,10 @@ def message_sources(
     target, source, att, features, loops, weight, bias, indices, offsets, parts, out, workspace,
     slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
-    QUERY: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr,
-    FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
+    QUERY: tl.constexpr, PACKED: tl.constexpr, SOURCE_STRIDE: tl.constexpr, SLICES: tl.constexpr, SLOPE: tl.constexpr,
+    ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr,
+    LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, SELF_LOOPS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of every segment's own row of ``source``, over the targets that it goes to: query, gradient, lse and
     D, PACKED columns a head; into ``out``, or summed into the segment's slot."""
@@ -52,9 +59,10 @@ def message_sources(
         program // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
+    previous, repeats = own, slot
     if HAS_DROPOUT:
         previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
-    mine = source + (row * HEADS + head) * BROUGHT
+    mine = source + row * SOURCE_STRIDE + head * BROUGHT
     value = tl.load(mine + (CHANNELS if KIND == DOT else 0) + column, mask=(row < rows) & is_column, other=0.0)
     value = value.to(ACCUMULATOR)
     key = value
@@ -71,38 +79,29 @@ def message_sources(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            is_edge = edge < edges
-            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
-            if HAS_DROPOUT:
-                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
-                previous = neighbour
-            is_stored, is_added = is_edge, is_edge
-            if SELF_LOOPS:
-                is_stored = is_edge & (neighbour != own)
-                is_added = (edge >= edges) & (edge < steps)
-                neighbour = tl.where(is_added, own, neighbour)
-                is_edge = is_stored | is_added
-            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+            neighbour, is_edge, is_stored, is_added, previous, repeats = next_edge(
+                indices, edge, first, edges, steps, own, nodes, previous, repeats, SELF_LOOPS, HAS_DROPOUT
+            )
             place = target + neighbour * STRIDE + head * PACKED
             query = tl.load(place + wide, mask=is_edge & is_wide, other=0.0).to(ACCUMULATOR)
             above = tl.load(place + QUERY + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
             lse = tl.load(place + QUERY + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR)
             d = tl.load(place + QUERY + CHANNELS + 1, mask=is_edge, other=0.0).to(ACCUMULATOR)
-            term = 0.0
-            message = value
+            message, scored = value, key
             if FEATURES > 0:
                 term = edge_terms(
-                    features, loops, weight, bias, first + edge, row, is_stored & is_edge, is_added & is_edge,
+                    features, loops, weight, bias, first + edge, row, is_stored, is_added,
                     head * QUERY + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * QUERY, SELF_LOOPS,
                     HAS_BIAS, ACCUMULATOR, ROWS, WIDE,
                 )  # fmt: skip
+                scored = key + term
                 if KIND == DOT:
                     message = value + term
-            hidden, score = score_edges(key, query, term, vector, SLOPE, ROOT, KIND)
+            hidden, score = score_edges(scored, query, vector, SLOPE, ROOT, KIND)
             share = tl.exp(tl.where(is_edge, score - lse, float("-inf")))
             kept_share = share
             if HAS_DROPOUT:
-                kept = is_kept(neighbour, own, repeats, first_head + head, seed, threshold)
+                kept = is_kept(neighbour, own, repeats, (first_head + head) // SLICES, seed, threshold)
                 kept_share = tl.where(kept, share * SCALE, 0.0)
             d_score = kept_share * tl.sum(above * message, axis=1, keep_dims=True) - share * d
             d_value += kept_share * above
@@ -134,8 +133,8 @@ def message_targets(
     slots, rows, nodes, tile_start, most, first_head, seed, threshold,
     KIND: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, STRIDE: tl.constexpr, BROUGHT: tl.constexpr,
     QUERY: tl.constexpr, RESULT: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, FEATURE_STRIDE: tl.constexpr,
-    LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    SLICES: tl.constexpr, SLOPE: tl.constexpr, ROOT: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr,
+    FEATURE_STRIDE: tl.constexpr, LOOP_STRIDE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -157,6 +156,7 @@ def message_targets(
         program // BLOCKS // HEADS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
+    previous, repeats = own, slot
     if HAS_DROPOUT:
         previous, repeats = open_repeats(indices, offsets, parts, slots, row, rows, first, edges)
     mine = row * HEADS + head
@@ -176,41 +176,19 @@ def message_targets(
     for start in range(0, tl.max(steps), UNROLL):
         for ahead in tl.static_range(UNROLL):
             edge = start + ahead
-            is_edge = edge < edges
-            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
-            if HAS_DROPOUT:
-                repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
-                previous = neighbour
-            is_stored, is_added = is_edge, is_edge
-            if SELF_LOOPS:
-                is_stored = is_edge & (neighbour != own)
-                is_added = (edge >= edges) & (edge < steps)
-                neighbour = tl.where(is_added, own, neighbour)
-                is_edge = is_stored | is_added
-            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-            place = source + neighbour * STRIDE + head * BROUGHT
-            if KIND == DOT:
-                key = tl.load(place + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-                value = tl.load(place + CHANNELS + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-            else:
-                value = tl.load(place + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-                key = value
-                if KIND == SCALAR:
-                    key = tl.load(place + CHANNELS, mask=is_edge, other=0.0).to(ACCUMULATOR)
-            term = 0.0
-            if FEATURES > 0:
-                term = edge_terms(
-                    features, loops, weight, bias, first + edge, row, is_stored & is_edge, is_added & is_edge,
-                    head * QUERY + wide, is_wide, FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HEADS * QUERY, SELF_LOOPS,
-                    HAS_BIAS, ACCUMULATOR, ROWS, WIDE,
-                )  # fmt: skip
-                if KIND == DOT:
-                    value += term
-            hidden, score = score_edges(key, query, term, vector, SLOPE, ROOT, KIND)
+            neighbour, is_edge, is_stored, is_added, previous, repeats = next_edge(
+                indices, edge, first, edges, steps, own, nodes, previous, repeats, SELF_LOOPS, HAS_DROPOUT
+            )
+            key, value = source_of_edge(
+                source + neighbour * STRIDE + head * BROUGHT, features, loops, weight, bias, first + edge, row,
+                is_edge, is_stored, is_added, head, column, is_column, wide, is_wide, KIND, CHANNELS, HEADS, QUERY,
+                FEATURES, FEATURE_STRIDE, LOOP_STRIDE, HAS_BIAS, SELF_LOOPS, ACCUMULATOR, ROWS, WIDE,
+            )  # fmt: skip
+            hidden, score = score_edges(key, query, vector, SLOPE, ROOT, KIND)
             share = tl.exp(tl.where(is_edge, score - lse, float("-inf")))
             kept_share = share
             if HAS_DROPOUT:
-                kept = is_kept(own, neighbour, repeats, first_head + head, seed, threshold)
+                kept = is_kept(own, neighbour, repeats, (first_head + head) // SLICES, seed, threshold)
                 kept_share = tl.where(kept, share * SCALE, 0.0)
             d_score = kept_share * tl.sum(above * value, axis=1, keep_dims=True) - share * d
             d_hidden = hidden_gradient(d_score, hidden, query, vector, SLOPE, ROOT, KIND)
@@ -224,7 +202,7 @@ def message_targets(
                 if KIND == DOT:
                     d_hidden += kept_share * above
                 feature = some_features(
-                    features, loops, first + edge, row, is_stored & is_edge, is_added & is_edge, number,
+                    features, loops, first + edge, row, is_stored, is_added, number,
                     FEATURES, FEATURE_STRIDE, LOOP_STRIDE, SELF_LOOPS, ACCUMULATOR,
                 )  # fmt: skip
                 d_map += feature[:, :, None] * d_hidden[:, None, :]
@@ -245,3 +223,35 @@ def message_targets(
         is_part = (number < MAPPED)[:, :, None] & is_wide[:, None, :]
         tl.store(out + row[:, :, None] * WIDTH + begin, narrow(d_map, TYPE), mask=is_whole[:, :, None] & is_part)
         tl.store(workspace + slot[:, :, None] * WIDTH + begin, d_map, mask=(slot >= 0)[:, :, None] & is_part)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def pack_upstream(
+    gradient, kept, a_dst, out, d_target, rows,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of ROWS rows and a group of GAT what sources pull, a_dst, dZ, lse and D, into ``out``, and da_dst into
+    ``d_target``, from what the forward pass kept."""
+    program = tl.program_id(0)
+    group = program % GROUPS
+    column = tl.arange(0, COLUMNS)[None, :]
+    row = (program // GROUPS).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    is_row = row < rows
+    is_column = is_row & (column < CHANNELS)
+    number = row * GROUPS + group
+    mine = kept + number * (2 * CHANNELS + 2)
+    dz = tl.load(gradient + number * CHANNELS + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    z = tl.load(mine + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    bent_z = tl.load(mine + CHANNELS + 1 + column, mask=is_column, other=0.0).to(ACCUMULATOR)
+    lse = tl.load(mine + CHANNELS, mask=is_row, other=0.0)
+    bents = tl.load(mine + 2 * CHANNELS + 1, mask=is_row, other=0.0).to(ACCUMULATOR)
+    score = tl.load(a_dst + number, mask=is_row, other=0.0)
+    d = tl.sum(dz * z, axis=1, keep_dims=True)
+    da_dst = tl.sum(dz * bent_z, axis=1, keep_dims=True) - d * bents
+    TYPE: tl.constexpr = out.dtype.element_ty
+    place = out + number * (CHANNELS + 3)
+    tl.store(place, narrow(score, TYPE), mask=is_row)
+    tl.store(place + 1 + column, narrow(dz, TYPE), mask=is_column)
+    tl.store(place + CHANNELS + 1, narrow(lse, TYPE), mask=is_row)
+    tl.store(place + CHANNELS + 2, narrow(d, TYPE), mask=is_row)
+    tl.store(d_target + number, narrow(da_dst, TYPE), mask=is_row)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What programs over segments have in common: which rows and edges they take, which slots, and rounding.
 
-Called once a program. What finds the next edge is written out in every program: a call for every edge would make the
-interpreter several times as slow.
+Called once a program, but for ``next_edge``. Programs of sums and maxima, which do little else, have that written out:
+a call for every edge would make the interpreter several times as slow.
 """
 
 import triton
@@ -67,3 +67,50 @@ def open_long_row(number, offsets, parts, slots, rows, tile_start, most):
     here = tl.where(is_first, tl.minimum(left, slots - slot), 0)
     row = tl.where(is_first, row, rows)
     return row, slot, tl.max(here).to(tl.int32), is_first & (part > 0), is_first & (here < left)
+
+
+@triton.jit
+def open_repeats(indices, offsets, parts, slots, row, rows, first, edges):
+    """Each segment's first neighbour, and how many edges of its row before that one equal it, less one: the first edge
+    finds its like in the former and is counted again. Rows are in ascending order. Of a row that has begun before these
+    ``indices`` the last neighbour before them, and how many edges of it, stand behind the ``slots`` parts."""
+    row_start = tl.load(offsets + row, mask=row < rows, other=0)
+    begun = tl.maximum(row_start, 0)
+    neighbour = tl.load(indices + first, mask=edges > 0, other=0)
+    repeats = tl.full(first.shape, -1, tl.int32)
+    place = first - 1
+    is_equal = (edges > 0) & (place >= begun)
+    is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
+    while tl.max(is_equal.to(tl.int32)) > 0:
+        repeats += is_equal.to(tl.int32)
+        place -= 1
+        is_equal = is_equal & (place >= begun)
+        is_equal = is_equal & (tl.load(indices + place, mask=is_equal, other=0) == neighbour)
+    goes_on = (edges > 0) & (row_start < 0) & (first == repeats + 1)  # all here are equal up to the first one
+    before = parts + 2 * (slots + tl.full(first.shape, 0, tl.int64))
+    goes_on = goes_on & (tl.load(before, mask=goes_on, other=0) == neighbour)
+    repeats += tl.load(before + 1, mask=goes_on, other=0).to(tl.int32)
+    return neighbour.to(tl.int64), repeats
+
+
+@triton.jit
+def next_edge(
+    indices, edge, first, edges, steps, own, nodes, previous, repeats,
+    SELF_LOOPS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Each segment's ``edge``-th: its neighbour, whether there is such an edge to a row below ``nodes``, and whether it
+    is a stored one or an added self-loop, which comes last; the neighbour before it and the ``repeats`` for the next
+    call, where there is dropout."""
+    is_edge = edge < edges
+    neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
+    if HAS_DROPOUT:
+        repeats = tl.where(is_edge & (neighbour == previous), repeats + 1, 0)
+        previous = neighbour
+    is_stored, is_added = is_edge, is_edge
+    if SELF_LOOPS:
+        is_stored = is_edge & (neighbour != own)
+        is_added = (edge >= edges) & (edge < steps)
+        neighbour = tl.where(is_added, own, neighbour)
+        is_edge = is_stored | is_added
+    is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
+    return neighbour, is_edge, is_stored & is_edge, is_added & is_edge, previous, repeats
