@@ -156,7 +156,7 @@ class Moves:
                 spare_writes,
                 bucketed=dict.fromkeys(bucketed, 0),
                 parts=parts,
-                lean=not self.on_device or parts > 1,
+                lean=True,
             )
             for width in widths
         ]

@@ -57,7 +57,7 @@ _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
 _PAGE_VALUES = 1 << 10
 """Blocks of whole tiles begin where the disk's pages do if these are whole pages of float32."""
-WORKING_BYTES = 1 << 25
+WORKING_BYTES = 32_000_000
 """Of what a device computes a tile in, whatever the widths, the layers and their number."""
 BLOCKS_BYTES = 3 << 24
 """Of the blocks of two such steps, and of what is known of a usual tile's edges."""

@@ -28,8 +28,6 @@ LARGE = 38, 41
 FRAME_BYTES, FRAMES, FRAMES_OF_ATTENTION = 6 << 20, 9, 21
 """Of two steps that pull: a frame at most; how many, of which one is what a slab leaves of its last. With attention as
 many as the largest of some hundred drawn had, and two more."""
-PIECE_EDGES = 1 << 20
-"""Of a step, at most."""
 WIDEST_OF_LARGE = 1024
 """Columns: of more, one for every 100,000 nodes, a step's rows lie in so many slabs that their blocks take more than
 what is gathered from."""
@@ -73,7 +71,7 @@ def test_the_floor_is_no_more_than_is_stated(
         nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
     graph = drawn_graph(nodes, degree, features, hub=hub)
     _, temporaries, slab, blocks, host, _, on_their_way = floor(graph, model, hidden, layers)
-    assert temporaries <= WORKING_BYTES + 12 * PIECE_EDGES
+    assert temporaries <= WORKING_BYTES
     slice_columns = ceil(hidden / slices_of_head(hidden, nodes=nodes, itemsize=4)) + 3
     narrowest = 4 * nodes * (slice_columns if model == "gat" else 8)
     frames = FRAMES_OF_ATTENTION if model == "gat" else FRAMES
@@ -134,7 +132,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
         assert least(*shape) >= share * before, shape
 
 
-@pytest.mark.parametrize(("model", "least"), [("gcn", 24_000), ("sage", 18_000), ("gat", 20_000)])
+@pytest.mark.parametrize(("model", "least"), [("gcn", 24_000), ("sage", 18_000), ("gat", 19_000)])
 def test_little_of_a_row_is_at_hand_at_a_time(model: str, least: int) -> None:
     """So that tiles which are worth their launches do with what is stated."""
     graph = drawn_graph(1_000_000, 10, 128, hub=False)
