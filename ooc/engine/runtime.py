@@ -282,15 +282,13 @@ class Runtime:
         if is_narrow and of_rows.self_term:
             edges = replace(edges, self_loops=SelfLoops.EXACTLY_ONE)
         try:
-            pulled = pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, out=out)
+            own = None if is_narrow else of_rows.own(slice(edges.start, edges.start + edges.rows), source)
+            return pulls_for(source).sums(edges, source, has_loops=of_rows.self_N1 is not None, own=own, out=out)
         except RuntimeError:
             indices = edges.indices_E
             if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < edges.nodes:
                 raise damaged(self.store, f"{direction.value}/indices") from None
             raise
-        if not is_narrow:
-            of_rows.add_self(pulled, source, edges.start, min(edges.start + edges.rows, len(source)))
-        return pulled
 
     def refuse_faults(self) -> None:
         """StoreError where a program has met neighbour lists that cannot be what was written."""

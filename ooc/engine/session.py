@@ -22,8 +22,8 @@ from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
-from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network, values_of
+from ooc.model.lowering.values import Aggregate
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate
 from ooc.plan.workload import Direction
@@ -89,7 +89,7 @@ class Session:
     def _rehearse(self) -> None:
         """Have loops over edges compiled, or found in the compiler's cache, before epochs are timed."""
         network, builder = self._prepared.network, self._prepared.builder
-        pulls = [value for value in values_of(network.training) if isinstance(value, EdgeAggregate)]
+        pulls = [value for value in values_of(network.training) if isinstance(value, Aggregate)]
         if pulls:
             with reported(self._listener, "compiled kernels", len(pulls), "layers") as done:
                 for number, pull in enumerate(pulls, 1):

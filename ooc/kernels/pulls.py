@@ -57,10 +57,11 @@ def _of_cpu() -> Pulls:
         from ooc.kernels.compiled import edge_function as functions  # need numba
         from ooc.kernels.compiled import gat as attention
         from ooc.kernels.compiled import maximum as maxima
+        from ooc.kernels.compiled import neighbour_sums
         from ooc.kernels.compiled.loop_features import loop_features
     except ImportError:
         return of_torch()
-    return _of(aggregate.pull_tile, attention, maxima, functions, loop_features)
+    return _of(neighbour_sums.pull_tile, attention, maxima, functions, loop_features)
 
 
 @cache

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import ModelError, StoreError
+from ooc.kernels.aggregate import Own
 from ooc.kernels.cuda.segments import long_parts, most_parts
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges
 from ooc.prefetch.arena import Arena, Bytes
@@ -177,15 +178,11 @@ class RowScaling:
     self_term: bool = False
     self_N1: Tensor | None = None
 
-    def add_self(self, pulled: Tensor, source: Tensor, start: int, stop: int) -> None:
-        """Add the self term of rows ``start:stop`` to the first rows of ``pulled``; ``source`` is the whole slab."""
-        if not self.self_term or start >= stop:
-            return
-        own = pulled[: stop - start]
-        if self.self_N1 is None:
-            own.add_(source[start:stop])
-        else:
-            own.addcmul_(source[start:stop], _next_to(self.self_N1[start:stop], source))
+    def own(self, rows: slice, source: Tensor) -> Own:
+        """What these rows are multiplied by as summands of their own, where ``source`` is."""
+        if not self.self_term:
+            return None
+        return 1.0 if self.self_N1 is None else _next_to(self.self_N1[rows], source)
 
     def scale(self, start: int, rows_RC: Tensor) -> Tensor | None:
         """[R, 1] factors after the sum for rows from ``start`` on, where these are; ``None`` for a plain sum."""

@@ -34,6 +34,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ooc.kernels.aggregate import Own
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.pulls import Pulls
 from ooc.plan.program.staging import CopyTo
@@ -487,8 +488,10 @@ class FakeDevice(Device):
         """The kernels ``of`` another device, as this one's; sums go right to where they are wanted, as a GPU's do."""
         kernels = Pulls(*(self.kernel(getattr(of, pull.name)) for pull in fields(Pulls)))
 
-        def sums(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
-            pulled = kernels.sums(tile, source_NW, has_loops=has_loops)
+        def sums(
+            tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, own: Own = None, out: Tensor | None = None
+        ) -> Tensor:
+            pulled = kernels.sums(tile, source_NW, has_loops=has_loops, own=own)
             return pulled if out is None or out.dtype != pulled.dtype else out.copy_(pulled)
 
         return replace(kernels, sums=sums)

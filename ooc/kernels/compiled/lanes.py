@@ -172,6 +172,39 @@ def load_rows(_, matrix, rows, first, column, limit):
 
 
 @intrinsic
+def load_side_by_side(_, matrix, row, column, limit):
+    """As ``load``, of one row ``TOGETHER`` lanes that come after one another."""
+    lanes = Lanes(_computed(matrix.dtype), TOGETHER)
+
+    def generate(context, builder, signature, arguments):
+        array, row, column, limit = arguments
+        found = []
+        for number in range(TOGETHER):
+            at = builder.add(column, column.type(number * lanes.count))
+            place = _element(context, builder, matrix, array, row, at, _stored(matrix, lanes.count))
+            found.append(_read(builder, matrix, place, _mask(builder, at, limit, lanes.count)))
+        return _rows(builder, found)
+
+    return lanes(matrix, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def store_side_by_side(_, matrix, row, column, limit, lanes):
+    """Write to one row what ``load_side_by_side`` reads."""
+
+    def generate(context, builder, signature, arguments):
+        array, row, column, limit, value = arguments
+        for number in range(TOGETHER):
+            one, at = _row(builder, lanes, value, number), builder.add(column, column.type(number * lanes.count))
+            place = _element(context, builder, matrix, array, row, at, one.type)
+            written = [one, place, ir.Constant(_INT32, 2), _mask(builder, at, limit, lanes.count)]
+            _call(builder, f"llvm.masked.store.{_suffix(one.type)}.p0", ir.VoidType(), written)
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp, types.intp, types.intp, lanes), generate
+
+
+@intrinsic
 def store(_, matrix, row, column, limit, lanes):
     """Write ``lanes`` to a row of ``matrix`` from ``column`` on, or to that and the next ones; not at and beyond column
     ``limit``."""

@@ -6,13 +6,16 @@ Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges o
 
 from torch import Tensor
 
+from ooc.kernels.aggregate import Own, add_own
 from ooc.kernels.cuda.choice import Kernel
 from ooc.kernels.cuda.launch import Pulling
 from ooc.kernels.cuda.programs.sums import sum_segments
 from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 
-def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out: Tensor | None = None) -> Tensor:
+def pull_tile(
+    tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, own: Own = None, out: Tensor | None = None
+) -> Tensor:
     """The sum over every row's edges, by the tile's weights where it has them → [R, W].
 
     The result is of the source's type, summed in float32 (float64 where the source is) in the order of the list,
@@ -31,4 +34,5 @@ def pull_tile(tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, out
     has_weight = tile.weight_E is not None
     pulling.over_segments(sum_segments, weight, WIDTH=width, BLOCKS=pulling.across, HAS_WEIGHT=has_weight)
     pulling.add_sums()
+    add_own(out_RW, source_NW, tile.start, own)
     return out_RW
