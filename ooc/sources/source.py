@@ -4,7 +4,7 @@
 Shapes: N nodes, E edges, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,44 +205,38 @@ def with_data(
 
     SourceError, saying ``name``, where there are not as many.
     """
-    given = [_Rows(blocks, name) if blocks is not None else None for blocks in (weight, features)]
+    given = [None if blocks is None else Rows(blocks) for blocks in (weight, features)]
     for block in edges:
-        done = 0
-        while done < len(block.sources):
-            take = min([len(block.sources) - done, *(rows.ready() for rows in given if rows is not None)])
-            here = slice(done, done + take)
-            own = (None if array is None else array[here] for array in block.data)
-            data = EdgeData(*(rows.take(take) if rows else array for rows, array in zip(given, own, strict=True)))
-            yield EdgeBlock(block.sources[here], block.targets[here], data)
-            done += take
-    for rows in given:
-        if rows is not None:
-            rows.check_end()
+        if not (count := len(block.sources)):
+            continue
+        data = [own if rows is None else rows.take(count) for rows, own in zip(given, block.data, strict=True)]
+        if any(array is not None and len(array) < count for array in data):
+            raise SourceError(f"{name} ends before the edges do")
+        yield EdgeBlock(block.sources, block.targets, EdgeData(*data))
+    if any(rows is not None and len(rows.take(1)) for rows in given):
+        raise SourceError(f"{name} has more rows than there are edges")
 
 
-class _Rows:
-    """Rows that come in blocks, taken as many at a time as is wanted."""
+class Rows:
+    """Rows that come in ``blocks``, taken as many at a time as is wanted."""
 
-    def __init__(self, blocks: Iterator[AnyArray], name: str) -> None:
-        self._blocks, self._name = iter(blocks), name
-        self._block: AnyArray = np.empty(0)
-        self._done = 0
-
-    def ready(self) -> int:
-        """How many can be taken at once, one at the least."""
-        while self._done == len(self._block):
-            block = next(self._blocks, None)
-            if block is None:
-                raise SourceError(f"{self._name} ends before the edges do")
-            self._block, self._done = block, 0
-        return len(self._block) - self._done
+    def __init__(self, blocks: Iterable[AnyArray]) -> None:
+        self._blocks = iter(blocks)
+        self._left: AnyArray | None = None
 
     def take(self, count: int) -> AnyArray:
-        """The next ``count`` rows, of those that are ready."""
-        self._done += count
-        return self._block[self._done - count : self._done]
+        """The next ``count`` rows, fewer where there are no more."""
+        parts, missing = list[AnyArray](), count
+        while missing and (block := next(self._blocks, None) if self._left is None else self._left) is not None:
+            fits = len(block) <= missing
+            parts.append(block if fits else block[:missing])
+            self._left = None if fits else block[missing:]
+            missing -= len(parts[-1])
+        if len(parts) < 2:
+            return parts[0] if parts else np.empty(0)
+        return np.concatenate(parts)
 
-    def check_end(self) -> None:
-        """SourceError where a row is left."""
-        if self._done < len(self._block) or any(len(block) for block in self._blocks):
-            raise SourceError(f"{self._name} has more rows than there are edges")
+    def blocks(self, size: int) -> Iterator[AnyArray]:
+        """All of them, ``size`` at a time but for the last."""
+        while len(rows := self.take(size)):
+            yield rows

@@ -7,7 +7,6 @@ G graphs, N nodes and E edges of all of them together.
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from ooc.sources.labels import (
     unsaid_split_note,
 )
 from ooc.sources.reading import SPLIT, Reader, Request
-from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Source
+from ooc.sources.source import EdgeBlock, EdgeData, Ids, LabelBlock, Rows, Source
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Task
 
@@ -141,13 +140,13 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
         name=found.name,
         format="pyg",
         sizes=np.array(found.sizes, dtype=np.int64),
-        values=lambda size: _joined((found.y(data, at) for at, data in enumerate(graphs)), size),
+        values=lambda size: Rows(found.y(data, at) for at, data in enumerate(graphs)).blocks(size),
         form=form,
         request=request,
         splits=splits,
         num_edges=found.edges,
         num_features=found.features or 1,
-        features=lambda size: _joined(map(found.x, graphs), size),
+        features=lambda size: Rows(map(found.x, graphs)).blocks(size),
         edges=found.edge_blocks,
         has_edge_weight=bool(found.columns["edge_weight"]),
         num_edge_features=found.columns["edge_attr"],
@@ -235,15 +234,3 @@ class _Graphs:
         return EdgeBlock(
             sources, targets, EdgeData(None if weight is None else weight.reshape(-1), named.get("edge_attr"))
         )
-
-
-def _joined(rows: Iterable[AnyArray], size: int) -> Iterator[AnyArray]:
-    """Rows of single graphs in blocks of about ``size``."""
-    held, parts = 0, list[AnyArray]()
-    for part in chain(rows, [None]):
-        if part is not None:
-            parts.append(part)
-            held += len(part)
-        if parts and (part is None or held >= size):
-            yield np.concatenate(parts)
-            held, parts = 0, []

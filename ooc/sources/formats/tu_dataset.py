@@ -20,7 +20,7 @@ from ooc.sources.files.text_table import TextTable
 from ooc.sources.formats.many_graphs import OPTIONS, graph_labels, graphs_source
 from ooc.sources.labels import LabelForm, only_answers
 from ooc.sources.reading import Reader, Request
-from ooc.sources.source import EdgeBlock, Source, fingerprint_of, ranges, with_data
+from ooc.sources.source import EdgeBlock, Rows, Source, fingerprint_of, ranges, with_data
 from ooc.storage.array import AnyArray
 from ooc.storage.store import Task
 
@@ -135,7 +135,7 @@ class _Columns:
         attributes, labels = self._has
         names = [name for name, there in zip(self._names, self._has, strict=True) if there]
         kinds = [Cells.REAL] * attributes + [Cells.WHOLE] * labels
-        read = [_rows_of(self._files.read(name, kind), size) for name, kind in zip(names, kinds, strict=True)]
+        read = [Rows(self._files.read(name, kind)).blocks(size) for name, kind in zip(names, kinds, strict=True)]
         for parts in zip_longest(*read, fillvalue=np.empty((0, 0))):
             if len({len(part) for part in parts}) > 1:
                 raise SourceError(f"{' and '.join(str(self._files.path(name)) for name in names)} differ in length")
@@ -147,18 +147,6 @@ class _Columns:
                     for k, width in enumerate(self._widths)
                 ]
             yield np.concatenate(found, axis=1)
-
-
-def _rows_of(blocks: Iterator[AnyArray], size: int) -> Iterator[AnyArray]:
-    """The same rows, exactly ``size`` at a time but for the last."""
-    held: AnyArray | None = None
-    for block in blocks:
-        held = block if held is None else np.concatenate([held, block])
-        while len(held) >= size:
-            yield held[:size]
-            held = held[size:]
-    if held is not None and len(held):
-        yield held
 
 
 READER = Reader(
