@@ -11,9 +11,7 @@ import click
 from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
 from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
-from ooc.progress.figures import format_count
 from ooc.progress.reporter import Reporter, Verbosity
-from ooc.sizes import format_size
 from ooc.sources.reading import READING_OPTIONS
 
 FunctionOfOptions = Callable[..., None]
@@ -148,6 +146,7 @@ def command(
     synthetic:nodes=…,edges=…,features=…,classes=…[,labelled=1.0][,train=0.5][,directed=1][,seed=0]; many graphs are
     synthetic:graphs=…,nodes=…,edges=…,features=…[,classes=0][,seed=0], with nodes and edges of one on average.
     """
+    from ooc.cli.info import describe, describe_shortly
     from ooc.conversion.conversion import convert
     from ooc.sources.names import named, obtain
 
@@ -168,10 +167,6 @@ def command(
             out = out or Path(f"{dataset.name}.ooc")
         store = convert(place, out, on_cancel=on_cancel, listener=reporter, **options)
     if as_json:
-        from ooc.cli.info import describe
-
         print_json(describe(store))
     elif verbosity > Verbosity.ERROR:
-        graphs = [format_count(store.num_graphs, "graphs")] if store.num_graphs else []
-        counts = [*graphs, format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
-        click.echo(f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}")
+        click.echo(describe_shortly(store))

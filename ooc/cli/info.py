@@ -8,6 +8,7 @@ import click
 
 from ooc.cli import print_json
 from ooc.cli.arguments.options import COUNT, JSON, WIDTH
+from ooc.progress.figures import format_count
 from ooc.sizes import format_size
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ def command(store: Path, layers: int | None, hidden: int, as_json: bool) -> None
             _show_layers(value)
         else:
             print_hanging(f"{name:<16} ", _readable(name, value), console)
+
+
+def describe_shortly(store: "Store") -> str:
+    """Where a store is and what it comes to, in a line."""
+    graphs = [format_count(store.num_graphs, "graphs")] if store.num_graphs else []
+    counts = [*graphs, format_count(store.num_nodes, "nodes"), format_count(store.num_edges, "edges")]
+    return f"{store.path}: {', '.join(counts)}, {format_size(store.nbytes)}"
 
 
 def describe(store: "Store") -> dict[str, Any]:

@@ -8,10 +8,8 @@ import click
 
 from ooc.cli import print_json
 from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
-from ooc.cli.info import describe
-from ooc.progress.figures import format_count
+from ooc.cli.info import describe, describe_shortly
 from ooc.progress.reporter import Reporter, Verbosity
-from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     from ooc.storage.store import Store
@@ -54,8 +52,7 @@ def command(
         print_json(describe(written))
     elif verbosity > Verbosity.ERROR:
         shares = [f"{share:.3g}" for share in _shares(written)[:4]]
-        counts = [format_count(written.num_nodes, "nodes"), format_count(written.num_edges, "edges")]
-        click.echo(f"{written.path}: {', '.join(counts)}, {format_size(written.nbytes)}")
+        click.echo(describe_shortly(written))
         click.echo(f"rows within 0, 1, 2, … steps of the scored ones: {', '.join(shares)} of all")
 
 

@@ -19,12 +19,11 @@ from ooc.errors import RunError
 from ooc.progress.figures import best_record, format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
-from ooc.train.metrics import Metric
+from ooc.train.metrics import FALLING, Metric
 from ooc.train.runs.run import FORECAST, RunFolder, holds_run
 
 _DEPTH = 3
 """Folders below the one that is looked through."""
-_LOWER_IS_BETTER = ("mae", "rmse")
 _STORE_SUFFIX = ".ooc"
 
 
@@ -73,7 +72,7 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
             "metric": _text(config.get("scored_by")),
             "date": datetime.fromtimestamp(run.changed_s, UTC).isoformat(timespec="seconds"),
         }
-        found |= _measured(records) | _scores(records, lower=found["metric"] in _LOWER_IS_BETTER)
+        found |= _measured(records) | _scores(records, lower=found["metric"] in FALLING)
         state = (
             State.GOING_ON
             if not held and run.is_going_on
@@ -138,7 +137,7 @@ def ordered(runs: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
 def _loss_of_score(run: dict[str, Any]) -> float | None:
     """What is the lower, the better the run."""
     score: float | None = run["best_valid"]
-    return score if score is None or run["metric"] in _LOWER_IS_BETTER else -score
+    return score if score is None or run["metric"] in FALLING else -score
 
 
 def _peak(run: dict[str, Any]) -> int | None:

@@ -258,9 +258,9 @@ class Store:
         width = int(self.attributes.get("id_bytes", 0))
         return np.dtype(f"S{width}") if width else np.dtype(np.int64)
 
-    def ids_of_rows(self, rows: int = _BLOCK_ROWS) -> Iterator[tuple[int, AnyArray]]:
-        """``(first row, ids)``: what the source calls the nodes in the store's rows, at most ``rows`` at a time."""
-        size = max(1, min(rows, _BLOCK_BYTES // self.id_type.itemsize))
+    def ids_of_rows(self) -> Iterator[tuple[int, AnyArray]]:
+        """``(first row, ids)``: what the source calls the nodes in the store's rows, some at a time."""
+        size = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // self.id_type.itemsize))
         for start in range(0, self.num_nodes, size):
             yield start, self.read_ids(start, min(start + size, self.num_nodes))
 

@@ -28,6 +28,9 @@ Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]
 Scores = dict[str, float | None]
 """``train_acc``, ``valid_acc`` and ``test_acc``."""
 
+FALLING = ("mae", "rmse")
+"""Metrics of which lower is better."""
+
 
 class Metric(Enum):
     """What evaluation measures."""
@@ -43,7 +46,7 @@ class Metric(Enum):
 
     @property
     def higher_is_better(self) -> bool:
-        return self not in (Metric.MAE, Metric.RMSE)
+        return self.value not in FALLING
 
     @property
     def ranked(self) -> bool:

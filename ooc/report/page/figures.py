@@ -23,6 +23,7 @@ from ooc.plan.simulate.condensed import expand
 from ooc.progress.figures import best_record, format_duration
 from ooc.report.runs import compare
 from ooc.sizes import format_size
+from ooc.train.metrics import FALLING
 from ooc.train.runs.run import FORECAST, PLANNED, TIMELINE, RunFolder
 
 MOST_EPOCHS = 400
@@ -30,7 +31,6 @@ _CURVES = (
     *("epoch", "loss", "train_acc", "valid_acc", "test_acc", "time_s", "eval_s"),
     *("ssd_read_bytes", "ssd_write_bytes", "device_peak_bytes", "host_peak_bytes"),
 )
-_FALLING = ("mae", "rmse")
 _MEDIANS = ("time_s", "io_busy_s", "ssd_read_bytes", "ssd_write_bytes")
 
 
@@ -43,7 +43,7 @@ def figures(path: Path) -> dict[str, Any]:
     forecast, starts = run.read(FORECAST), run.starts()
     start = starts[-1] if starts else None
     name = run.config.get("metric") or "score"  # of a run of an earlier version
-    metric = (start or {}).get("metric") or {"name": name, "higher_is_better": name not in _FALLING}
+    metric = (start or {}).get("metric") or {"name": name, "higher_is_better": name not in FALLING}
     measured, planned = _timeline(run, TIMELINE), _timeline(run, PLANNED)
     best = best_record(records, rising=bool(metric["higher_is_better"]))
     found: dict[str, Any] = {
