@@ -17,7 +17,7 @@ triton = pytest.importorskip("triton", reason="kernels for the GPU need triton: 
 KERNELS = {
     *("sum_segments", "sum_slots"),
     *("draw_masks", "draw_edge_masks"),
-    *("maxima_segments", "maxima_slots", "shares_segments"),
+    *("maxima_segments", "maxima_slots"),
     *("message_segments", "message_slots", "message_sources", "message_targets", "pack_upstream"),
     *("rectified_segments", "rectified_map"),
 }
@@ -51,7 +51,7 @@ def test_kernels_compile_and_none_begins_to_spill() -> None:
         assert {one["kernel"] for one in programs} == KERNELS
         for one in programs:
             assert not one["has_atomics"], one
-            if one["kernel"] == "sum_segments" and not re.match(r"sum (1|1000) ", one["label"]):
+            if one["kernel"] == "sum_segments" and re.match(r"sum (?!1 |1000 )", one["label"]):
                 assert one["widest_load_bytes"] == 16, one
             if is_the_pages:
                 taken = one["registers"], one["spilled_bytes"], one["shared_bytes"]

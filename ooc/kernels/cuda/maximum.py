@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ooc.kernels.cuda.choice import Kernel
 from ooc.kernels.cuda.launch import Pulling, sums_dtype
-from ooc.kernels.cuda.programs.sums import maxima_segments, maxima_slots, shares_segments
+from ooc.kernels.cuda.programs.sums import SHARES, maxima_segments, maxima_slots, sum_segments
 from ooc.kernels.edges import TileEdges, rows_in_line
 
 
@@ -39,9 +39,10 @@ def pull_sources(tile: TileEdges, *, target_NK: Tensor, source_RW: Tensor) -> Te
     """
     assert len(source_RW) == tile.rows, "a program reads every row's own"
     target_NK, source_RW = rows_in_line(target_NK), rows_in_line(source_RW)
-    width, stride = source_RW.shape[1], source_RW.stride(0)
+    width = source_RW.shape[1]
     out_RW = source_RW.new_empty(tile.rows, width)
     pulling = Pulling(Kernel.MAXIMUM_SOURCES, tile, target_NK, out_RW, width=width, slot=width)
-    pulling.over_segments(shares_segments, source_RW, WIDTH=width, BLOCKS=pulling.across, SOURCE_STRIDE=stride)
+    columns: dict[str, Any] = {"WIDTH": width, "BLOCKS": pulling.across, "OTHER_STRIDE": source_RW.stride(0)}
+    pulling.over_segments(sum_segments, source_RW, SUMMED=SHARES.value, **columns)
     pulling.add_sums()
     return out_RW

@@ -4,12 +4,14 @@
 Shapes: N rows of the source, W width of the slab, R rows of the tile, E edges of these rows.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ooc.kernels.aggregate import Own, add_own
 from ooc.kernels.cuda.choice import Kernel
 from ooc.kernels.cuda.launch import Pulling
-from ooc.kernels.cuda.programs.sums import sum_segments
+from ooc.kernels.cuda.programs.sums import PLAIN, WEIGHTED, sum_segments
 from ooc.kernels.edges import SelfLoops, TileEdges, rows_in_line
 
 
@@ -30,9 +32,9 @@ def pull_tile(
     fits = out is not None and out.is_contiguous() and out.dtype == source_NW.dtype
     out_RW = out if fits and out is not None else source_NW.new_empty(tile.rows, width)
     pulling = Pulling(Kernel.SUM, tile, source_NW, out_RW, width=width, slot=width)
-    weight = tile.indices_E if tile.weight_E is None else tile.weight_E
-    has_weight = tile.weight_E is not None
-    pulling.over_segments(sum_segments, weight, WIDTH=width, BLOCKS=pulling.across, HAS_WEIGHT=has_weight)
+    weight, summed = (tile.indices_E, PLAIN) if tile.weight_E is None else (tile.weight_E, WEIGHTED)
+    columns: dict[str, Any] = {"WIDTH": width, "BLOCKS": pulling.across, "OTHER_STRIDE": 0}
+    pulling.over_segments(sum_segments, weight, SUMMED=summed.value, **columns)
     pulling.add_sums()
     add_own(out_RW, source_NW, tile.start, own)
     return out_RW

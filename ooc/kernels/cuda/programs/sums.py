@@ -15,14 +15,22 @@ import triton.language as tl
 
 from ooc.kernels.cuda.programs.segments import narrow, open_long_row, open_segments
 
+PLAIN = tl.constexpr(0)
+WEIGHTED = tl.constexpr(1)
+SHARES = tl.constexpr(2)
+"""What is summed."""
+
 
 @triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
 def sum_segments(
-    source, weight, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCKS: tl.constexpr, HAS_WEIGHT: tl.constexpr, SELF_LOOPS: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    source, other, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr, BLOCKS: tl.constexpr, SUMMED: tl.constexpr,
+    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot.
+    """Rows of ``source`` [nodes, WIDTH] summed over every segment, into ``out`` or the segment's slot; WEIGHTED, each
+    times the edge's weight in ``other``. Of SHARES, the source [nodes, 2 · WIDTH] are maxima and shares: the shares
+    where the maximum is the value in the segment's own row of ``other``.
 
     With self-loops, rows of the tile are those of the source from ``tile_start`` on, and each comes last.
     """
@@ -33,6 +41,9 @@ def sum_segments(
         program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
     )
     own = row + tile_start
+    mine = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
+    if SUMMED == SHARES:
+        mine += tl.load(other + row * OTHER_STRIDE + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
 
     total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
     for start in range(0, tl.max(steps), UNROLL):
@@ -46,9 +57,13 @@ def sum_segments(
                 neighbour = tl.where(is_added, own, neighbour)
                 is_edge = is_edge | is_added
             is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-            value = tl.load(source + neighbour * STRIDE + column, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-            if HAS_WEIGHT:
-                value = value * tl.load(weight + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
+            place = source + neighbour * STRIDE + column * (2 if SUMMED == SHARES else 1)
+            value = tl.load(place, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+            if SUMMED == WEIGHTED:
+                value = value * tl.load(other + first + edge, mask=is_edge, other=0.0).to(ACCUMULATOR)
+            elif SUMMED == SHARES:
+                share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
+                value = tl.where(value == mine, share, 0.0)
             total += value
 
     is_whole = (row < rows) & (slot < 0)
@@ -155,43 +170,3 @@ def maxima_slots(
     finish_maxima(out, row * WIDTH + column, highest, ties, is_column & (is_open == 0), KEEP)
     tl.store(after + 2 * column, highest, mask=is_column & is_open)
     tl.store(after + 2 * column + 1, ties, mask=is_column & is_open)
-
-
-@triton.jit(do_not_specialize=["slots", "rows", "nodes", "tile_start", "most"])
-def shares_segments(
-    target, source, indices, offsets, parts, out, workspace, slots, rows, nodes, tile_start, most,
-    WIDTH: tl.constexpr, STRIDE: tl.constexpr, SOURCE_STRIDE: tl.constexpr, BLOCKS: tl.constexpr,
-    SELF_LOOPS: tl.constexpr, ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):  # fmt: skip
-    """Of every segment's own row of ``source``, the shares in ``target`` [nodes, 2 · WIDTH] where its value is the
-    maximum, summed into ``out`` or the segment's slot."""
-    program = tl.program_id(0)
-    column = (program % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_column = column < WIDTH
-    slot, row, first, edges, steps = open_segments(
-        program // BLOCKS, offsets, parts, slots, rows, tile_start, most, SELF_LOOPS, ROWS
-    )
-    own = row + tile_start
-    mine = tl.load(source + row * SOURCE_STRIDE + column, mask=(row < rows) & is_column, other=0.0).to(ACCUMULATOR)
-
-    total = tl.full([ROWS, COLUMNS], 0.0, ACCUMULATOR)
-    for start in range(0, tl.max(steps), UNROLL):
-        for ahead in tl.static_range(UNROLL):
-            edge = start + ahead
-            is_edge = edge < edges
-            neighbour = tl.load(indices + first + edge, mask=is_edge, other=0).to(tl.int64)
-            if SELF_LOOPS:
-                is_edge = is_edge & (neighbour != own)
-                is_added = (edge >= edges) & (edge < steps)
-                neighbour = tl.where(is_added, own, neighbour)
-                is_edge = is_edge | is_added
-            is_edge = is_edge & (neighbour >= 0) & (neighbour < nodes)
-            place = target + neighbour * STRIDE + 2 * column
-            highest = tl.load(place, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-            share = tl.load(place + 1, mask=is_edge & is_column, other=0.0).to(ACCUMULATOR)
-            total += tl.where(highest == mine, share, 0.0)
-
-    is_whole = (row < rows) & (slot < 0)
-    tl.store(out + row * WIDTH + column, narrow(total, out.dtype.element_ty), mask=is_whole & is_column)
-    tl.store(workspace + slot * WIDTH + column, total, mask=(slot >= 0) & is_column)
