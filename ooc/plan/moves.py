@@ -7,7 +7,7 @@ from functools import cache
 from itertools import chain, product
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
-from ooc.plan.layout.layout import Choice, Layout, SlabChoice, layout_key
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice
 from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program.capacity import ExchangeForm
 
@@ -164,8 +164,8 @@ class Moves:
             choices.append(replace(choices[0], cuts=dict.fromkeys(self.sources, WHOLE)))
         if self.spillable:
             choices += [replace(choice, spilled_sums=self.spillable) for choice in choices]
-        distinct = {layout_key(choice, self.workload): choice for choice in reversed(choices)}
-        layouts = [(choice, self.problem.layout(choice)) for choice in reversed(distinct.values())]
+        laid_out = [(choice, self.problem.layout(choice)) for choice in reversed(choices)]
+        layouts = [*reversed({id(layout): (choice, layout) for choice, layout in laid_out}.values())]
         for choice, layout in layouts[:] if bucketed else ():
             passes = (item for program in layout.programs.values() for item in program)
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))

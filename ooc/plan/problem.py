@@ -18,14 +18,14 @@ simulated seconds (``ooc.plan.simulate``), of states that lead to others by step
 stages pays at most if that adds less to the bound than the epoch waits for data without.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 from ooc.plan.forecast import Traffic, epoch_seconds, forecast_traffic, pass_seconds, seconds_of_computing
 from ooc.plan.hardware import Hardware
-from ooc.plan.layout.layout import Choice, Layout, SlabChoice, lay_out, layout_key, pulled_sources
+from ooc.plan.layout.layout import Choice, Layout, LayoutKey, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.capacity import Capacity, ExchangeForm, Limits
 from ooc.plan.program.received import exposed_s, received_of
 from ooc.plan.workload import Workload
@@ -68,7 +68,7 @@ class Problem:
         self.received_bytes_per_s = limits.received_bytes_per_s(hardware)
         self._known: dict[int, Candidate | None] = {}
         """By ``id`` of the layout, of which there is one for all choices that come to it."""
-        self._layouts: dict[Hashable, Layout] = {}
+        self._layouts: dict[LayoutKey, Layout] = {}
         self._least_s: dict[int, float] = {}
         """By ``id`` of the layout: seconds that an epoch takes if nothing is moved but slabs."""
 
@@ -79,7 +79,7 @@ class Problem:
         same = layout_key(choice, self.workload)
         if same not in self._layouts:
             found = lay_out(self.workload, choice)
-            like = self._layouts.get(layout_key(replace(choice, lean=not choice.lean), self.workload))
+            like = self._layouts.get(same._replace(lean=not same.lean))
             self._layouts[same] = like if like == found else found
         return self._layouts[same]
 

@@ -5,9 +5,10 @@ A stage whose pulled matrix is in memory whole becomes one row pass; otherwise a
 that loads the pulled rows, and may pull those of the last slab itself.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
+from typing import NamedTuple
 
 from ooc.plan.layout.bucketing import shuffle_passes
 from ooc.plan.layout.grid import Grid, align_up, block_height, divisor_below, divisors
@@ -127,8 +128,20 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
     return align_up(max(divisor_below(choice.step_rows, choice.step_rows // choice.parts) * widest, widest_edge))
 
 
-def layout_key(choice: Choice, workload: Workload) -> Hashable:
+class LayoutKey(NamedTuple):
     """The same for two choices that ``lay_out`` makes the same of."""
+
+    step_rows: int
+    frame_bytes: int
+    cuts: tuple[tuple[str, int, int, bool, bool, bool], ...]
+    spare_writes: bool
+    spilled_sums: frozenset[str]
+    lean: bool
+    bucketed: tuple[tuple[str, int], ...]
+
+
+def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
+    """What ``lay_out`` goes by of a choice."""
     cuts: list[tuple[str, int, int, bool, bool, bool]] = []
     widths = _widths(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
@@ -140,7 +153,7 @@ def layout_key(choice: Choice, workload: Workload) -> Hashable:
         cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
     ways = choice.spare_writes, choice.spilled_sums, choice.lean
-    return choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed
+    return LayoutKey(choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed)
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
