@@ -55,13 +55,14 @@ def _one_template() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _remembered_models() -> Iterator[None]:
+def _remembered_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Where there are models: tests of plans alone do without PyG."""
+    folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         if "torch_geometric" in sys.modules:
             from tests.remembered import remember
 
-            remember(patch)
+            remember(patch, (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tried layers")
         yield
 
 

@@ -3,11 +3,13 @@
 
 import copy
 import inspect
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +24,13 @@ from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 
 
-def remember(patch: pytest.MonkeyPatch) -> None:
-    """Have models and layers that are made alike traced and tried once. A test that looks on puts its own in place."""
+def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have models and layers that are made alike traced and tried once. A test that looks on puts its own in place.
+    ``folder``: of all processes that run tests, for what trying tells."""
     for module in (tracing, interpreter, opened):
         patch.setattr(module, "Calls", traced_once)
-    patch.setattr(opaque, "probe_layer", probed_once)
+    folder.mkdir(exist_ok=True)
+    patch.setattr(opaque, "probe_layer", ProbedOnce(folder))
 
 
 _WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
@@ -81,21 +85,30 @@ def traced_once(
     return calls
 
 
-_probed: dict[bytes, tuple[ProbeResult, list[int]]] = {}
-"""By the digest of what was tried: what that told, and which of its parameters have a part in the result."""
-
-
-def probed_once(layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
+class ProbedOnce:
     """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
-    differ in their budgets alone."""
-    called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, layer.codes, layer.tails
-    question = module, *called, sorted(options.items())
-    key, own = _digest(*question), list(module.parameters())
-    if key is None:
-        return probe_layer(layer, module, **options)
-    if key not in _probed:
-        found = probe_layer(layer, module, **options)
-        places = [k for k, parameter in enumerate(own) if any(parameter is one for one in found.parameters)]
-        _probed[key] = replace(found, parameters=()), places
-    found, places = _probed[key]
-    return replace(found, parameters=tuple(own[k] for k in places))
+    differ in their budgets alone. What one process has found others read, its children among them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[bytes, tuple[ProbeResult, list[int]]] = {}
+        """By the digest of what was tried: what that told, and which of its parameters have a part in the result."""
+
+    def __call__(self, layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
+        called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, layer.codes, layer.tails
+        question = module, *called, sorted(options.items())
+        key, own = _digest(*question), list(module.parameters())
+        if key is None:
+            return probe_layer(layer, module, **options)
+        path = self._folder / key.hex()
+        if key not in self._known and path.exists():
+            self._known[key] = pickle.loads(path.read_bytes())
+        if key not in self._known:
+            found = probe_layer(layer, module, **options)
+            places = [k for k, parameter in enumerate(own) if any(parameter is one for one in found.parameters)]
+            self._known[key] = replace(found, parameters=()), places
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            beside.write_bytes(pickle.dumps(self._known[key]))
+            beside.replace(path)
+        found, places = self._known[key]
+        return replace(found, parameters=tuple(own[k] for k in places))
