@@ -86,9 +86,13 @@ def _attend(attention: Any, x: Any) -> Any:
     return attention(x.unsqueeze(0)).squeeze(0)
 
 
+_ZEROS = (torch.zeros, "new_zeros")
+"""As a trace calls them, in which ``torch.zeros`` is another function."""
+
+
 def _check_batch(batch: Any, name: str) -> None:
     """What tells rows their graph has to be made of zeros."""
-    if getattr(getattr(batch, "node", None), "target", None) not in (torch.zeros, "new_zeros"):
+    if getattr(getattr(batch, "node", None), "target", None) not in _ZEROS:
         raise ModelError(f"{name}: batch must be torch.zeros(x.size(0), dtype=torch.long): all rows are of one graph")
 
 
