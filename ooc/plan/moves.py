@@ -20,6 +20,9 @@ FEW_STEPS = 4096
 and what it unrolls memory. Where nothing else fits, blocks are lower again."""
 NARROW_COLUMNS = 8
 """Columns of the narrowest slab: 32 bytes of float32, half a cache line a gathered row."""
+_FEW_COLUMNS = NARROW_COLUMNS, 12, 16, 24, 32, 40, 48, 64
+"""Of slabs where memory is scarce: of wider ones there are fewer, a block of each of which is in memory where they are
+computed, and fewer blocks in the plan."""
 LINE_BYTES = 64
 """Rows of a slab that begin within a cache line fetch one more than they fill: 43 columns of float32 took a processor
 a third longer to gather than 48. On a device with memory of its own that was not measured, and narrower slabs leave
@@ -145,7 +148,7 @@ class Moves:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more."""
         of_frame = -(-max(self.sources.values(), default=1) // parts)  # in a slab of which a step fills a frame
-        widths = [NARROW_COLUMNS << k for k in range(4)] + [max(NARROW_COLUMNS, of_frame)]
+        widths = [*_FEW_COLUMNS, max(NARROW_COLUMNS, of_frame)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
         spare_writes = self.problem.most_written is not None
@@ -170,7 +173,7 @@ class Moves:
             passes = (item for program in layout.programs.values() for item in program)
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
             layouts.append((smaller, self.problem.layout(smaller)))
-        return min(layouts, key=lambda tried: self.problem.capacity.needed_bytes(tried[1]))
+        return min(layouts, key=lambda tried: self.problem.capacity.least(tried[1]))
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at

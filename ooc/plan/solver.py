@@ -43,7 +43,7 @@ _BEGINNINGS = (
 )
 """The most steps, whether the first slabs are computed right into their buffers, and how many blocks a step's rows of
 the widest matrix are: the first that fits is taken."""
-_SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, parts) for parts in (4, 16, 64, 256) for direct in (True, False))
+_SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, 1 << power) for power in range(1, 9) for direct in (True, False))
 """The same where nothing fits so."""
 _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
