@@ -158,7 +158,8 @@ class PerEdge:
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     ``as_kept``: it takes the source's values as they are kept, however narrow. ``pads``: rows that are run together
-    have to be of about as many edges, since all have room for those of any.
+    have to be of about as many edges, since all have room for those of any. ``together``: what needs a row's edges at
+    once.
     """
 
     groups: int
@@ -178,6 +179,7 @@ class PerEdge:
     beside: str | None = None
     as_kept: bool = False
     pads: bool = False
+    together: str = ""
 
     def heads(self, groups: int) -> int:
         """How many heads ``groups`` are slices of, in a slab."""

@@ -316,7 +316,7 @@ def test_budgets_do_not_matter(tmp_path: Path, pieces: None) -> None:
 def test_what_cannot_be_split_is_taken_whole(
     shared: tuple[Data, Store], tmp_path: Path, pieces: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row of many edges counts against the budget, and an error names it."""
+    """Its row of many edges counts against the budget, and an error names it, and what needs all of them."""
     data, store = shared
     assert not probed(Reducing(4, 6)).calls
     case = CustomCase(make=Reducing)
@@ -326,7 +326,7 @@ def test_what_cannot_be_split_is_taken_whole(
     most = int(torch.bincount(data.edge_index[1]).max())
     assert {kind.row_edges for kind in kinds if kind is not None} == {most}
     monkeypatch.setattr(opaque, "EDGES_AT_ONCE", 8)
-    named = rf"{most} edges of one row, which the layer needs at once, [\d.]+ .?B a thread"
+    named = rf"{most} edges of one row, needed at once by torch.cumsum, [\d.]+ .?B a thread"
     with pytest.raises(BudgetError, match=named):
         make_trainer(case, store, tmp_path, gpu_budget="10K", host_budget="10K")
 

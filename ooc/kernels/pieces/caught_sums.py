@@ -231,6 +231,14 @@ class _Catching(TorchFunctionMode):
         raise NotImplementedError
 
 
+_TOGETHER_NAMES = (
+    "sort msort argsort topk kthvalue median nanmedian mode quantile nanquantile "
+    "cumsum cumprod cummax cummin logcumsumexp diff"
+)
+_TOGETHER = {
+    getattr(where, name): f"torch.{name}" for name in _TOGETHER_NAMES.split() for where in (torch, torch.Tensor)
+}
+"""What looks at all that it is given at once."""
 _NAMES = {"mean", *(kind.value for kind in Kind if kind is not Kind.SELECTION)}
 
 
@@ -238,15 +246,25 @@ class Finding(_Catching):
     """Notes the calls: ``found`` what they are, and of what a row for each (None: of nothing that is known, or not
     added to the edges' targets); ``given`` the numbers that they get, ``held_bytes`` as of a ``CaughtSum``. ``near``: a
     graph on which all ``DroppedRows`` are of different numbers. ``changed``: of which call the result is to be another
-    one."""
+    one. ``together``: other functions that look at all that they are given at once, of as many rows as there are edges
+    or more."""
 
     def __init__(self, near: Neighbourhood, changed: int | None = None) -> None:
         super().__init__()
         self.found: list[tuple[Kind, DroppedRows | None]] = []
         self.given: list[Tensor] = []
         self.held_bytes: list[int] = []
+        self.together: list[str] = []
         self._changed = changed
+        self._edges = near.edge_index_2E.shape[1]
         self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows is not DroppedRows.NODES}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TOGETHER and any(len(one) >= self._edges for one in args if isinstance(one, Tensor) and one.dim()):
+            self.together.append(_TOGETHER[func])
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _reduced(self, given: _Entries) -> Tensor | None:
         into, numbers_E, rows, selecting = given.into, given.numbers_E, given.rows, given.selecting

@@ -117,7 +117,8 @@ class ProbeResult:
     it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
     whether it computes something else in training than in evaluation; ``dropped``: what it drops entries from;
     ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise; ``itemsize``:
-    bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``)."""
+    bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``); ``together``: what keeps those edges from
+    coming in pieces, as far as that is known."""
 
     tail: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
@@ -132,6 +133,7 @@ class ProbeResult:
     calls: tuple[CaughtSum, ...]
     itemsize: int
     pairs: bool
+    together: str
 
 
 def probe_layer(
@@ -190,7 +192,9 @@ def probe_layer(
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
         probe.check_sizes(nodes, edges)
-    return ProbeResult(tail, used, *taken, *counts, tells_modes, tuple(probe.dropped), calls, dtype.itemsize, pairs)
+    together = "" if calls else " and ".join(probe.together)
+    dropped = tuple(probe.dropped)
+    return ProbeResult(tail, used, *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
 
 
 class _Probe:
@@ -208,6 +212,7 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(1)
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
+        self.together: dict[str, None] = {}
         self.tolerance = _TOLERANCE
 
     def find_dropout(self) -> None:
@@ -346,6 +351,7 @@ class _Probe:
         def run(finding: Finding) -> None:
             with self._masked(self.near), finding, torch.no_grad():
                 self.layer.run(self.module, self.x_NC, self.near)
+            self.together.update(dict.fromkeys(finding.together))
 
         return levels_of(run, self.near)
 

@@ -209,7 +209,8 @@ class Capacity:
             return f" ({item.title})"
         of_tile = most_edges(work.topologies[item.pull.direction], work.tile_rows, item.rows, work.tile_rows)
         edges = min(kind.row_edges, of_tile)
-        held = f"{edges:,} edges of one row, which the layer needs at once, {format_size(edges * kind.bytes_per_edge)}"
+        by, nbytes = kind.together or "the layer", edges * kind.bytes_per_edge
+        held = f"{edges:,} edges of one row, needed at once by {by}, {format_size(nbytes)}"
         return f" ({item.title}: {held} a thread)"
 
     def _beside_device(self, layout: Layout) -> int:
