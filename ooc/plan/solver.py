@@ -112,6 +112,8 @@ def _leanest(
 ) -> Iterator[tuple[Choice, Layout]]:
     """What takes the least memory, for steps of every height, the tallest first."""
     most_steps, direct, parts = beginning
+    if moves.on_device and parts.bit_length() % 2 == 0:  # no power of four
+        return
     for height in moves.heights(most_steps):
         choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
         if parts == 1 or layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, moves.workload) <= _MOST_BLOCKS:
