@@ -51,6 +51,13 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
     return torch.embedding_bag(source_NW, indices_E, offsets_R1, False, _SUM, False, weight_E, True)[0]
 
 
+def largest_columns(rows_RC: Tensor) -> Tensor:
+    """Of each row the column of the largest number, the first of several; NaN is larger than all: int64 [R]."""
+    if rows_RC.device.type == "cpu" and rows_RC.dtype != torch.bfloat16:  # NumPy takes a half to a sixth of the time
+        return torch.from_numpy(rows_RC.numpy().argmax(axis=1))
+    return rows_RC.argmax(dim=1)
+
+
 def pack(bools_RC: Tensor) -> Tensor:
     """Bools [R, C] as bits, uint8 [R, B], B = ⌈C/8⌉; those beyond C are 0."""
     if bools_RC.device.type == "cpu":  # NumPy is several times faster here

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import OptionError
+from ooc.kernels.tensors import largest_columns
 from ooc.model.lowering.values import TileMoments
 from ooc.model.task import label_columns
 from ooc.storage.store import SPLITS, Store, Task
@@ -101,7 +102,7 @@ def tally(metric: Metric, outputs_rC: Tensor, labels: Tensor) -> Tally:
     """What a counted metric makes of some rows: classes [r], or labels or values [r, L]."""
     match metric:
         case Metric.ACCURACY:
-            return Mean(len(labels), _number((outputs_rC.argmax(dim=1) == labels).sum()))
+            return Mean(len(labels), _number((largest_columns(outputs_rC) == labels).sum()))
         case Metric.MICRO_F1 | Metric.MACRO_F1:
             return _confusion(outputs_rC, labels, macro=metric is Metric.MACRO_F1)
         case Metric.MAE | Metric.RMSE:
@@ -171,7 +172,7 @@ def _confusion(outputs_rC: Tensor, labels: Tensor, *, macro: bool) -> Confusion:
         counts = [(predicted & actual).sum(dim=0), predicted.sum(dim=0), actual.sum(dim=0)]
     else:
         classes = outputs_rC.shape[1]
-        chosen = outputs_rC.argmax(dim=1)
+        chosen = largest_columns(outputs_rC)
         hits = labels.masked_fill(chosen != labels, classes)  # one class more, for the others
         counts = [_occurrences(hits, classes + 1)[:classes], *(_occurrences(of, classes) for of in (chosen, labels))]
     return Confusion(torch.stack(counts), macro, every_label=several)

@@ -22,6 +22,7 @@ from ooc.engine.first_aggregation import find_aggregation
 from ooc.engine.session import Prepared, Session
 from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import Listener
+from ooc.kernels.tensors import largest_columns
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network
@@ -73,7 +74,7 @@ class What(Enum):
         if self is not What.LABELS:
             return outputs_RC.cpu().numpy()
         if task is Task.CLASSES:
-            return outputs_RC.argmax(dim=1).cpu().numpy()
+            return largest_columns(outputs_RC).cpu().numpy()
         return (outputs_RC > 0).to(torch.int8).cpu().numpy()
 
 

@@ -55,6 +55,8 @@ columns, a tile is that: much of the time of one is the calls of its operators t
 _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 """Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
+_MANY_NODES = 400_000
+"""Of so many, the narrowest slab takes more than tiles do; they have twice the usual values, and half as many calls."""
 _PAGE_VALUES = 1 << 10
 """Blocks of whole tiles begin where the disk's pages do if these are whole pages of float32."""
 WORKING_BYTES = 32_000_000
@@ -304,9 +306,10 @@ def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool)
     with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
         values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
-        fitting = _height_of(max(values, _USUAL_VALUES), columns, digits=5, unit=whole_pages)
+        times = 2 if nodes >= _MANY_NODES else 1
+        fitting = _height_of(max(values, times * _USUAL_VALUES), columns, digits=5, unit=whole_pages)
         half = TILE_ROWS // 2 * ceil(nodes / TILE_ROWS)
-        return min(fitting, max(2 * TILE_ROWS, half if half <= fitting else 0))
+        return min(fitting, max(2 * times * TILE_ROWS, half if half <= fitting else 0))
     most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
     return 1 << max(TILE_ROWS, most).bit_length() - 1
 

@@ -69,9 +69,9 @@ def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch
 def test_tiles_are_lower_the_wider_rows_are() -> None:
     """Of whole pages where these are about as many; on a device it is the stages' rows that bound them."""
     heights = {wide: usual_tile_rows(64 + wide, 10**8, features=wide, on_device=False) for wide in (128, 192, 200, 602)}
-    assert heights == {128: 2048, 192: 2048, 200: 2048, 602: 1024}
+    assert heights == {128: 4096, 192: 4096, 200: 3968, 602: 1536}
     wider = [usual_tile_rows(64 + wide, 10**8, features=wide, on_device=False) for wide in (1024, 1025, 8415, 10**6)]
-    assert wider == [832, 768, 96, 16]
+    assert wider == [960, 896, 128, 16]
     on_device = {usual_tile_rows(wide, 10**8, features=wide, on_device=True) for wide in (128, 256, 1024, 8192)}
     assert on_device == {65536}
 
