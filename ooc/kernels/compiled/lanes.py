@@ -112,10 +112,13 @@ def _stored(matrix, count):
 
 
 def _read(builder, matrix, place, mask):
-    """Numbers from ``place`` on that the mask has, and 0; as they are computed with."""
+    """Numbers from ``place`` on that the mask has (None: all), and 0; as they are computed with."""
     stored = place.type.pointee
-    read = [place, ir.Constant(_INT32, 2), mask, ir.Constant(stored, [0] * stored.count)]
-    found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
+    if mask is None:
+        found = builder.load(place, align=2)
+    else:
+        read = [place, ir.Constant(_INT32, 2), mask, ir.Constant(stored, [0] * stored.count)]
+        found = _call(builder, f"llvm.masked.load.{_suffix(stored)}.p0", stored, read)
     return found if matrix.dtype is not types.int16 else _widened(builder, found)
 
 
@@ -173,8 +176,8 @@ def load_rows(_, matrix, rows, first, column, limit):
 
 @intrinsic
 def load_side_by_side(_, matrix, row, column, limit):
-    """As ``load``, of one row ``TOGETHER`` lanes that come after one another."""
-    lanes = Lanes(_computed(matrix.dtype), TOGETHER)
+    """As ``load``, of one row ``TOGETHER`` lanes that come after one another; without ``limit`` (None) it has all."""
+    lanes, limited = Lanes(_computed(matrix.dtype), TOGETHER), not isinstance(limit, types.NoneType)
 
     def generate(context, builder, signature, arguments):
         array, row, column, limit = arguments
@@ -182,10 +185,10 @@ def load_side_by_side(_, matrix, row, column, limit):
         for number in range(TOGETHER):
             at = builder.add(column, column.type(number * lanes.count))
             place = _element(context, builder, matrix, array, row, at, _stored(matrix, lanes.count))
-            found.append(_read(builder, matrix, place, _mask(builder, at, limit, lanes.count)))
+            found.append(_read(builder, matrix, place, _mask(builder, at, limit, lanes.count) if limited else None))
         return _rows(builder, found)
 
-    return lanes(matrix, types.intp, types.intp, types.intp), generate
+    return lanes(matrix, types.intp, types.intp, types.intp if limited else limit), generate
 
 
 @intrinsic
@@ -493,6 +496,22 @@ _has_operator(operator.add, "fadd")
 _has_operator(operator.sub, "fsub")
 _has_operator(operator.mul, "fmul")
 _has_operator(operator.truediv, "fdiv")
+
+
+@intrinsic
+def prefetch_side_by_side(_, matrix, row, column):
+    """Have the cache lines fetched that ``load_side_by_side`` reads."""
+
+    def generate(context, builder, signature, arguments):
+        array, row, column = arguments
+        constants = [_INT32(number) for number in (0, 2, 1)]
+        for number in range(TOGETHER):
+            at = builder.add(column, column.type(number * NBYTES * 8 // matrix.dtype.bitwidth))
+            place = _element(context, builder, matrix, array, row, at, _INT8)
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, *constants])
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.intp, types.intp), generate
 
 
 @intrinsic
