@@ -31,6 +31,8 @@ many as the largest of some hundred drawn had, and two more."""
 WIDEST_OF_LARGE = 1024
 """Columns: of more, one for every 100,000 nodes, a step's rows lie in so many slabs that their blocks take more than
 what is gathered from."""
+WIDEST_OF_ATTENTION = 8192
+"""Columns of a hidden layer: of twice as many in three layers blocks take 203 MB, beside 7 GB of parameters."""
 LEAST_SHARE_AFTER_ITS_PRODUCT = 0.55
 """Of the floor, where features begin to be gathered after their product."""
 OF_STATE = 11 * 4 * PIECE
@@ -68,9 +70,10 @@ def test_the_floor_is_no_more_than_is_stated(
 ) -> None:
     """Part by part, whatever the widths; also of graphs of so many tiles that a step of a row pass is several, whose
     matrices have so many ``numbers``."""
+    hidden = min(hidden, WIDEST_OF_ATTENTION) if model == "gat" else hidden
     if numbers:
         features, hidden = min(features, WIDEST_OF_LARGE), min(hidden, WIDEST_OF_LARGE)
-        nodes = min(numbers // max(features, hidden), (1 << 31) - 1)  # neighbours are numbered in four bytes
+        nodes = min(numbers // max(features, hidden), 1 << 30)
     else:
         nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
     graph = drawn_graph(nodes, degree, features, hub=hub)
