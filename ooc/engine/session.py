@@ -20,10 +20,11 @@ from ooc.engine.runtime import Planned, Runtime
 from ooc.engine.workers import one_thread
 from ooc.errors import BudgetError, OptionError
 from ooc.events import Listener, Note, reported
+from ooc.kernels.pulls import rehearse
 from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
+from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network, values_of
-from ooc.model.lowering.values import Aggregate
 from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate
 from ooc.plan.workload import Direction
@@ -88,11 +89,16 @@ class Session:
 
     def _rehearse(self) -> None:
         """Have loops over edges compiled, or found in the compiler's cache, before epochs are timed."""
-        network, builder = self._prepared.network, self._prepared.builder
-        pulls = [value for value in values_of(network.training) if isinstance(value, Aggregate)]
-        if pulls:
-            with reported(self._listener, "compiled kernels", len(pulls), "layers") as done:
-                for number, pull in enumerate(pulls, 1):
+        network, builder, plan = self._prepared.network, self._prepared.builder, self._prepared.plan
+        pulls = [value for value in values_of(network.training) if isinstance(value, EdgeAggregate)]
+        passes = (item for program in plan.programs.values() for item in program)
+        sources = [plan.matrices[item.pull.source] for item in passes if item.pull and item.pull.per_edge is None]
+        if pulls or sources:
+            with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
+                # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved.
+                rehearse(max((source.grid.slab_columns for source in sources), default=0), network.dtype)
+                done(1)
+                for number, pull in enumerate(pulls, 2):
                     pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)
                     done(number)
 

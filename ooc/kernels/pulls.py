@@ -80,6 +80,14 @@ def are_compiled() -> bool:
     return BY_DEVICE["cpu"]() != of_torch()
 
 
+def rehearse(columns: int, dtype: torch.dtype) -> None:
+    """Have a sum of a row without edges, so that the loop that sums so many columns, if one does, is compiled before it
+    is timed."""
+    tile = TileEdges(torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 0, 1)
+    source = torch.zeros(1, columns, dtype=dtype)
+    pulls_for(source).sums(tile, source)
+
+
 def pulls_for(source: Tensor) -> Pulls:
     """Those that take rows of ``source`` where it is."""
     return BY_DEVICE[source.device.type]()

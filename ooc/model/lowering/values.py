@@ -25,8 +25,6 @@ from torch import Tensor, nn
 
 from ooc.errors import ModelError
 from ooc.kernels.dropout.rows import dropped, keep_scale, noise
-from ooc.kernels.edges import TileEdges
-from ooc.kernels.pulls import pulls_for
 from ooc.kernels.tensors import first_rows, gradients_of, shaped, with_zeros
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
@@ -243,13 +241,6 @@ class Aggregate(Value):
     def edge_data(self) -> tuple[EdgeData, ...]:
         """What it needs of edges beside their ends."""
         return (EdgeData.WEIGHT,) if self.scaling.weighted else ()
-
-    def rehearse(self, key: Any, dtype: torch.dtype, kept: torch.dtype) -> None:
-        """Have the pulls of a row without edges, so that loops which are compiled are so before they are timed.
-        ``kept``: in place of ``dtype`` what is between passes."""
-        tile = TileEdges(torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), 0, 1)
-        source = torch.zeros(1, self.columns, dtype=dtype)
-        pulls_for(source).sums(tile, source)
 
 
 MOMENTS_BYTES = 8
