@@ -50,14 +50,14 @@ def test_rates_kernels_and_epochs_are_told(tool: Any, tmp_path: Path, capsys: py
         "--tile-rows",
         64,
     ]
-    given += ["--hidden", COLUMNS, "--kernels", "max", "--models", "sage", "--passes"]
+    given += ["--hidden", COLUMNS, "--kernels", "max,gatv2", "--models", "sage", "--passes"]
     before = pulls.BY_DEVICE["cpu"]
     assert tool.main([str(one) for one in (*given, "--json", report, "--svg", picture)]) == 0
     assert pulls.BY_DEVICE["cpu"] is before
 
     found = json.loads(report.read_text())
     kernels = {one["name"]: one for one in found["kernels"]}
-    assert {"maximum", "maximum, backward", "product, forward"} < kernels.keys()
+    assert {"maximum", "maximum, backward", "GATv2, targets", "product, forward"} < kernels.keys()
     assert all(one["seconds"] > 0 and one["limit_s"] > 0 for one in kernels.values())
     out = capsys.readouterr().out
     for table in ("| what | setting | rate |", "| kernel | per |", "| model | way | epoch |", "| pass | took |"):

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import ooc
 from ooc.kernels import pulls
+from ooc.kernels.edge_function import EdgeMessages
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.storage.store import Store
 from roofline_parts.chart import Mark
@@ -239,7 +240,8 @@ def _noting(kernel: Callable[..., Any], work: Work, flops: float) -> Callable[..
         seconds = thread_time() - begun_s
         given = signature.bind(*args, **kwargs).arguments
         given |= given.pop("options", {})
-        tile = next(value for value in given.values() if isinstance(value, TileEdges))
+        tiles = (value.tile if isinstance(value, EdgeMessages) else value for value in given.values())
+        tile = next(value for value in tiles if isinstance(value, TileEdges))
         source = _of_all_rows(given)
         fetched = tile.indices_E.numel() + tile.rows * (tile.self_loops is SelfLoops.EXACTLY_ONE)
         own = [value for name, value in given.items() if _OWN.search(name) and isinstance(value, Tensor)]
