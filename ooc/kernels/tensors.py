@@ -53,7 +53,7 @@ def pull(source_NW: Tensor, indices_E: Tensor, offsets_R1: Tensor, weight_E: Ten
 
 def largest_columns(rows_RC: Tensor) -> Tensor:
     """Of each row the column of the largest number, the first of several; NaN is larger than all: int64 [R]."""
-    if rows_RC.device.type == "cpu" and rows_RC.dtype != torch.bfloat16:  # NumPy takes a half to a sixth of the time
+    if rows_RC.device.type == "cpu" and rows_RC.dtype != torch.bfloat16:  # NumPy takes 0.2 to 0.7 of the time
         return torch.from_numpy(rows_RC.numpy().argmax(axis=1))
     return rows_RC.argmax(dim=1)
 

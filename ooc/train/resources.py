@@ -47,11 +47,12 @@ NAMES = ("auto", "cpu", "cuda")
 
 
 TILE_ROWS = 1024
-"""Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, and up to
-twice as many with fewer. A tile of 1 to 2 MiB keeps a stage's temporaries in the core's cache, and its products take
-several times as long as launching them; it is also the unit in which gradients are summed, which makes results
-independent of block rows. Where so many values are a half of a graph's rows, as they are in small graphs with few
-columns, a tile is that: much of the time of one is the calls of its operators then, and two threads have one each."""
+"""Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, up to
+twice as many with fewer, and twice that on graphs of ``_MANY_NODES``. A tile of 1 to 2 MiB keeps a stage's temporaries
+in the core's cache, and its products take several times as long as launching them; it is also the unit in which
+gradients are summed, which makes results independent of block rows. Where so many values are a half of a graph's rows,
+as they are in small graphs with few columns, a tile is that: much of the time of one is the calls of its operators
+then, and two threads have one each."""
 _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 """Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""

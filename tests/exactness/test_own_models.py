@@ -245,6 +245,7 @@ class Making(nn.Module):
         self.state, self.factor = nn.Parameter(torch.randn(H)), nn.Parameter(torch.randn(1, H))
         self.cell, self.norm, self.along = nn.GRUCell(H, H), nn.GroupNorm(2, H), nn.Conv1d(1, 2, 3, padding=1)
         self.encoder = nn.TransformerEncoderLayer(H, 2, H, dropout=0.0, batch_first=True)
+        self.plane, self.soft, self.above = nn.Conv2d(1, 2, 3, padding=1), nn.Softmin(dim=1), nn.Threshold(0.1, 0.05)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         rows = x.size(0)
@@ -253,6 +254,8 @@ class Making(nn.Module):
         total = self.norm(total * self.factor.repeat(rows, 1)) * torch.ones(rows, 1, dtype=x.dtype)
         together = self.encoder(torch.stack([total, total.roll(1, 1)], dim=1)).mean(1)
         alike = F.cosine_similarity(total, together, dim=-1)[:, None]
+        planes = self.plane(together.unflatten(1, (1, 2, H // 2))).flatten(1).narrow(1, 1, H)
+        together = self.soft(planes) + self.above(planes) * together.select(1, H - 1)[:, None]
         return self.last(self.along((alike * together)[:, None]).flatten(1), edge_index)
 
 
