@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import chain, product
+from math import inf
+from operator import itemgetter
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice
@@ -169,13 +171,31 @@ class Moves:
             choices.append(replace(choices[0], cuts=dict.fromkeys(self.sources, WHOLE)))
         if self.spillable:
             choices += [replace(choice, spilled_sums=self.spillable) for choice in choices]
-        laid_out = [(choice, self.problem.layout(choice)) for choice in reversed(choices)]
-        layouts = [*reversed({id(layout): (choice, layout) for choice, layout in laid_out}.values())]
-        for choice, layout in layouts[:] if bucketed else ():
+        tried: dict[int, tuple[tuple[int, int], Choice, Layout]] = {}
+        least, most = self.problem.capacity.least, inf
+        for choice in choices:
+            if bucketed or self._gathered_bytes(choice) <= most:
+                layout = self.problem.layout(choice)
+                known = tried.pop(id(layout)) if id(layout) in tried else (least(layout), choice, layout)
+                tried[id(layout)] = known
+                most = min(most, known[0][0])
+        layouts = [*tried.values()]
+        for _, choice, layout in layouts[:] if bucketed else ():
             passes = (item for program in layout.programs.values() for item in program)
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
-            layouts.append((smaller, self.problem.layout(smaller)))
-        return min(layouts, key=lambda tried: self.problem.capacity.least(tried[1]))
+            layout = self.problem.layout(smaller)
+            layouts.append((least(layout), smaller, layout))
+        return min(layouts, key=itemgetter(0))[1:]
+
+    def _gathered_bytes(self, choice: Choice) -> int:
+        """A bound: no layout of ``choice`` takes less memory than what is always there and one source that is gathered
+        from, whole or a slab of it."""
+        if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
+            return 0
+        sources = ((self.workload.matrices[name], cut.columns) for name, cut in choice.cuts.items())
+        slabs = (m.rows * min(m.columns, columns or m.columns) * m.itemsize for m, columns in sources)
+        host = 0 if self.on_device else self.workload.fixed_host_bytes
+        return self.workload.fixed_device_bytes + host + max(slabs, default=0)
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at

@@ -10,12 +10,13 @@ from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout import layout
 from ooc.plan.layout.layout import Choice, Layout
+from ooc.plan.moves import Moves
 from ooc.plan.planner import plan_layout
-from ooc.plan.problem import WHOLE
+from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program import program, replacement
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
-from ooc.plan.solver import MOST_STEPS, PlannedLayout
+from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
@@ -107,6 +108,26 @@ def test_what_computes_longer_than_the_best_takes_is_not_forecast(
     assert plans[0].layout == plans[1].layout and plans[0].others == plans[1].others
     for one in plans[1].problem.candidates():
         assert plans[0].problem._moving_nothing_s(one.layout) <= one.seconds
+
+
+@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
+@pytest.mark.parametrize("rows", [2000, 2_000_000])
+def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
+    hardware: Hardware, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the least is the one that comes of laying everything out."""
+    found, numbers = [], []
+    for is_known in (True, False):
+        with monkeypatch.context() as patched:
+            counted = Counted(layout.lay_out, lambda *_: 1)
+            patched.setattr(problem, "lay_out", counted)
+            if not is_known:
+                patched.setattr(Moves, "_gathered_bytes", lambda *_: 0)
+            found.append(minimum_memory(Problem(large_gcn(rows, 15 * rows, 256, 19), Limits(0, 0), hardware)))
+        numbers.append(len(counted.sizes))
+    few, all_of_them = numbers
+    assert few <= all_of_them and (rows < 2_000_000 or few < all_of_them / 2)
+    assert found[0] == found[1]
 
 
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,10 +274,12 @@ def _plan_matrix(matrix: Matrix, choice: Choice, frame_bytes: int, workload: Wor
     cut = choice.cuts.get(matrix.name)
     height = block_height(step_rows=choice.step_rows, row_bytes=width * matrix.itemsize, frame_bytes=frame_bytes)
     grid = Grid(matrix.rows, matrix.columns, matrix.itemsize, height, width)
-    kinds = (pull.per_edge for pull in workload.pulls if pull.source == matrix.name)
-    takes_narrow = all(workload.sums_as_kept if kind is None else kind.as_kept for kind in kinds)
-    as_kept = matrix.kind is not Kind.SCRATCH or (cut is not None and takes_narrow)
-    region_itemsize = matrix.itemsize if as_kept else max(matrix.itemsize, workload.pulled_itemsize)
+    region_itemsize = max(matrix.itemsize, workload.pulled_itemsize)
+    if region_itemsize != matrix.itemsize:
+        kinds = (pull.per_edge for pull in workload.pulls if pull.source == matrix.name)
+        takes_narrow = all(workload.sums_as_kept if kind is None else kind.as_kept for kind in kinds)
+        if matrix.kind is not Kind.SCRATCH or (cut is not None and takes_narrow):
+            region_itemsize = matrix.itemsize
     whole = cut is not None and not _in_slabs(cut) and matrix.name not in choice.bucketed
     return MatrixPlan(matrix, grid, region_itemsize, whole=whole)
 

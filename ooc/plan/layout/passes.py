@@ -367,10 +367,12 @@ def stored_slabs(name: str, index: int, matrices: Mapping[str, MatrixPlan], pass
     if isinstance(writer, RowPass) and writer.sweeps is not None and name == writer.pulled:
         return range(writer.sweeps.slabs, grid.slabs)
     users = [passes[p] for p in passes_using(passes, name) if p > index]
-    readers = [item for item in users if isinstance(item, ColumnPass) or item.sweeps not in users or name in item.loads]
-    if len(readers) == 1 and isinstance(readers[0], ColumnPass) and readers[0].pull.source == name:
-        return range(direct_slabs(passes, readers[0]), grid.slabs)
-    return range(grid.slabs)
+    reader = next((item for item in users if isinstance(item, ColumnPass) and item.pull.source == name), None)
+    if reader is None:
+        return range(grid.slabs)
+    others = (item for item in users if item is not reader)
+    is_alone = all(isinstance(item, RowPass) and item.sweeps in users and name not in item.loads for item in others)
+    return range(direct_slabs(passes, reader) if is_alone else 0, grid.slabs)
 
 
 def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
