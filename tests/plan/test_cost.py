@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits, make_plan
-from ooc.plan.cost import Portion, computing_of
+from ooc.plan.cost import Portion, computing_of, transforming_constants_pays
 from ooc.plan.layout.passes import ColumnPass, Pass, RowPass
 from ooc.plan.workload import EdgeWork, PerEdge
 from tests.plan.workloads import workload
@@ -108,3 +108,17 @@ def test_steps_have_tiles_for_all_threads() -> None:
     """Though these only fit beside narrower slabs than the widest that do with a tile a step."""
     plan = make_plan(WORK, Limits(13_000_000, 13_000_000), UNMEASURED)
     assert plan.matrices["x"].grid.block_rows >= 2 * WORK.tile_rows
+
+
+@pytest.mark.parametrize(
+    ("in_columns", "out_columns", "alone", "beside"),
+    [(2048, 256, False, True), (2048, 257, False, False), (340, 16, False, False), (3000, 64, True, True)],
+)
+def test_constants_are_multiplied_first_where_their_sums_are_wide(
+    in_columns: int, out_columns: int, alone: bool, beside: bool
+) -> None:
+    """Of 16 edges a node: by eight times fewer columns, and in pulls that are short beside products; where rows are
+    multiplied beside the sum, too, in pulls that are as long."""
+    for read_beside, pays in ((False, alone), (True, beside)):
+        columns = {"in_columns": in_columns, "out_columns": out_columns}
+        assert transforming_constants_pays(edges_per_row=16, **columns, read_beside=read_beside) == pays

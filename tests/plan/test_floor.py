@@ -120,7 +120,8 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
 @example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
 @example(nodes=1 << 17, degree=30, features=5056, hidden=64, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=16, features=2700, hidden=64, layers=2, model="sage", hub=False)
-@example(nodes=1 << 18, degree=16, features=2662, hidden=64, layers=2, model="sage", hub=False)
+@example(nodes=1 << 18, degree=40, features=812, hidden=16, layers=2, model="sage", hub=False)
+@example(nodes=1 << 18, degree=5, features=3900, hidden=512, layers=2, model="gcn", hub=False)
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
 ) -> None:

@@ -209,12 +209,18 @@ def lower(
     distances = hops(output)
     longest = max((h for h in distances.values() if h < EVERYWHERE), default=0)
     rows = active(longest)
+    read_by_rows = {read for value in values_of(output) if not isinstance(value, Aggregate) for read in value.inputs}
 
     def sum_first(place: int, hops: int, shape: tuple[int, ...], once: bool, scaling: AnyScaling) -> bool:
         out_columns, in_columns = shape
         edges = hops * edges_per_row(scaling)
         if once:
-            return not transforming_constants_pays(edges_per_row=edges, in_columns=in_columns, out_columns=out_columns)
+            return not transforming_constants_pays(
+                edges_per_row=edges,
+                in_columns=in_columns,
+                out_columns=out_columns,
+                read_beside=_summed_from(draft.products[place]) in read_by_rows,
+            )
         after = distances.get(draft.products[place], 0)
         source, target = ends_of(scaling)
         return aggregating_first_pays(
@@ -348,6 +354,13 @@ def _check_embeddings(
 def dtype_of(model: nn.Module) -> torch.dtype:
     """What a model computes in: the type of its parameters; of one without any torch's default."""
     return next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
+
+
+def _summed_from(value: Value) -> Value:
+    """What neighbours' rows are summed of, by one hop or several."""
+    while isinstance(value, Aggregate):
+        value = value.source
+    return value
 
 
 def _check(model: nn.Module, in_columns: Mapping[str, int], *, learns: bool) -> None:
