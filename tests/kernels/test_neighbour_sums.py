@@ -24,7 +24,7 @@ def _edges(degrees: list[int], nodes: int, dtype: torch.dtype) -> TileEdges:
 
 @given(
     degrees=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([70, 200])), min_size=1, max_size=20),
-    width=st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 256, 300])),
+    width=st.one_of(st.integers(1, 40), st.sampled_from([32, 48, 63, 64, 65, 80, 96, 112, 127, 128, 129, 256, 300])),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     own=st.sampled_from([None, "all", "each"]),
     integers=st.sampled_from([torch.int32, torch.int64]),

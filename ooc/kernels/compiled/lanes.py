@@ -185,7 +185,18 @@ def load_side_by_side(_, matrix, row, column, limit):
         for number in range(TOGETHER):
             at = builder.add(column, column.type(number * lanes.count))
             place = _element(context, builder, matrix, array, row, at, _stored(matrix, lanes.count))
-            found.append(_read(builder, matrix, place, _mask(builder, at, limit, lanes.count) if limited else None))
+            if not limited:
+                found.append(_read(builder, matrix, place, None))
+                continue
+            before = builder.block
+            # A load whose mask has none of the lanes waits for memory all the same.
+            with builder.if_then(builder.icmp_signed("<", at, limit), likely=True):
+                read = _read(builder, matrix, place, _mask(builder, at, limit, lanes.count))
+                within = builder.block
+            either = builder.phi(read.type)
+            either.add_incoming(read, within)
+            either.add_incoming(_constant(0.0, read.type), before)
+            found.append(either)
         return _rows(builder, found)
 
     return lanes(matrix, types.intp, types.intp, types.intp if limited else limit), generate
