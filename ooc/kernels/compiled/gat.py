@@ -84,10 +84,10 @@ def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
             softmax_HE[head, 2] = 0
         while gather(walk, row):
             count = walk.at[TAKEN]
-            for edge in range(count):
-                for head in range(heads):
-                    a_src = number(source_NS, near_E[edge], (head * slices + 1) * brought - 1)
-                    score_HE[head, edge] = a_src + a_dst_RG[row, head * slices]
+            for head in range(heads):
+                a_src, a_dst = (head * slices + 1) * brought - 1, a_dst_RG[row, head * slices]
+                for edge in range(count):
+                    score_HE[head, edge] = number(source_NS, near_E[edge], a_src) + a_dst
             for head in range(heads):
                 fetch(walk, source_NS, heads - head)
                 leaky(score_HE, weight_HE, head, count, slope)
@@ -103,17 +103,23 @@ def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
                             source_NS, near_E, first, channels, weight_HE, head, count, out_RW, row, at, shrink
                         )
                         continue
-                    for channel in range(0, channels, lanes):
-                        here, end = at + channel, at + channels
+                    for channel in range(0, channels, 2 * lanes):  # two registers, so that no sum waits for itself
+                        here, end, z_at, z_end = at + channel, at + channels, first + channel, first + channels
+                        sloped_at, sloped_end = here + channels + 1, end + channels + 1
                         sums = load(out_RW, row, here, end) * shrink
-                        sloped_here, sloped_end = here + channels + 1, end + channels + 1
-                        sloped_sums = load(out_RW, row, sloped_here, sloped_end) * shrink
+                        others = load(out_RW, row, here + lanes, end) * shrink
+                        sloped_sums = load(out_RW, row, sloped_at, sloped_end) * shrink
+                        sloped_others = load(out_RW, row, sloped_at + lanes, sloped_end) * shrink
                         for edge in range(count):
-                            z = load(source_NS, near_E[edge], first + channel, first + channels)
-                            sums = fma(spread(weight_HE[head, edge]), z, sums)
-                            sloped_sums = fma(spread(sloped_HE[head, edge]), z, sloped_sums)
+                            weight, sloped = spread(weight_HE[head, edge]), spread(sloped_HE[head, edge])
+                            z = load(source_NS, near_E[edge], z_at, z_end)
+                            other = load(source_NS, near_E[edge], z_at + lanes, z_end)
+                            sums, others = fma(weight, z, sums), fma(weight, other, others)
+                            sloped_sums, sloped_others = fma(sloped, z, sloped_sums), fma(sloped, other, sloped_others)
                         store(out_RW, row, here, end, sums)
-                        store(out_RW, row, sloped_here, sloped_end, sloped_sums)
+                        store(out_RW, row, here + lanes, end, others)
+                        store(out_RW, row, sloped_at, sloped_end, sloped_sums)
+                        store(out_RW, row, sloped_at + lanes, sloped_end, sloped_others)
         for group in range(groups):
             head, at, weights = group // slices, group * width, softmax_HE[group // slices, 1]
             lse = finish(softmax_HE, head, out_RW, row, at, channels)
@@ -164,14 +170,14 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
         clear(out_RS, row)
         while gather(walk, row):
             count = walk.at[TAKEN]
-            for edge in range(count):
-                near = near_E[edge]
-                for head in range(heads):
-                    place, own = head * slices * pulled, head * slices * width + channels
-                    score_HE[head, edge] = number(target_NS, near, place) + source_RS[row, own]
-                    weight_HE[head, edge] = number(target_NS, near, place + channels + 1)
-                for group in range(groups):
-                    d_GE[group, edge] = number(target_NS, near, (group + 1) * pulled - 1)
+            for head in range(heads):
+                place, a_src = head * slices * pulled, source_RS[row, head * slices * width + channels]
+                for edge in range(count):
+                    score_HE[head, edge] = number(target_NS, near_E[edge], place) + a_src
+                    weight_HE[head, edge] = number(target_NS, near_E[edge], place + channels + 1)
+            for group in range(groups):
+                for edge in range(count):
+                    d_GE[group, edge] = number(target_NS, near_E[edge], (group + 1) * pulled - 1)
             for head in range(heads):
                 fetch(walk, target_NS, heads - head)
                 for edge in range(0, count, lanes):
@@ -186,13 +192,19 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
                 drop(walk, sloped_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
                     products, first = spread(dtype.type(0)), group * pulled + 1
-                    for channel in range(0, channels, lanes):
+                    for channel in range(0, channels, 2 * lanes):
                         at, end = group * width + channel, group * width + channels
-                        sums, sloped_sums = load(out_RS, row, at, end), spread(dtype.type(0))
+                        dz_at, dz_end = first + channel, first + channels
+                        sums, others = load(out_RS, row, at, end), load(out_RS, row, at + lanes, end)
+                        sloped_sums = sloped_others = spread(dtype.type(0))
                         for edge in range(count):
-                            dz = load(target_NS, near_E[edge], first + channel, first + channels)
-                            sums = fma(spread(weight_HE[head, edge]), dz, sums)
-                            sloped_sums = fma(spread(sloped_HE[head, edge]), dz, sloped_sums)
+                            weight, sloped = spread(weight_HE[head, edge]), spread(sloped_HE[head, edge])
+                            dz = load(target_NS, near_E[edge], dz_at, dz_end)
+                            other = load(target_NS, near_E[edge], dz_at + lanes, dz_end)
+                            sums, others = fma(weight, dz, sums), fma(weight, other, others)
+                            sloped_sums, sloped_others = fma(sloped, dz, sloped_sums), fma(sloped, other, sloped_others)
                         store(out_RS, row, at, end, sums)
+                        store(out_RS, row, at + lanes, end, others)
                         products = fma(sloped_sums, load(source_RS, row, at, end), products)
+                        products = fma(sloped_others, load(source_RS, row, at + lanes, end), products)
                     out_RS[row, (group + 1) * width - 1] += total(products)

@@ -367,6 +367,10 @@ def _larger(builder, left, right):
     return builder.select(keeps, left, right)
 
 
+def _higher(builder, left, right):
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
 def _where_positive(builder, tested, positive, other):
     return builder.select(builder.fcmp_ordered(">", tested, _constant(0.0, tested.type)), positive, other)
 
@@ -401,6 +405,8 @@ fma = _each(_fma)
 """The first two's product and the third, rounded once."""
 larger = _each(_larger)
 """The larger of two; NaN where either is."""
+higher = _each(_higher)
+"""The larger of two, in one instruction; the second where either is NaN."""
 where_positive = _each(_where_positive)
 """The second where the first is above 0, elsewhere (NaN among it) the third."""
 where_equal = _each(_where_equal)
@@ -428,8 +434,8 @@ def _halving(combine):
 
 total = _halving(lambda builder, left, right: builder.fadd(left, right))
 """The sum of all lanes: of those half a register apart, then a quarter, …"""
-largest = _halving(_larger)
-"""The largest of all lanes; NaN where any is."""
+largest = _halving(_higher)
+"""The largest of all lanes, of which none is NaN."""
 
 
 @intrinsic

@@ -14,7 +14,7 @@ from ooc.kernels.compiled.lanes import (
     NBYTES,
     exp,
     fma,
-    larger,
+    higher,
     largest,
     load,
     load_rows,
@@ -37,14 +37,14 @@ def begin(softmax_HE):
 
 @part
 def weigh(weight_HE, head, count, softmax_HE):
-    """Write weights over scores. → by what sums so far shrink."""
+    """Write weights over scores, NaN over NaN, which the highest score is none of. → by what sums so far shrink."""
     dtype, lanes = weight_HE.dtype, NBYTES // weight_HE.itemsize
     before = softmax_HE[head, 0]
     for edge in range(count, -(-count // lanes) * lanes):
         weight_HE[head, edge] = -np.inf
     highest = spread(before)
     for edge in range(0, count, lanes):
-        highest = larger(highest, load(weight_HE, head, edge, EDGES))
+        highest = higher(load(weight_HE, head, edge, EDGES), highest)
     softmax_HE[head, 0] = largest(highest)
     shrink = np.exp(before - softmax_HE[head, 0])
     highest, sums = spread(softmax_HE[head, 0]), spread(dtype.type(0))
