@@ -104,6 +104,18 @@ def test_bits_do_not_depend_on_the_heads_beside() -> None:
         assert torch.equal(whole, some)
 
 
+@pytest.mark.parametrize("place", [0, 1, 70, 129])
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_no_number_is_so_for_its_row_alone(place: int, strange: float) -> None:
+    """Wherever it comes among the row's edges; -∞ is a weight of 0."""
+    heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(131, 4), torch.zeros(2, 1)
+    source[place, -1] = strange
+    edges = TileEdges(torch.tensor([*range(130), 130]).int(), torch.tensor([0, 130, 131]).int(), 0, 131)
+    found = compiled_gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=False)
+    same(found, gat.attend(heads, edges, source_NS=source, a_dst_RG=target, keep=False))
+    assert found[0].isnan().all() == (strange != -math.inf) and found[1].isfinite().all()
+
+
 @pytest.mark.parametrize("loops", SelfLoops)
 def test_a_row_whose_neighbours_are_all_absent_has_none(loops: SelfLoops) -> None:
     heads, source, target = gat.GatHeads(range(1), 0.2), torch.randn(3, 2), torch.randn(2, 1)
