@@ -173,7 +173,8 @@ class Input(_Operand):
             return self._none
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
-            return rows if self._all else rows[:, self._columns.start : self._columns.stop]
+            # Bits of what is computed may depend on how rows lie, which is the plan's affair where some are spare.
+            return rows.contiguous() if self._all else rows[:, self._columns.start : self._columns.stop]
         blocks = self._of_tile(start, stop)
         if len(blocks) == 1:
             pieces = blocks[0]
@@ -209,7 +210,8 @@ class Output(_Operand):
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
-        self._region = regions[0] if matrix.grid.slabs == 1 and regions and not self._rounds_first else None
+        has_one = matrix.grid.slabs == 1 and regions and not self._rounds_first and regions[0].is_contiguous()
+        self._region = regions[0] if has_one else None
 
     def place(self, start: int, stop: int, dtype: torch.dtype) -> Tensor | None:
         """Where rows ``start:stop`` are kept, of ``dtype``, all columns in one place and aligned as memory of their own

@@ -105,9 +105,13 @@ class ProgramRun:
         """A matrix that is in memory whole; None if it is not."""
         if name not in self.plan.matrices or not self.plan.matrices[name].whole:
             return None
-        matrix = self.runtime.matrices[name]
-        memory = self.workspace.region(self.region(name, index).frame, self.plan.matrices[name].region_nbytes)
-        return as_matrix(memory, matrix.region_dtype, matrix.grid.rows, matrix.grid.columns)
+        return self.whole_rows(name, index)[:, : self.plan.matrices[name].grid.columns]
+
+    def whole_rows(self, name: str, index: int) -> Tensor:
+        """One that is, with its spare columns."""
+        matrix, planned = self.runtime.matrices[name], self.plan.matrices[name]
+        memory = self.workspace.region(self.region(name, index).frame, planned.region_nbytes)
+        return as_matrix(memory, matrix.region_dtype, planned.grid.rows, planned.grid.columns + planned.spare_columns)
 
     def sums(self, pull: Pull | None, index: int) -> Sums | SumsWriter | None:
         """The matrix that pass ``index`` scatters to, if its pull does."""

@@ -231,10 +231,18 @@ class WholePull(PullRun):
     """From a source that is in memory whole."""
 
     def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | AnyScaling) -> None:
-        kind, source = pull.per_edge, run.whole(pull.source, item.index)
-        assert source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
-        source = source[: run.written_rows(pull.source, item.index)]
+        kind, planned = pull.per_edge, run.plan.matrices[pull.source]
+        assert planned.whole, "what is pulled is in memory whole, or read as it has been shuffled"
+        source = run.whole_rows(pull.source, item.index)[: run.written_rows(pull.source, item.index)]
         super().__init__(run, pull, kernel, source, range(kind.groups if kind else 0))
+        self._columns = planned.grid.columns if planned.spare_columns else 0
+
+    def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
+        """Without spare columns."""
+        if not self._columns or self._source is None:
+            return super().rows(tile, out)
+        out = self._source.new_empty(tile.stop - tile.start, self._columns)
+        return super().rows(tile, out)[:, : self._columns].contiguous()
 
 
 class BucketedPull(PullRun):

@@ -96,7 +96,8 @@ class Session:
         if pulls or sources:
             with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
                 # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved.
-                rehearse(max((source.grid.slab_columns for source in sources), default=0), network.dtype)
+                widest = max((source.grid.slab_columns + source.spare_columns for source in sources), default=0)
+                rehearse(widest, network.dtype)
                 done(1)
                 for number, pull in enumerate(pulls, 2):
                     pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)

@@ -8,6 +8,7 @@ import torch
 
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
+from ooc.kernels.pulls import LINE_BYTES, are_compiled
 from ooc.model.graph import GraphRows, ends_of, reverse_of
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
@@ -142,6 +143,7 @@ def describe_workload(
         },
         parts=memory.sums(itemsize) if builder.on_device else None,
         bucketing=bucketing,
+        line_bytes=LINE_BYTES if are_compiled() and not builder.on_device else 1,
     )
 
 

@@ -397,7 +397,8 @@ class Workload:
     without that, it can only be in memory whole. ``parts``: how plain sums are made where that takes memory.
     ``bucketing``: by direction, how what opaque layers gather over its edges can be shuffled; without that, it can only
     be in memory whole. ``share``: what this process computes, of each stage as many of its rows as that has (None:
-    all). ``state_bytes``: that the optimizer reads from the SSD and writes there to make its step.
+    all). ``state_bytes``: that the optimizer reads from the SSD and writes there to make its step. ``line_bytes``: of
+    which rows in memory that plain sums pull are better whole multiples (1: of none).
     """
 
     rows: int
@@ -419,6 +420,7 @@ class Workload:
     bucketing: Mapping[EdgesKey, Bucketing] = field(default_factory=dict)
     share: Share | None = None
     state_bytes: int = 0
+    line_bytes: int = 1
 
     def own(self, space: str, rows: int) -> range:
         """Which of the first ``rows`` rows of nodes of a type this process computes."""

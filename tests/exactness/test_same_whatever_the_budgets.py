@@ -20,9 +20,9 @@ EPOCHS = 2
 NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
 MODELS = {
     "gcn": ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
-    "gcn constant input": ModelCase(kind="gcn", layers=3, hidden=20, dropout=0.3),
+    "gcn constant input": ModelCase(kind="gcn", layers=3, hidden=31, dropout=0.3),
     "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2, options=NODE_NORM),
-    "sage constant input": ModelCase(kind="sage", layers=3, hidden=20, dropout=0.3),
+    "sage constant input": ModelCase(kind="sage", layers=3, hidden=31, dropout=0.3),
     "gin": ModelCase(kind="gin", layers=2, hidden=20, dropout=0.3, options={"norm": "batch_norm", "jk": "cat"}),
     "residual": CustomCase(make=Residual),
     "branches": CustomCase(make=Branches),

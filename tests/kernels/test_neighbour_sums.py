@@ -57,6 +57,9 @@ def test_rows_are_put_where_they_belong() -> None:
     apart = torch.full((3, 256), torch.nan)[:, :128]
     assert torch.equal(neighbour_sums.pull_tile(tile, source, out=apart), expected)
     assert apart.isnan().all()
+    narrower = torch.full((3, 127), torch.nan)
+    assert neighbour_sums.pull_tile(tile, source, out=narrower) is narrower
+    assert torch.equal(narrower, expected[:, :127])
 
 
 @pytest.mark.parametrize("neighbour", [-1, 50])

@@ -3,6 +3,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from ooc.plan import UNMEASURED, Limits, Workload, make_plan
 from ooc.plan.layout.layout import Choice, SlabChoice, lay_out
 from ooc.plan.layout.passes import MatrixPlan
@@ -16,9 +18,19 @@ def kept_in_half(work: Workload, *, sums_as_kept: bool) -> Workload:
     return replace(work, matrices=matrices, sums_as_kept=sums_as_kept)
 
 
-def planned(work: Workload, name: str) -> MatrixPlan:
+def planned(work: Workload, name: str, slab_columns: int = 16) -> MatrixPlan:
     pulled = {s.pull.source for stages in work.programs.values() for s in stages if s.pull}
-    return lay_out(work, Choice(1024, dict.fromkeys(pulled, SlabChoice(16, 2)))).matrices[name]
+    return lay_out(work, Choice(1024, dict.fromkeys(pulled, SlabChoice(slab_columns, 2)))).matrices[name]
+
+
+@pytest.mark.parametrize(("width", "spare"), [(64, 0), (47, 1), (121, 7), (40, 0), (15, 0)])
+def test_rows_in_memory_whole_are_whole_cache_lines_where_that_takes_little(width: int, spare: int) -> None:
+    """A sixteenth more at most, of what plain sums pull where kernels ask for it; and counted."""
+    work = replace(workload(width=width), line_bytes=64)
+    whole = planned(work, "m1", 0)
+    assert (whole.whole, whole.spare_columns) == (True, spare)
+    assert whole.region_nbytes == work.rows * (width + spare) * 4
+    assert planned(work, "m1", width).spare_columns == planned(replace(work, line_bytes=1), "m1", 0).spare_columns == 0
 
 
 def test_what_is_summed_lies_there_as_it_is_kept() -> None:

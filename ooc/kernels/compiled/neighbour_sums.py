@@ -34,7 +34,8 @@ _NOTHING_01 = torch.empty(0, 1)
 def pull_tile(
     tile: TileEdges, source_NW: Tensor, *, has_loops: bool = True, own: Own = None, out: Tensor | None = None
 ) -> Tensor:
-    """As ``aggregate.pull_tile``; in ``out``, if it is given and holds the rows one right behind the other."""
+    """As ``aggregate.pull_tile``; in ``out``, if it is given and holds the rows one right behind the other, or as many
+    of their first columns as it has."""
     width = source_NW.shape[1]
     of_any, of_lines = _LEAST_COLUMNS.get(source_NW.dtype, (width + 1, width + 1))
     least = of_any if width * source_NW.itemsize % NBYTES else of_lines
@@ -92,6 +93,6 @@ def _sums(edges, numbers, own_R1, source_NW, out_RW):
             if own >= 0:
                 sums = fma(load_side_by_side(source_NW, own, column, width), own_weight, sums)
                 others = fma(load_side_by_side(source_NW, own, other, width), own_weight, others)
-            store_side_by_side(out_RW, row, column, width, sums)
-            store_side_by_side(out_RW, row, other, width, others)
+            store_side_by_side(out_RW, row, column, out_RW.shape[1], sums)
+            store_side_by_side(out_RW, row, other, out_RW.shape[1], others)
     return True

@@ -27,6 +27,7 @@ class MatrixPlan:
 
     Regions hold values of ``region_itemsize`` bytes, those that are pulled; blocks may hold narrower ones. ``shuffle``:
     it has no blocks, and goes through a file like that, as partial sums of its rows or as another matrix's rows.
+    ``spare_columns``: of no use, behind each row of a region, so that rows are whole cache lines.
     """
 
     matrix: Matrix
@@ -34,6 +35,7 @@ class MatrixPlan:
     region_itemsize: int
     whole: bool = False
     shuffle: Shuffle | None = None
+    spare_columns: int = 0
 
     @property
     def in_frames(self) -> bool:
@@ -43,7 +45,7 @@ class MatrixPlan:
     @property
     def region_nbytes(self) -> int:
         """Bytes of the matrix whole in a region."""
-        return self.matrix.rows * self.matrix.columns * self.region_itemsize
+        return self.matrix.rows * (self.matrix.columns + self.spare_columns) * self.region_itemsize
 
     def slab_stride(self) -> int:
         """Bytes from one slab buffer to the next."""
