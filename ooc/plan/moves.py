@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import chain, product
+from itertools import chain, groupby, product
 from math import inf
 from operator import itemgetter
 
@@ -150,9 +150,11 @@ class Moves:
     ) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more."""
-        of_frame = -(-max(self.sources.values(), default=1) // parts)  # in a slab of which a step fills a frame
+        widest = max(self.sources.values(), default=1)
+        of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
-        widths = [*few, max(NARROW_COLUMNS, of_frame)]
+        narrow = (min(width, widest) for width in (*few, max(NARROW_COLUMNS, of_frame)))
+        widths = [width for width, _ in groupby(narrow)]
         if self.limits.slab_columns is not None:
             widths = [self.limits.slab_columns]
         spare_writes = self.problem.most_written is not None
@@ -176,7 +178,7 @@ class Moves:
         for choice in choices:
             if bucketed or self._gathered_bytes(choice) <= most:
                 layout = self.problem.layout(choice)
-                known = tried.pop(id(layout)) if id(layout) in tried else (least(layout), choice, layout)
+                known = tried.pop(id(layout)) if id(layout) in tried else (least(layout, most), choice, layout)
                 tried[id(layout)] = known
                 most = min(most, known[0][0])
         layouts = [*tried.values()]

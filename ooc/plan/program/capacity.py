@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from ooc.plan.hardware import Hardware
 from ooc.plan.layout.grid import Grid
@@ -165,10 +166,14 @@ class Capacity:
         """The same with the host's part."""
         return self.needed_bytes(layout) + self.host_bytes(layout)
 
-    def least(self, layout: Layout) -> tuple[int, int]:
-        """By which plans of least memory are compared: where it is computed, of a device before the host's."""
-        whole = self.whole_bytes(layout)
-        return self.needed_bytes(layout) if self.has_tiers else whole, whole
+    def least(self, layout: Layout, below: float = inf) -> tuple[int, int]:
+        """By which plans of least memory are compared: where it is computed, of a device before the host's. The plan's
+        lists, which take time to count, are left out of more than ``below`` bytes."""
+        needed = self.needed_bytes(layout)
+        whole = needed + self.workload.fixed_host_bytes
+        if (needed if self.has_tiers else whole) <= below:
+            whole += self._list_bytes(layout)
+        return needed if self.has_tiers else whole, whole
 
     def host_bytes(self, layout: Layout) -> int:
         """What is always there on the host."""
