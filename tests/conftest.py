@@ -43,6 +43,11 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take longer than other tests begins first: at the end, one process would have it and others nothing."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_template() -> Iterator[None]:
     """PyG compiles the template that its convolutions are made by for every layer anew, a twentieth of a test that
