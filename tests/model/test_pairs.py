@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that take the rows of all nodes and those of targets apart are tried as they are going to be run."""
+"""Layers that take the rows of all nodes and those of targets apart are tried as they are going to be run, and with
+gradients where there will be some."""
 
 from typing import Any
 
@@ -35,7 +36,17 @@ class Apart(MessagePassing):
         return x_j.tanh()
 
 
-def tried(conv: MessagePassing, monkeypatch: pytest.MonkeyPatch) -> tuple[ProbeResult, list[int]]:
+class GradientOfAll(MessagePassing):
+    """Adds nothing, the gradient of which goes to all rows."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        mean = x.mean(0)
+        return self.propagate(edge_index, x=x) + (mean - mean.detach())
+
+
+def tried(
+    conv: MessagePassing, monkeypatch: pytest.MonkeyPatch, *, record: bool = True
+) -> tuple[ProbeResult, list[int]]:
     """What was found, and how many rows at a time the tiles had that it was not given in pairs to begin with."""
     tiles, check = list[int](), _Probe.check_tiles
 
@@ -45,7 +56,7 @@ def tried(conv: MessagePassing, monkeypatch: pytest.MonkeyPatch) -> tuple[ProbeR
 
     monkeypatch.setattr(_Probe, "check_tiles", check_tiles)
     layer, _ = layer_of(conv, "Layer", [Features(0, WIDTH), Graph()], {})
-    options: dict[str, Any] = {"columns": WIDTH, "edge_features": 0, "dtype": torch.float32, "record": True}
+    options: dict[str, Any] = {"columns": WIDTH, "edge_features": 0, "dtype": torch.float32, "record": record}
     return probe_layer(layer, sharing(conv, "Layer"), **options), tiles
 
 
@@ -66,3 +77,11 @@ def test_what_gives_something_else_in_pairs_runs_without(own: float, monkeypatch
 def test_what_is_wrong_without_pairs_too_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="depends on more than the node"):
         tried(Apart(0.0, targets_only=True), monkeypatch)
+
+
+def test_gradients_are_compared_where_there_will_be_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="depends on more than the node"):
+        tried(GradientOfAll(), monkeypatch)
+    monkeypatch.undo()
+    _, tiles = tried(GradientOfAll(), monkeypatch, record=False)
+    assert len(tiles) == 3

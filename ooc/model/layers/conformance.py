@@ -12,7 +12,7 @@ copy that has not been run before, since it may keep what it finds first.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
@@ -154,7 +154,7 @@ def probe_layer(
     edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph; ``in_pairs``: it may be given
     rows in pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
-        probe = _Probe(layer, module, columns, edge_features)
+        probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
@@ -199,10 +199,11 @@ def probe_layer(
 
 class _Probe:
     """A layer's copy in double precision, and the graph that it is tried on: rows, all of the graph, and where the
-    in-edges of each row start."""
+    in-edges of each row start. ``record``: it is to be differentiated; else no gradients are compared."""
 
-    def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int) -> None:
+    def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int, *, record: bool) -> None:
         self.layer = layer
+        self.record = record
         self.training = module.training
         self.module = copy.deepcopy(module, inspectors(module)).double()
         self.unused = sharing(self.module, layer.where)
@@ -384,7 +385,7 @@ class _Probe:
         self, height: int, run: Callable[[TileEdges, Tensor], tuple[Tensor, Iterable[Part]]], *, every: int
     ) -> tuple[bool, set[int]]:
         """Whether rows, ``run`` so many at a time, the first of ``every``, get what they get as a whole, and so do all
-        gradients; and which parameters have none."""
+        gradients, if any are wanted; and which parameters have none."""
         values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
         nodes = len(self.x_NC)
@@ -399,13 +400,14 @@ class _Probe:
             rows_RO, parts = run(tile, gradient_NO[here])
             if not _same(rows_RO, values_NO[here], self.tolerance):
                 return False, unused
-            for own, others, d_parameters in parts:
+            for own, others, d_parameters in parts if self.record else ():
                 found[0][here] += own
                 if others is not None:
                     found[0][others[0]] += others[1]
                 for total, part in zip(found[1:], d_parameters, strict=False):
                     total += _or_zero(part, total)
-        return all(_same(*pair, self.tolerance) for pair in zip(found, expected, strict=True)), unused
+        pairs = zip(found, expected, strict=True) if self.record else ()
+        return all(_same(*pair, self.tolerance) for pair in pairs), unused
 
     def _run_tile(self, tile: TileEdges, gradient_RO: Tensor) -> tuple[Tensor, Iterable[Part]]:
         """By the copy that has run before, or, every other tile, by one that has not."""
@@ -413,10 +415,13 @@ class _Probe:
         x_SC = near.gather(self.x_NC)
         is_new = tile.start // tile.rows % 2 == 0
         module = sharing(self.unused, self.layer.where) if is_new else self.module
-        rows_RO = self._forward(near, x_SC, module)
-        d_x, of_parameters = self._backward(near, x_SC, gradient_RO, module)
-        d_x = _or_zero(d_x, x_SC)
-        return rows_RO, [(d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters)]
+
+        def parts() -> Iterator[Part]:
+            d_x, of_parameters = self._backward(near, x_SC, gradient_RO, module)
+            d_x = _or_zero(d_x, x_SC)
+            yield d_x[: near.rows], (near.others_S, d_x[near.rows :]), of_parameters
+
+        return self._forward(near, x_SC, module), parts()
 
     @torch.no_grad()
     def change(self) -> None:
