@@ -96,8 +96,13 @@ class Session:
         if pulls or sources:
             with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
                 # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved.
-                widest = max((source.grid.slab_columns + source.spare_columns for source in sources), default=0)
-                rehearse(widest, network.dtype)
+                widths = {self._prepared.spill_dtype: 0, network.dtype: 0}
+                for source in sources:
+                    is_narrow = source.region_itemsize < network.dtype.itemsize
+                    kept_as = self._prepared.spill_dtype if is_narrow else network.dtype
+                    widths[kept_as] = max(widths[kept_as], source.grid.slab_columns + source.spare_columns)
+                for kept_as, widest in widths.items():
+                    rehearse(widest, kept_as)
                 done(1)
                 for number, pull in enumerate(pulls, 2):
                     pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)

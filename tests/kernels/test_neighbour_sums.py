@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooc.kernels import aggregate
-from ooc.kernels.edges import TileEdges
+from ooc.kernels.edges import SelfLoops, TileEdges
 
 neighbour_sums = pytest.importorskip("ooc.kernels.compiled.neighbour_sums", reason="numba is not installed")
 
@@ -26,14 +26,15 @@ def _edges(degrees: list[int], nodes: int, dtype: torch.dtype) -> TileEdges:
     degrees=st.lists(st.one_of(st.integers(0, 5), st.sampled_from([70, 200])), min_size=1, max_size=20),
     width=st.one_of(st.integers(1, 40), st.sampled_from([32, 48, 63, 64, 65, 80, 96, 112, 127, 128, 129, 256, 300])),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-    own=st.sampled_from([None, "all", "each"]),
+    own=st.sampled_from([None, "all", "each", "added"]),
     integers=st.sampled_from([torch.int32, torch.int64]),
     weighted=st.booleans(),
     shorter=st.integers(0, 25),
+    has_loops=st.booleans(),
 )
 def test_bits_are_those_of_torch(
     degrees: list[int], width: int, dtype: torch.dtype, own: str | None, integers: torch.dtype, *, weighted: bool,
-    shorter: int,
+    shorter: int, has_loops: bool,
 ) -> None:  # fmt: skip
     """With weights, with what rows add of themselves, and where the source has fewer rows than the graph."""
     nodes, generator = 50, torch.Generator().manual_seed(2)
@@ -41,9 +42,12 @@ def test_bits_are_those_of_torch(
     source = torch.randn(nodes - shorter, width, generator=generator).to(dtype)
     if weighted and dtype is not torch.bfloat16:
         tile = replace(tile, weight_E=torch.randn(len(tile.indices_E), generator=generator).to(dtype))
-    of_rows = {None: None, "all": 1.0, "each": torch.randn(tile.rows, 1, generator=generator).to(dtype)}[own]
-    expected = aggregate.pull_tile(tile, source, own=of_rows)
-    assert torch.equal(neighbour_sums.pull_tile(tile, source, own=of_rows), expected)
+    if own == "added":
+        tile = replace(tile, self_loops=SelfLoops.EXACTLY_ONE, weight_E=None)
+    each = torch.randn(tile.rows, 1, generator=generator).to(dtype)
+    of_rows = {None: None, "all": 1.0, "each": each, "added": None}[own]
+    expected = aggregate.pull_tile(tile, source, own=of_rows, has_loops=has_loops)
+    assert torch.equal(neighbour_sums.pull_tile(tile, source, own=of_rows, has_loops=has_loops), expected)
 
 
 def test_rows_are_put_where_they_belong() -> None:

@@ -129,6 +129,13 @@ def _widened(builder, halves):
     return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), wide.count))
 
 
+def _narrowed(builder, numbers):
+    """float32 as bfloat16: the nearer one, and halfway the one away from zero, as FBGEMM rounds."""
+    whole = ir.VectorType(_INT32, numbers.type.count)
+    rounded = builder.add(builder.bitcast(numbers, whole), _constant(1 << 15, whole))
+    return builder.trunc(builder.lshr(rounded, _constant(16, whole)), ir.VectorType(ir.IntType(16), whole.count))
+
+
 @intrinsic
 def number(_, matrix, row, column):
     """One of a matrix, as it is computed with."""
@@ -210,6 +217,7 @@ def store_side_by_side(_, matrix, row, column, limit, lanes):
         array, row, column, limit, value = arguments
         for number in range(TOGETHER):
             one, at = _row(builder, lanes, value, number), builder.add(column, column.type(number * lanes.count))
+            one = _narrowed(builder, one) if matrix.dtype is types.int16 else one
             place = _element(context, builder, matrix, array, row, at, one.type)
             written = [one, place, ir.Constant(_INT32, 2), _mask(builder, at, limit, lanes.count)]
             _call(builder, f"llvm.masked.store.{_suffix(one.type)}.p0", ir.VoidType(), written)
@@ -522,8 +530,9 @@ def prefetch_side_by_side(_, matrix, row, column):
     def generate(context, builder, signature, arguments):
         array, row, column = arguments
         constants = [_INT32(number) for number in (0, 2, 1)]
-        for number in range(TOGETHER):
-            at = builder.add(column, column.type(number * NBYTES * 8 // matrix.dtype.bitwidth))
+        bits = matrix.dtype.bitwidth
+        for number in range(TOGETHER * bits // _computed(matrix.dtype).bitwidth):
+            at = builder.add(column, column.type(number * NBYTES * 8 // bits))
             place = _element(context, builder, matrix, array, row, at, _INT8)
             _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, *constants])
         return context.get_dummy_value()
