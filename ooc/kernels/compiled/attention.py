@@ -2,8 +2,9 @@
 """Attention by GATv2's scores and by GAT's with features of edges as compiled loops, in all three pulls.
 
 The two differ in how an edge comes by its score, a sum over a head's channels of what is leaky, or what is leaky of a
-sum of scalars, and in what flows back through it; all else is alike. Nothing is kept for another pull: to compute it
-again takes no longer than to read it.
+sum of scalars, and in what flows back through it; all else is alike, but that sources pull GAT's in ``gat``'s loop,
+where no edge needs a product of its own. Nothing is kept for another pull: to compute it again takes no longer than to
+read it.
 
 Terms are made of features by a linear map, feature after feature. Shapes as in ``edge_function``, and H heads of C
 channels, E edges at a time, K features.
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ooc.kernels.compiled.gat import add_scalars, pull_rows
 from ooc.kernels.compiled.lanes import (
     NBYTES,
     TOGETHER,
@@ -84,6 +86,9 @@ def source_gradients(
     out_RW: Matrix,
 ) -> None:  # fmt: skip
     """Backward, of sources."""
+    if isinstance(function, GatWithFeatures):
+        numbers = layout.groups, 1, function.negative_slope, function.place, layout.target
+        return pull_rows(walk, terms, target_NP, source_RW, numbers, out_RW)
     scores = Scores.of(function, walk, layout.message, 6)
     _pull_sources(walk, terms, scores, layout.target, source_RW, target_NP, out_RW)
 
@@ -110,7 +115,7 @@ def _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
             read(terms, walk, count)
             if not by_vectors:
                 columns = brought, channels, own, scores.place
-                _add_scalars(walk, terms, source_NW, target_RV, row, columns, weight_HE, count)
+                add_scalars(walk, terms, source_NW, target_RV, row, columns, weight_HE, count)
             for head in range(heads):
                 fetch(walk, source_NW, heads - head)
                 if by_vectors:
@@ -128,33 +133,25 @@ def _attend(walk, terms, scores, source_NW, target_RV, out_RO, lse_RH):
 
 @compiled
 def _pull_sources(walk, terms, scores, target, source_RW, target_NP, out_RW):
-    score_HE, d_score_HE, lse_HE, d_HE, share_HE, _ = scores.of_heads
-    heads, by_vectors, channels = len(score_HE), len(scores.att_HC) > 0, scores.hidden_EC.shape[1]
-    brought, packed, near_E = source_RW.shape[1] // heads, target_NP.shape[1] // heads, walk.near_E
-    one = source_RW.dtype.type(1)
+    lse_HE, d_HE, share_HE = scores.of_heads[2:5]
+    heads, channels = len(lse_HE), scores.hidden_EC.shape[1]
+    packed, near_E, one = target_NP.shape[1] // heads, walk.near_E, source_RW.dtype.type(1)
     for row in range(len(source_RW)):
         clear(out_RW, row)
         while gather(walk, row):
             count = walk.at[TAKEN]
             read(terms, walk, count)
-            if not by_vectors:
-                columns = packed, scores.place, brought, channels
-                _add_scalars(walk, terms, target_NP, source_RW, row, columns, score_HE, count)
             for head in range(heads):
                 fetch(walk, target_NP, heads - head)
-                first, above = head * brought, head * packed + target
-                if by_vectors:
-                    begins = head * packed, first
-                    _add_channels(walk, terms, scores, target_NP, source_RW, row, begins, head, count, True)
+                first, above = head * channels, head * packed + target
+                begins = head * packed, first
+                _add_channels(walk, terms, scores, target_NP, source_RW, row, begins, head, count, True)
                 for edge in range(count):
                     lse_HE[head, edge] = number(target_NP, near_E[edge], above + channels)
                     d_HE[head, edge] = number(target_NP, near_E[edge], above + channels + 1)
                 _back_to_scores(walk, scores, source_RW, row, first, target_NP, above, head, count)
                 add_weighted(target_NP, near_E, above, channels, share_HE, head, count, out_RW, row, first, one)
-                if by_vectors:
-                    _back_to_channels(scores, head, count, out_RW, row, first, -1, False)
-                else:
-                    out_RW[row, first + channels] += _sum(d_score_HE, head, count)
+                _back_to_channels(scores, head, count, out_RW, row, first, -1, False)
 
 
 @compiled
@@ -170,7 +167,7 @@ def _pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statis
             read(terms, walk, count)
             if not by_vectors:
                 columns = brought, channels, own, scores.place
-                _add_scalars(walk, terms, source_NW, target_RV, row, columns, score_HE, count)
+                add_scalars(walk, terms, source_NW, target_RV, row, columns, score_HE, count)
             for head in range(heads):
                 fetch(walk, source_NW, heads - head)
                 first, message = head * own, head * brought
@@ -189,20 +186,6 @@ def _pull_targets(walk, terms, scores, source_NW, target_RV, gradient_RO, statis
                     out_RV[row, first + scores.place] += _sum(d_score_HE, head, count)
                     if with_map:
                         _add_scalars_to_map(terms, d_score_HE, head, count, map_RM, row)
-
-
-@part
-def _add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
-    """What is leaky in GAT's scores, of all heads. ``columns``: of a head and which of them is added, of neighbours and
-    of the row."""
-    near_columns, near_column, own_columns, own_column = columns
-    for edge in range(count):
-        for head in range(len(score_HE)):
-            score = number(near_RW, walk.near_E[edge], head * near_columns + near_column)
-            score += own_RW[row, head * own_columns + own_column]
-            for feature in range(len(terms.weight_KT)):
-                score += terms.feature_KE[feature, edge] * terms.weight_KT[feature, head]
-            score_HE[head, edge] = score
 
 
 @part

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ooc.kernels.gat``'s pulls as compiled loops, for scores of a softmax; signed coefficients are left to that.
 
-Shapes as there; E edges at a time.
+Of GAT with features of edges, which are terms of scores, sources pull by the same loop. Shapes as in that module; E
+edges at a time.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,10 +28,13 @@ from ooc.kernels.compiled.loops import (
     part,
 )
 from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, weigh
+from ooc.kernels.compiled.terms import Terms, read
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
 from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
+
+Matrix = npt.NDArray[Any]
 
 
 def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool) -> Tensor:
@@ -37,9 +44,9 @@ def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Ten
     groups, slices, dtype = len(heads.groups), heads.together, computed(source_NS)
     channels = source_NS.shape[1] // groups - SOURCE_SCALARS
     out = torch.empty(len(a_dst_RG), groups * result_columns(channels, keep=keep), dtype=dtype)
-    walk = _walk(heads, tile, source_NS, Direction.IN)
+    walk, terms = _walk(heads, tile, source_NS, Direction.IN), Terms.of(None, tile, source_NS)
     numbers = groups, slices, channels, heads.negative_slope, keep
-    _attend(walk, array(source_NS), array(typed(a_dst_RG, dtype)), numbers, matrices(walk, 4), array(out))
+    _attend(walk, terms, array(source_NS), array(typed(a_dst_RG, dtype)), numbers, matrices(walk, 4), array(out))
     return out
 
 
@@ -47,12 +54,21 @@ def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_
     """As ``gat.pull_sources``."""
     if heads.negative_slope is None:
         return gat.pull_sources(heads, tile, target_NS=target_NS, source_RS=source_RS)
-    groups, own = len(heads.groups), typed(source_RS, computed(target_NS))
+    own = typed(source_RS, computed(target_NS))
     out = torch.empty_like(own, memory_format=torch.contiguous_format)
-    walk = _walk(heads, tile, target_NS, Direction.OUT)
-    numbers, d_GE = (groups, heads.together, heads.negative_slope), np.empty((groups, EDGES), array(out).dtype)
-    _pull_sources(walk, array(target_NS), array(own), numbers, (*matrices(walk, 3), d_GE), array(out))
+    walk, terms = _walk(heads, tile, target_NS, Direction.OUT), Terms.of(None, tile, target_NS)
+    numbers = len(heads.groups), heads.together, heads.negative_slope, 0, 1
+    pull_rows(walk, terms, array(target_NS), array(own), numbers, array(out))
     return out
+
+
+def pull_rows(
+    walk: Walk, terms: Terms, target_NS: Matrix, source_RS: Matrix, numbers: tuple[Any, ...], out_RS: Matrix
+) -> None:
+    """As ``pull_sources``, with ``terms`` of scores. ``numbers``: groups, how many of them share a head's scores, the
+    slope, and in what is pulled of a group the columns of a_dst and, lse and D behind it, of dZ."""
+    d_GE = np.empty((numbers[0], EDGES), out_RS.dtype)
+    _pull_sources(walk, terms, target_NS, source_RS, numbers, (*matrices(walk, 3), d_GE), out_RS)
 
 
 def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +88,7 @@ def _walk(heads: GatHeads, tile: TileEdges, pulled: Tensor, direction: Direction
 
 
 @compiled
-def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
+def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
     groups, slices, channels, given_slope, keep = numbers
     dtype, lanes, width = a_dst_RG.dtype, NBYTES // a_dst_RG.itemsize, out_RW.shape[1] // groups
     heads, brought, slope = groups // slices, channels + 1, dtype.type(given_slope)
@@ -84,10 +100,7 @@ def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
             softmax_HE[head, 2] = 0
         while gather(walk, row):
             count = walk.at[TAKEN]
-            for head in range(heads):
-                a_src, a_dst = (head * slices + 1) * brought - 1, a_dst_RG[row, head * slices]
-                for edge in range(count):
-                    score_HE[head, edge] = number(source_NS, near_E[edge], a_src) + a_dst
+            add_scalars(walk, terms, source_NS, a_dst_RG, row, (slices * brought, channels, slices, 0), score_HE, count)
             for head in range(heads):
                 fetch(walk, source_NS, heads - head)
                 leaky(score_HE, weight_HE, head, count, slope)
@@ -129,6 +142,20 @@ def _attend(walk, source_NS, a_dst_RG, numbers, given, out_RW):
 
 
 @part
+def add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
+    """What is leaky in scores, of all heads. ``columns``: of a head and which of them is added, of neighbours and of
+    the row."""
+    near_columns, near_column, own_columns, own_column = columns
+    for head in range(len(score_HE)):
+        place, own = head * near_columns + near_column, own_RW[row, head * own_columns + own_column]
+        for edge in range(count):
+            score = number(near_RW, walk.near_E[edge], place) + own
+            for feature in range(len(terms.weight_KT)):
+                score += terms.feature_KE[feature, edge] * terms.weight_KT[feature, head]
+            score_HE[head, edge] = score
+
+
+@part
 def _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_HE):
     """Weights, times the slope where scores are not positive, and their sum so far."""
     sums = spread(score_HE.dtype.type(0))
@@ -161,23 +188,24 @@ def _upstream(dz_RW, kept_RK, a_dst_RG, channels, out_RP, da_dst_RG):
 
 
 @compiled
-def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
-    groups, slices, given_slope = numbers
+def _pull_sources(walk, terms, target_NS, source_RS, numbers, given, out_RS):
+    groups, slices, given_slope, place, above = numbers
     dtype, lanes, width = source_RS.dtype, NBYTES // source_RS.itemsize, source_RS.shape[1] // groups
-    heads, channels, pulled, slope = groups // slices, width - 1, width + 2, dtype.type(given_slope)
+    heads, channels, packed, slope = groups // slices, width - 1, target_NS.shape[1] // groups, dtype.type(given_slope)
     near_E, (score_HE, weight_HE, sloped_HE, d_GE) = walk.near_E, given
     for row in range(len(source_RS)):
         clear(out_RS, row)
         while gather(walk, row):
             count = walk.at[TAKEN]
+            read(terms, walk, count)
+            columns = slices * packed, place, slices * width, channels
+            add_scalars(walk, terms, target_NS, source_RS, row, columns, score_HE, count)
             for head in range(heads):
-                place, a_src = head * slices * pulled, source_RS[row, head * slices * width + channels]
                 for edge in range(count):
-                    score_HE[head, edge] = number(target_NS, near_E[edge], place) + a_src
-                    weight_HE[head, edge] = number(target_NS, near_E[edge], place + channels + 1)
+                    weight_HE[head, edge] = number(target_NS, near_E[edge], head * slices * packed + above + channels)
             for group in range(groups):
                 for edge in range(count):
-                    d_GE[group, edge] = number(target_NS, near_E[edge], (group + 1) * pulled - 1)
+                    d_GE[group, edge] = number(target_NS, near_E[edge], group * packed + above + channels + 1)
             for head in range(heads):
                 fetch(walk, target_NS, heads - head)
                 for edge in range(0, count, lanes):
@@ -191,7 +219,7 @@ def _pull_sources(walk, target_NS, source_RS, numbers, given, out_RS):
                 drop(walk, weight_HE, head, count)
                 drop(walk, sloped_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
-                    products, first = spread(dtype.type(0)), group * pulled + 1
+                    products, first = spread(dtype.type(0)), group * packed + above
                     for channel in range(0, channels, 2 * lanes):
                         at, end = group * width + channel, group * width + channels
                         dz_at, dz_end = first + channel, first + channels

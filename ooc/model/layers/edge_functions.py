@@ -90,15 +90,15 @@ class EdgeTerm:
 
 
 _LOOP_TIMES: dict[type, tuple[float, float, float]] = {
-    Gatv2: (11, 21, 15),
-    GatWithFeatures: (11, 13, 16),
-    TransformerAttention: (6, 14, 3),
-    Gated: (30, 37, 36),
-    Rectified: (17, 18, 33),
+    Gatv2: (11, 24, 17),
+    GatWithFeatures: (11, 10, 17),
+    TransformerAttention: (6, 16, 3),
+    Gated: (34, 42, 41),
+    Rectified: (19, 20, 37),
 }
 """How often a message is moved in the time of a compiled loop, what softmaxes take of a row aside: forward, as sources
 pull and as targets do."""
-_LOOP_TIMES_OF_SOFTMAX = (33, 50, 45)
+_LOOP_TIMES_OF_SOFTMAX = (37, 57, 51)
 """The same of rectified messages whose every column is weighted by its own softmax."""
 
 

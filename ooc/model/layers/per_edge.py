@@ -37,7 +37,7 @@ from ooc.storage.types import EdgeType
 
 _ATTENDED_BYTES = (1700, 660)
 """Of GAT's attention for an edge, and for each of its heads, forward as backward."""
-_DROPPED_BYTES = (3000, 430)
+_DROPPED_BYTES = (3400, 490)
 """The same of dropout."""
 _ATTENDED_ROW_BYTES = 18000
 """For each head of a row, however few edges it has,"""
@@ -47,7 +47,7 @@ _ATTENDED_OPERATORS = 60
 """Of a tile however few edges it has: 0.9 ms, in which other threads compute nothing; and as many of dropout."""
 _LOOP_OPERATORS = 6
 """Of a tile where a loop is compiled."""
-_LOOP_BYTES = 1500
+_LOOP_BYTES = 1700
 """Of an edge in a compiled loop, however narrow that is."""
 _HEAD_BYTES = 128
 """Of columns of a head, whose loop takes twice as long as that of none."""
@@ -285,7 +285,7 @@ class Maximum(EdgeAggregate):
 
     @property
     def times_compiled(self) -> Mapping[Pulling, float]:
-        return {Pulling.FORWARD: 9, Pulling.SOURCES: 4.3}
+        return {Pulling.FORWARD: 10, Pulling.SOURCES: 4.9}
 
     def __init__(self, index: int, source: Value, *, keep: bool) -> None:
         super().__init__(index, source, None, groups=source.columns, result=1, kept=1, keep=keep)
