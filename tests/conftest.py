@@ -49,13 +49,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_template() -> Iterator[None]:
+def _made_once() -> Iterator[None]:
     """PyG compiles the template that its convolutions are made by for every layer anew, a twentieth of a test that
-    trains a small model."""
-    template = sys.modules.get("torch_geometric.template")
+    trains a small model; and torch.fx, for every trace, what stands for each function of ``math``."""
+    made = (
+        ("torch_geometric.template", "FileSystemLoader Environment"),
+        ("torch.fx._symbolic_trace", "_create_wrapped_func"),
+    )
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("FileSystemLoader", "Environment") if template is not None else ():
-            patch.setattr(template, name, cache(getattr(template, name)))
+        for module, names in made:
+            for name in names.split() if module in sys.modules else ():
+                patch.setattr(sys.modules[module], name, cache(getattr(sys.modules[module], name)))
         yield
 
 
