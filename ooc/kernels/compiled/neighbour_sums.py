@@ -23,10 +23,10 @@ from ooc.kernels.compiled.loops import array, compiled, computed
 from ooc.kernels.edges import SelfLoops, TileEdges
 
 _LEAST_COLUMNS = {torch.float32: (128, 32), torch.float64: (1, 1), torch.bfloat16: (1 << 30, 32)}
-"""With which the loop takes less time than ``embedding_bag``, of any rows and of rows that are whole cache lines: with
-self-loops 0.67 times as long of 128 columns of float32, of 32 to 112 in whole lines 0.6 to 0.9 times, of 50 to 60 up to
-1.1 times, of 16 as long; of float64 0.2 to 0.4 times; of 64 to 128 columns of bfloat16 in whole lines 0.6 to 0.85
-times, with self-loops 0.5 to 0.75, and of 32 columns 0.7."""
+"""With which the loop takes less time than ``embedding_bag``, of any rows, and of rows that are halves of cache lines:
+with self-loops 0.67 times as long of 128 columns of float32, of multiples of 8 from 32 to 120 0.6 to 1.0 times, of
+others up to 1.1 times, of 16 as long; of float64 0.2 to 0.4 times; of 64 to 128 columns of bfloat16 in whole lines 0.6
+to 0.85 times, with self-loops 0.5 to 0.75, and of 32 columns 0.7."""
 _AHEAD = 32
 """Edges whose neighbours' rows are fetched before they are added."""
 _NOTHING_01 = torch.empty(0, 1)
@@ -39,7 +39,7 @@ def pull_tile(
     of their first columns as it has."""
     width = source_NW.shape[1]
     of_any, of_lines = _LEAST_COLUMNS.get(source_NW.dtype, (width + 1, width + 1))
-    least = of_any if width * source_NW.itemsize % NBYTES else of_lines
+    least = of_any if width * source_NW.itemsize % (NBYTES // 2) else of_lines
     is_wide = source_NW.is_contiguous() and width >= least
     adds = tile.self_loops is SelfLoops.EXACTLY_ONE
     twice = own is not None and (adds or source_NW.dtype == torch.bfloat16)  # rounded, before its own is added
