@@ -4,10 +4,10 @@
 What such a layer gives for a row must depend on the row, its in-neighbours and the edges between them, and on nothing
 else: not on degrees of sources, on the number of nodes, on statistics over them, on other tiles, on chance. Nobody can
 tell that by looking at its code. So it is run on a graph as a whole and once more tile by tile, each tile with its
-in-neighbours alone, as training is going to run it, and both have to give the same values and gradients: with the
-parameters that it has and with others, since one that is 0 may hide what it multiplies; on a larger graph, too, with
-nodes of many edges and a row of large values, since a layer may go another way by these; and half of the tiles by a
-copy that has not been run before, since it may keep what it finds first.
+in-neighbours alone, as training is going to run it, and both have to give the same values and, where it trains, the
+same gradients: with the parameters that it has and with others, since one that is 0 may hide what it multiplies; on a
+larger graph, too, with nodes of many edges and a row of large values, since a layer may go another way by these; and
+half of the tiles by a copy that has not been run before, since it may keep what it finds first.
 """
 
 import copy
