@@ -34,7 +34,9 @@ WORKER = textwrap.dedent(
     from torch_geometric.nn.models import GCN, GraphSAGE
     import ooc
     import ooc.train.trainer
+    from ooc.kernels.pulls import rehearse
 
+    rehearse(128, torch.float32)  # the compiler is a library, too
     imports = status("VmRSS")
     store, kind, gpu, host, hidden, spill = sys.argv[1:]
     store = ooc.open(store)
@@ -97,9 +99,11 @@ PREDICTOR = textwrap.dedent(
     import torch
     from torch_geometric.nn.models import GraphSAGE
     import ooc
+    from ooc.kernels.pulls import rehearse
     from ooc.train.prediction import Prediction
     from ooc.train.resources import Resources
 
+    rehearse(128, torch.float32)
     imports = status("VmRSS")
     store, gpu, host, hidden, folder = sys.argv[1:]
     store = ooc.open(store)
