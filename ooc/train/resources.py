@@ -50,10 +50,9 @@ TILE_ROWS = 1024
 """Rows that the CPU computes at once where both sides of the widest product have 512 to 896 columns together, up to
 twice as many with fewer, and twice that on graphs of ``_MANY_NODES``. A tile of 1 to 2 MiB keeps a stage's temporaries
 in the core's cache, and its products take several times as long as launching them; it is also the unit in which
-gradients are summed, which makes results independent of block rows. Where a graph has no more values than that in all
-its rows or in half of them, as small graphs with few columns have, a tile is all or half: much of the time of one is
-the calls of its operators then, more of it than a second thread makes up for. It is no more than half where a layer is
-run as it is, whose edges took longer in one tile."""
+gradients are summed, which makes results independent of block rows. Where so many values are a half of a graph's rows,
+as they are in small graphs with few columns, a tile is that: much of the time of one is the calls of its operators
+then, and two threads have one each."""
 _USUAL_VALUES, _MOST_VALUES = 1 << 19, 7 << 17
 """Of both sides of the widest product in a tile of the CPU: with more than 896 columns there are fewer rows. A block
 holds whole tiles of all columns of a matrix that is read by rows, so this decides the least memory for wide rows."""
@@ -134,15 +133,14 @@ class Resources:
             features = 2 * ceil(x.entries / store.num_nodes)
         columns = max([features, learnt, *chain.from_iterable(shapes)])
         both_sides = max([features, learnt, *map(sum, shapes)])
-        of_edges = network.columns_of_edges(columns) if network and not self.tile_rows else 0
-        on_device, runs_edges = self.on_device, of_edges > 0
-        usual = usual_tile_rows(both_sides, nodes, features=features, on_device=on_device, runs_edges=runs_edges)
+        usual = usual_tile_rows(both_sides, nodes, features=features, on_device=self.on_device)
         if store.types is not None:  # features of all types may have been summed once, and are read side by side
             joined_features = Counter[str]()
             for relation in store.types.edges:
                 joined_features[relation.target] += store.types.features[relation.source]
             usual = min(usual, _height_of(2 * _USUAL_VALUES, columns + max(joined_features.values(), default=0)))
         tile_rows = self.tile_rows or usual
+        of_edges = network.columns_of_edges(columns) if network and not self.tile_rows else 0
         if of_edges and not self.on_device and (joined := most_joined(store)):
             edge_bytes = dtype_of(model).itemsize * of_edges
             edges_per_row = max(1.0, joined)
@@ -304,17 +302,15 @@ class Resources:
         )
 
 
-def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool, runs_edges: bool = False) -> int:
+def usual_tile_rows(columns: int, nodes: int, *, features: int, on_device: bool) -> int:
     """Rows of a tile where both sides of the widest product have so many columns, and x has ``features``; on a device
-    with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``).
-    ``runs_edges``: some layer is run as it is."""
+    with memory of its own as many as the graph has enough tiles of, whatever the columns (``for_rows_of``)."""
     if not on_device:
         values, whole_pages = min(TILE_ROWS * columns, _MOST_VALUES), _PAGE_VALUES // gcd(_PAGE_VALUES, features)
         times = 2 if nodes >= _MANY_NODES else 1
         fitting = _height_of(max(values, times * _USUAL_VALUES), columns, digits=5, unit=whole_pages)
-        whole = TILE_ROWS * ceil(nodes / TILE_ROWS)
-        shares = (rows for rows in (whole, whole // 2) if rows <= fitting and not (runs_edges and rows == whole))
-        return min(fitting, max(2 * times * TILE_ROWS, next(shares, 0)))
+        half = TILE_ROWS // 2 * ceil(nodes / TILE_ROWS)
+        return min(fitting, max(2 * times * TILE_ROWS, half if half <= fitting else 0))
     most = max(min(nodes // _TILES, _MOST_ROWS // 2), min(nodes // _TILES_OF_LARGE_GRAPHS, _MOST_ROWS))
     return 1 << max(TILE_ROWS, most).bit_length() - 1
 
