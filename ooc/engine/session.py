@@ -95,14 +95,16 @@ class Session:
         sources = [plan.matrices[item.pull.source] for item in passes if item.pull and item.pull.per_edge is None]
         if pulls or sources:
             with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
-                # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved.
-                widths = {self._prepared.spill_dtype: 0, network.dtype: 0}
+                # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved. Not every wider one has
+                # a loop, either: so each width is tried, that of a last slab, too.
+                summed = set()
                 for source in sources:
                     is_narrow = source.region_itemsize < network.dtype.itemsize
                     kept_as = self._prepared.spill_dtype if is_narrow else network.dtype
-                    widths[kept_as] = max(widths[kept_as], source.grid.slab_columns + source.spare_columns)
-                for kept_as, widest in widths.items():
-                    rehearse(widest, kept_as)
+                    for slab in (0, source.grid.slabs - 1):
+                        summed.add((source.grid.width(slab) + source.spare_columns, kept_as))
+                for columns, kept_as in summed:
+                    rehearse(columns, kept_as)
                 done(1)
                 for number, pull in enumerate(pulls, 2):
                     pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)

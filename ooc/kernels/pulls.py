@@ -75,11 +75,6 @@ BY_DEVICE: dict[str, Callable[[], Pulls]] = {"cpu": _of_cpu, "cuda": _of_cuda}
 """By torch's name of a kind of device."""
 
 
-LINE_BYTES = 64
-"""Of a cache line. Compiled sums take half the time where rows do not share theirs: 47 columns of float32 as long as 48
-of stride 48 twice."""
-
-
 def are_compiled() -> bool:
     """Whether the CPU's pulls of edges are compiled loops, which make nothing for an edge."""
     return BY_DEVICE["cpu"]() != of_torch()

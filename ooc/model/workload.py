@@ -8,13 +8,14 @@ import torch
 
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
-from ooc.kernels.pulls import LINE_BYTES, are_compiled
+from ooc.kernels.pulls import are_compiled
 from ooc.model.graph import GraphRows, ends_of, reverse_of
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.layout.temporaries import most_edges
+from ooc.plan.moves import LINE_BYTES
 from ooc.plan.workload import (
     Bucketing,
     Direction,

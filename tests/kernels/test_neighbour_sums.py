@@ -2,12 +2,16 @@
 """Sums over neighbours by a compiled loop are those of torch's ``embedding_bag``, to the bit."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.nn.models import GCN
 
+import ooc
 from ooc.kernels import aggregate
 from ooc.kernels.edges import SelfLoops, TileEdges
 
@@ -75,3 +79,23 @@ def test_a_neighbour_that_is_no_row_is_an_error(neighbour: int) -> None:
     for pull_tile in (aggregate.pull_tile, neighbour_sums.pull_tile):
         with pytest.raises(RuntimeError):
             pull_tile(tile, source)
+
+
+def test_every_width_that_has_a_loop_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first pass: the widest may have none, where a narrower one, in whole cache lines, does."""
+    store = ooc.convert("synthetic:nodes=600,edges=3000,features=100,classes=9,directed=1", tmp_path / "g.ooc")
+    summed, rows, sums = set[int](), list[int](), neighbour_sums._sums
+
+    def noted(edges: Any, numbers: Any, own: Any, source: Any, out: Any) -> bool:
+        rows.append(len(source))
+        if len(source) == 1:
+            summed.add(source.shape[1])
+        elif source.shape[1] not in summed:
+            pytest.fail(f"{source.shape[1]} columns were not rehearsed")
+        return bool(sums(edges, numbers, own, source, out))
+
+    monkeypatch.setattr(neighbour_sums, "_sums", noted)
+    model = GCN(100, 100, num_layers=3, out_channels=48)
+    with ooc.Trainer(model, store, memory="200M", optimizer=torch.optim.Adam(model.parameters())) as trainer:
+        trainer.fit(epochs=1, eval_every=0)
+    assert max(rows) > 1, "a loop summed something"
