@@ -23,12 +23,11 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
-from ooc.model.layers.global_attention import lower_global_attention
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
 from ooc.model.layers.propagation import OfEdges
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
-from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS
+from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
 from ooc.model.lowering.rowwise import (
     HEAVY_FUNCTIONS,
     IN_PLACE,

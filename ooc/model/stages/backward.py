@@ -5,6 +5,11 @@ The last stage goes on to the loss and takes the gradient back to what it began 
 gradient of what the next aggregation pulled, has its values again from what is kept, and takes all gradients back to
 what it began with: they are stored to be pulled in turn. Gradients of values that a later stage used are stored by that
 stage and added here (``Program.incoming``).
+
+An embedding's rows are stepped by their optimizer as their gradient is found, tile by tile, where all rows have one,
+and else in a stage of its own over all rows, since an optimizer may move those whose gradient is zero, too; so also
+where gradients are clipped, whose norm is not known before. Rows are replaced where they lie in memory, by the last
+pass of a program that reads them.
 """
 
 from collections.abc import Callable
@@ -22,7 +27,6 @@ from ooc.model.layers.per_edge import EdgeAggregate, Pulling
 from ooc.model.lowering.rectified import Rectified
 from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
-from ooc.model.stages.embedding import embedding_steps, step_of_rows
 from ooc.model.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
 from ooc.model.stages.names import embedding_gradient
 from ooc.model.stages.places import gradient_places, hands_on
@@ -318,3 +322,44 @@ def _follow(
         if part is not None and source.trains:
             gradients.add(source, part, is_own=is_own)
     tile.moment_gradients += found.moments
+
+
+# ---- the rows of an embedding ---------------------------------------------------------------------------------------
+
+
+def step_of_rows(program: Program, stage: int) -> Callable[[Tile, Tensor], Tensors]:
+    """From a tile of a first ``stage``, with its rows of the embedding and of what is kept of it, and their gradient to
+    the new rows."""
+    stepping = program.context.embedding
+    assert stepping is not None
+    name, *states = program.learnt_matrices(stage)
+
+    def stepped(tile: Tile, gradient_RD: Tensor) -> Tensors:
+        kept = [tile.inputs[state] for state in states]
+        rows_RD, kept = stepping.optimizer.step(
+            tile.inputs[name], gradient_RD, kept, lr=stepping.lr, number=stepping.number
+        )
+        tile.diverged = bool((rows_RD * 0).sum() != 0)  # a tenth of the time that isfinite takes
+        return {name: rows_RD, **dict(zip(states, kept, strict=True))}
+
+    return stepped
+
+
+def embedding_steps(program: Program) -> list[Step]:
+    """The stages of their own, where such are needed."""
+    return [_step(program, at) for at in program.schedule.learnt if not program.steps_in_backward(at)]
+
+
+def _step(program: Program, stage: int) -> Step:
+    stepped, context, space = step_of_rows(program, stage), program.context, program.schedule.learnt[stage].space
+    stepping, gradients = context.embedding, embedding_gradient(space)
+    assert stepping is not None
+
+    def compute(tile: Tile) -> Tensors:
+        found, height = stepping.clipped(tile.inputs[gradients], context.network), tile.stop - tile.start
+        return stepped(tile, F.pad(found, (0, 0, 0, height - len(found))))
+
+    matrices = program.learnt_matrices(stage)
+    loads, title = (gradients, *matrices), f"step {space}".rstrip()
+    nothing = Recipe((), (), pulled=False)
+    return program.step(compute, title, stage, program.active(stage).nodes, nothing, loads=loads, stores=matrices)
