@@ -22,7 +22,7 @@ from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_s
 
 from ooc.conversion.whole_numbers import WholeColumns, rounded_by
 from ooc.errors import SourceError
-from ooc.sources.source import EdgeData, RelationSource, Source
+from ooc.sources.source import EdgeData, RelationSource
 from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.store import EDGE_FEATURES, EDGE_WEIGHT, Store
 
@@ -38,7 +38,7 @@ class ValueForm:
     columns: tuple[tuple[str, str, int | None], ...]
 
     @classmethod
-    def of_source(cls, source: Source | RelationSource, dtype: str) -> "ValueForm | None":
+    def of_source(cls, source: RelationSource, dtype: str) -> "ValueForm | None":
         """How edge data of ``source`` is stored beside features of ``dtype``: in that, weights in float32 at the least.
 
         None where it has none.

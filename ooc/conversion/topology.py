@@ -140,7 +140,7 @@ class Relation:
     """Edges of the source ``name``, all or those of the type ``kind``, from so many nodes to so many, its ``ends``."""
 
     name: str
-    edges: Source | RelationSource
+    edges: RelationSource
     ends: tuple[int, int]
     kind: EdgeType | None = None
 

@@ -51,8 +51,27 @@ class LabelBlock(NamedTuple):
     test: Mask
 
 
+@dataclass(frozen=True)
+class RelationSource:
+    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes.
+
+    ``edges(n)`` yields them as a ``Source`` does. ``has_edge_weight``, ``num_edge_features`` (0: none): what every
+    block of edges has in its ``data``.
+    """
+
+    num_edges: int
+    edges: Callable[[int], Iterator[EdgeBlock]]
+    has_edge_weight: bool = False
+    num_edge_features: int = 0
+
+    @property
+    def num_edge_numbers(self) -> int:
+        """How many numbers an edge carries."""
+        return self.has_edge_weight + self.num_edge_features
+
+
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(RelationSource):
     """A graph to convert. The three callables start afresh each time and yield blocks in order.
 
     Neither side writes to a block that was yielded. The callables run in a thread of their own, one at a time.
@@ -63,8 +82,7 @@ class Source:
     be counted against the budget. ``description`` goes into the store's ``source``. ``unlabelled``: no node has a
     label, or is in a split.
 
-    ``has_edge_weight``, ``num_edge_features`` (0: none): what every block of edges has in its ``data``. With
-    ``weight_unless_ones`` weights that all come out as 1 are none.
+    With ``weight_unless_ones`` weights that all come out as 1 are none.
 
     ``graph_offsets``, of many graphs, G: where the rows of each begin, and N, [G + 1] int64, held meanwhile. Then
     labels and splits are of graphs, and an edge's ends are of one.
@@ -95,17 +113,13 @@ class Source:
     name: str
     format: str
     num_nodes: int
-    num_edges: int
     num_features: int
     num_classes: int | None
-    edges: Callable[[int], Iterator[EdgeBlock]]
     features: Callable[[int], Iterator[AnyArray | Entries]]
     labels: Callable[[int], Iterator[LabelBlock]]
     feature_entries: int | None = None
     ids: Callable[[int], Iterator[AnyArray]] | None = None
     id_bytes: int = 0
-    has_edge_weight: bool = False
-    num_edge_features: int = 0
     weight_unless_ones: bool = False
     task: Task = Task.CLASSES
     unlabelled: bool = False
@@ -128,14 +142,9 @@ class Source:
         return {"": self} if self.types is None else self.types.nodes
 
     @property
-    def edges_of(self) -> "Mapping[EdgeType | None, Source | RelationSource]":
+    def edges_of(self) -> "Mapping[EdgeType | None, RelationSource]":
         """The edges of each type; None where there is but one."""
         return {None: self} if self.types is None else {kind: one for kind, one in self.types.edges.items()}
-
-    @property
-    def num_edge_numbers(self) -> int:
-        """How many numbers an edge carries."""
-        return self.has_edge_weight + self.num_edge_features
 
     @property
     def num_labelled(self) -> int:
@@ -146,21 +155,6 @@ class Source:
     def labelled(self) -> str:
         """What one of these is called."""
         return "node" if self.graph_offsets is None else "graph"
-
-
-@dataclass(frozen=True)
-class RelationSource:
-    """``num_edges`` edges of one type, whose ends are numbered within the types of their nodes; what they carry as of a
-    ``Source``."""
-
-    num_edges: int
-    edges: Callable[[int], Iterator[EdgeBlock]]
-    has_edge_weight: bool = False
-    num_edge_features: int = 0
-
-    @property
-    def num_edge_numbers(self) -> int:
-        return self.has_edge_weight + self.num_edge_features
 
 
 @dataclass(frozen=True)
