@@ -74,8 +74,8 @@ def spread_edges(graph: GraphStatistics, tile_rows: int) -> Sequence[int]:
     The first tile has the hub; the others have ``bias`` times the mean degree, for as long as there are edges.
     """
     tiles = -(-graph.nodes // tile_rows)
-    a_tile = graph.bias * graph.edges * tile_rows
-    between = (min(graph.edges, graph.most_neighbours + a_tile * i // graph.nodes) for i in range(1, tiles))
+    a_tile, first, nodes, edges = graph.bias * graph.edges * tile_rows, graph.most_neighbours, graph.nodes, graph.edges
+    between = (min(edges, first + a_tile * i // nodes) for i in range(1, tiles))
     return array("q", chain((0,), between, (graph.edges,)))
 
 

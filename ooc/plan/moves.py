@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import chain, groupby, product
 from math import inf
 from operator import itemgetter
@@ -45,8 +44,6 @@ class Moves:
         self.on_device, self.sources = problem.hardware.has_device_memory, problem.sources
         self.spillable = frozenset() if self.on_device else frozenset(self.workload.scatter_counts)
         self.bucketable = frozenset() if self.on_device else bucketable(self.workload)
-        self.minimum_memory = cache(self._minimum_memory)
-        """Of small graphs, every beginning tries the same heights."""
 
     # ---- single steps --------------------------------------------------------------------------------------
 
@@ -146,11 +143,18 @@ class Moves:
             cuts = {name: replace(cut, columns=min(columns, cut.columns)) for name, columns in self.sources.items()}
             yield replace(like, cuts=cuts)
 
-    def _minimum_memory(
+    def minimum_memory(
         self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int = 1
     ) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
-        more."""
+        more. Found once for all budgets of a workload; of small graphs, every beginning tries the same heights, too."""
+        known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
+        asked = height, bucketed, direct, parts, spare_writes, self.on_device, limits.slab_columns, limits.exchange
+        if asked not in known:
+            known[asked] = self._minimum_memory(height, bucketed, direct=direct, parts=parts)
+        return known[asked], self.problem.layout(known[asked])
+
+    def _minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int) -> Choice:
         widest = max(self.sources.values(), default=1)
         of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
@@ -188,7 +192,7 @@ class Moves:
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
             layout = self.problem.layout(smaller)
             layouts.append((least(layout), smaller, layout))
-        return min(layouts, key=itemgetter(0))[1:]
+        return min(layouts, key=itemgetter(0))[1]
 
     def _gathered_bytes(self, choice: Choice) -> int:
         """A bound: no layout of ``choice`` takes less memory than what is always there and one source that is gathered

@@ -6,10 +6,11 @@ loads rows of some matrices, pulls rows of others over the graph's edges, and st
 each stage into one row pass, or into a column pass and a row pass where the pulled matrix does not fit.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from typing import Any
 
 from ooc.plan.layout.shuffle import GatheredRows
 
@@ -421,6 +422,8 @@ class Workload:
     share: Share | None = None
     state_bytes: int = 0
     line_bytes: int = 1
+    leanest: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The choices of least memory that were found, which depend on no budget."""
 
     def own(self, space: str, rows: int) -> range:
         """Which of the first ``rows`` rows of nodes of a type this process computes."""

@@ -130,6 +130,22 @@ def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
+def test_the_least_memory_of_a_workload_is_looked_for_once(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the budgets; and the plans are those of workloads that nobody has planned before."""
+    known, numbers, plans = workload(), [], []
+    limits = [Limits(mb * 1_000_000, mb * 1_000_000) for mb in (8, 9)]
+    for one in limits:
+        with monkeypatch.context() as patched:
+            counted = Counted(layout.lay_out, lambda *_: 1)
+            patched.setattr(problem, "lay_out", counted)
+            plans.append(plan_layout(known, one, hardware))
+        numbers.append(len(counted.sizes))
+    assert plans[0].layout == plan_layout(workload(), limits[0], hardware).layout
+    assert plans[1].layout == plan_layout(workload(), limits[1], hardware).layout
+    assert numbers[1] < numbers[0]
+
+
 def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program once, for the device and for the host."""
     work = workload()
