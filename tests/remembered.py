@@ -5,12 +5,14 @@ import copy
 import inspect
 import os
 import pickle
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -22,15 +24,24 @@ from ooc.model.layers.layer import Layer
 from ooc.model.lowering import interpreter, opened, tracing
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
+from ooc.plan import Hardware, Limits, Workload
+from ooc.plan.planner import NOTHING, Chosen, choose_workload
+from ooc.plan.problem import Variants
+from ooc.train import job
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_MOST_KNOWN = 100
 
 
 def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have models and layers that are made alike traced and tried once. A test that looks on puts its own in place.
-    ``folder``: of all processes that run tests, for what trying tells."""
+    """Have models and layers that are made alike traced and tried once, and what is alike planned once. A test that
+    looks on puts its own in place. ``folder``: of all processes that run tests, for what trying tells."""
     for module in (tracing, interpreter, opened):
         patch.setattr(module, "Calls", traced_once)
     folder.mkdir(exist_ok=True)
     patch.setattr(opaque, "probe_layer", ProbedOnce(folder))
+    patch.setattr(job, "choose_workload", PlannedOnce())
 
 
 _WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
@@ -83,6 +94,50 @@ def traced_once(
     calls = copy.copy(known)
     calls.cut_off, calls.reached = [own[k] for k in cut_off], [own[k] for k in reached]
     return calls
+
+
+class PlannedOnce:
+    """The plan of a workload, made once for the same limits; and of what is alike one workload is planned for all
+    limits, so that what needs the least memory is looked for once."""
+
+    def __init__(self) -> None:
+        self._workloads: OrderedDict[bytes, Workload] = OrderedDict()
+        self._plans: OrderedDict[tuple[bytes, bytes], tuple[bytes | None, Chosen]] = OrderedDict()
+
+    def __call__(self, variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
+        known = cache(lambda recomputed: self._of_all(variants(recomputed)))
+        (key, _), of_machine = known(NOTHING), _pickled((limits, hardware))
+        if key is None or of_machine is None:
+            return choose_workload(variants, limits, hardware)
+        asked = key, of_machine
+        if asked not in self._plans or known(self._plans[asked][1].recomputed)[0] != self._plans[asked][0]:
+            chosen = choose_workload(lambda recomputed: known(recomputed)[1], limits, hardware)
+            self._plans[asked] = known(chosen.recomputed)[0], chosen
+        return _latest(self._plans, asked)[1]
+
+    def _of_all(self, workload: Workload) -> tuple[bytes | None, Workload]:
+        """Its digest, and the one workload that stands for all such."""
+        key = _pickled(replace(workload))  # without what has been found of it
+        if key is None:
+            return None, workload
+        self._workloads.setdefault(key, workload)
+        return key, _latest(self._workloads, key)
+
+
+def _pickled(one: Any) -> bytes | None:
+    """A digest; None where it cannot be told."""
+    try:
+        return sha256(pickle.dumps(one)).digest()
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return None
+
+
+def _latest(known: OrderedDict[Key, Value], key: Key) -> Value:
+    """What is known by ``key``, which is forgotten when a hundred others have been asked for since."""
+    known.move_to_end(key)
+    if len(known) > _MOST_KNOWN:
+        known.popitem(last=False)
+    return known[key]
 
 
 class ProbedOnce:

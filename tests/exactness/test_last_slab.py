@@ -11,9 +11,11 @@ import torch
 from ooc.plan import problem
 from ooc.plan.layout.layout import Choice, Layout, lay_out
 from ooc.plan.layout.passes import ColumnPass, RowPass, direct_slabs
+from ooc.plan.planner import choose_workload
 from ooc.plan.program.plan import Plan
 from ooc.plan.workload import Workload
 from ooc.storage.store import Store
+from ooc.train import job
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.exactness.test_mixed_sums import InTurn
@@ -47,6 +49,7 @@ def hold(patch: pytest.MonkeyPatch, *, direct: bool, buffers: int, overlap_last:
         return lay_out(workload, replace(choice, cuts=cuts))
 
     patch.setattr(problem, "lay_out", laid_out)
+    patch.setattr(job, "choose_workload", choose_workload)  # which has planned the same otherwise before
 
 
 def left(plan: Plan) -> list[str]:
