@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -145,8 +146,9 @@ def test_rows_are_packed_while_others_are_on_the_way(
 
 def test_slabs_and_blocks_by_way_of_the_disk(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the least memory, each GPU's and the host's, and never more on a device: slabs go to others as they come
-    over the wire, or are sharded turn after turn."""
+    over the wire, or are sharded turn after turn. Rows stay shared out as they are at first, whoever is slow."""
     monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 60_000)
+    monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", inf)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
         found = {}
