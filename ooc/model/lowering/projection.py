@@ -20,6 +20,8 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.values import Gradients, Multiplied, Rows, Summed, Value
 
+_FEW_NUMBERS = 1 << 14
+"""Of a weight, which is made under autograd once for values and gradients: of so few the calls are most of the time."""
 Weights = Callable[[], tuple[Tensor, Tensor | None]]
 """Weight [O, I] and bias [O] as torch makes them of parameters."""
 
@@ -114,6 +116,7 @@ class SparseProduct(Projection):
 class Made:
     """A weight [O, I] and bias [O] made of parameters once a program, between which alone parameters change.
 
+    A small one is made once for values and gradients, and what autograd records of it is counted as much again.
     Their gradients are added up over all tiles, in order, and go through to the parameters when a program has ended: to
     make and differentiate them for every tile was more than half of the operators of GAT's epoch where all of it is in
     memory. A linear layer's weight and bias as they are take nothing, and are summed where they lie.
@@ -129,11 +132,14 @@ class Made:
         self.nbytes = 0
         """What they take beside the parameters, with their gradients."""
         self._weights, self._parameters = weights, tuple(parameters)
+        self._is_small = False
         self._sums: tuple[_Sum, _Sum] | None = None
         if not all(isinstance(made, nn.Parameter) for made in (weight, bias) if made is not None):
-            self.nbytes = 2 * self.numel * weight.itemsize
+            self._is_small = self.numel <= _FEW_NUMBERS
+            self.nbytes = (4 if self._is_small else 2) * self.numel * weight.itemsize
             self._sums = _Sum(), _Sum()
         self._values: tuple[Tensor, Tensor | None] | None = None
+        self._recorded: tuple[Tensor, Tensor | None] | None = None
         self._making = Lock()
 
     @property
@@ -145,14 +151,16 @@ class Made:
         """Weight and bias, without a gradient. On any thread."""
         with self._making:  # so that threads do not each make one
             if self._values is None:
-                with torch.no_grad():
-                    weight, bias = self._weights()
+                records = self._is_small and self._sums is not None and self._sums[0].grad is not None
+                with torch.set_grad_enabled(records):
+                    weight, bias = made = self._weights()
+                self._recorded = made if records else None
                 self._values = weight.detach(), None if bias is None else bias.detach()
             return self._values
 
     def forget(self) -> None:
         """Parameters may have changed."""
-        self._values = None
+        self._values = self._recorded = None
 
     def gradients(self, weight: Tensor, bias: Tensor | None) -> list[tuple[Summed, Tensor]]:
         """What a tile adds, with what it is to be added to."""
@@ -172,12 +180,14 @@ class Made:
             return
         weight, bias = (sums.grad for sums in self._sums)
         assert weight is not None
-        for parameter, part in through_weights(self._weights, self._parameters, weight, bias):
+        recorded, self._recorded = self._recorded, None
+        for parameter, part in through_weights(self._weights, self._parameters, weight, bias, recorded):
             assert parameter.grad is not None
             parameter.grad.add_(part)
 
     def end(self) -> None:
         """The sums are of no use any more."""
+        self._recorded = None
         for sums in self._sums or ():
             sums.grad = None
 
@@ -190,11 +200,16 @@ class _Sum:
 
 
 def through_weights(
-    weights: Weights, parameters: Sequence[nn.Parameter], weight_gradient: Tensor, bias_gradient: Tensor | None
+    weights: Weights,
+    parameters: Sequence[nn.Parameter],
+    weight_gradient: Tensor,
+    bias_gradient: Tensor | None,
+    recorded: tuple[Tensor, Tensor | None] | None = None,
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them."""
+    """The gradients of the parameters that are trained, from those of the weight [O, I] and bias [O] made of them;
+    ``recorded``: these, where they have been made under autograd."""
     with torch.enable_grad():
-        pairs = zip(weights(), (weight_gradient, bias_gradient), strict=True)
+        pairs = zip(recorded or weights(), (weight_gradient, bias_gradient), strict=True)
     made, above = zip(*((one, part) for one, part in pairs if one is not None and part is not None), strict=True)
     found = zip(parameters, gradients_of(made, parameters, above), strict=True)
     return [(parameter, part) for parameter, part in found if part is not None]
