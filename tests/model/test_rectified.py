@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a rectifier from bits is autograd's from numbers."""
+"""The gradient of a rectifier from bits is autograd's from numbers, and that of tanh from its result."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from torch_geometric.nn.models import GraphSAGE
 
 import ooc
 from ooc.kernels import tensors
-from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
-from ooc.model.lowering.values import Features, Rows
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
+from ooc.model.lowering.values import Features, Rows, Value
 from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
@@ -101,23 +101,57 @@ def test_the_gradient_of_elu_is_that_of_autograd(
     assert _bytes(d_source) == _bytes(d_expected)
 
 
-def test_a_relu_is_computed_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    logistic=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+    shorter=st.integers(0, 1),
+)
+def test_the_gradient_of_tanh_and_the_logistic_function_is_that_of_autograd(
+    rows: int, logistic: bool, dtype: torch.dtype, seed: int, shorter: int
+) -> None:
+    """From the result alone, bit for bit; also where the gradient has fewer rows."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randn(rows, 7, generator=generator, dtype=dtype)
+    gradient = torch.randn(rows - shorter, 7, generator=generator, dtype=dtype)
+    value, cut = Sigmoidal(2, Features(1, 7), logistic=logistic), Rows(0, rows, 0, 0)
+    leaf = source.clone().requires_grad_()
+    expected = leaf.sigmoid() if logistic else leaf.tanh()
+    (d_expected,) = torch.autograd.grad(expected[: len(gradient)], leaf, gradient)
+    result = value.compute([source], cut, record=True)
+    assert _bytes(result) == _bytes(expected)
+    assert value.needs() == (value,)
+    (d_source,) = value.backward(gradient, [result], cut).inputs
+    assert d_source is not None
+    assert _bytes(d_source) == _bytes(d_expected)
+    (d_over,) = value.backward(gradient, [result], cut, over=True).inputs
+    assert d_over is not None
+    assert _bytes(d_over) == _bytes(d_source)
+    assert _bytes(value.compute_at([source], cut, source)) == _bytes(expected)
+
+
+@pytest.mark.parametrize(("act", "kind"), [("relu", Rectified), ("tanh", Sigmoidal), ("sigmoid", Sigmoidal)])
+def test_an_activation_is_computed_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, kind: type[Value]
+) -> None:
     """What it gives is kept, not what it is given: the next layer and both backward passes have it."""
     data = random_data(GraphCase(nodes=60, edges=300, features=6))
-    model = GraphSAGE(6, 8, 3, int(data.y.max()) + 1).double()
-    calls = list[Rectified]()
-    compute, compute_at = Rectified.compute, Rectified.compute_at
+    model = GraphSAGE(6, 8, 3, int(data.y.max()) + 1, act=act).double()
+    calls = list[Value]()
+    compute, compute_at = kind.compute, kind.compute_at
 
-    def counted(value: Rectified, *of_tile: Any, **options: Any) -> Tensor:
+    def counted(value: Value, *of_tile: Any, **options: Any) -> Tensor:
         calls.append(value)
         return compute(value, *of_tile, **options)
 
-    def counted_at(value: Rectified, *of_tile: Any) -> Tensor:
+    def counted_at(value: Value, *of_tile: Any) -> Tensor:
         calls.append(value)
         return compute_at(value, *of_tile)
 
-    monkeypatch.setattr(Rectified, "compute", counted)
-    monkeypatch.setattr(Rectified, "compute_at", counted_at)
+    monkeypatch.setattr(kind, "compute", counted)
+    monkeypatch.setattr(kind, "compute_at", counted_at)
     with ooc.Trainer(model, data, memory="200M", device="cpu", spill_dir=tmp_path, threads=1) as trainer:
         trainer.fit(1, eval_every=0)
         calls.clear()

@@ -128,7 +128,7 @@ def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
     moments = []
     for part in parts:
         hidden = sum_of_maps(call, [conv.k_lin], [part])
-        moments.append(assembly.moments(assembly.rowwise(call.where, torch.tanh, [hidden])))
+        moments.append(assembly.moments(assembly.sigmoidal(hidden)))
 
     def function(*given: Tensor) -> Tensor:
         share_P = torch.stack([(q * mean_C).sum() for mean_C in given[count::2]]).softmax(dim=0)

@@ -18,7 +18,7 @@ from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
-from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dense,
@@ -307,6 +307,10 @@ class Assembly:
         """ReLU of ``source``, or with ``slope`` LeakyReLU."""
         signs = Signs(self.next_index(), source, not_a_number=slope is None)
         return Rectified(self.next_index(), source, signs, slope)
+
+    def sigmoidal(self, source: Value, *, logistic: bool = False) -> Value:
+        """tanh of ``source``, or the logistic function."""
+        return Sigmoidal(self.next_index(), source, logistic=logistic)
 
     def exponential_linear(self, source: Value, alpha: float) -> Value:
         """ELU of ``source``."""

@@ -52,6 +52,7 @@ from ooc.model.lowering.symbolic import (
 from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import both_types, side_by_side
 
+_TANH, _LOGISTIC = (torch.tanh, F.tanh, "tanh"), (torch.sigmoid, F.sigmoid, "sigmoid")
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
@@ -201,6 +202,8 @@ class Interpreter:
         self._check_in_place(node, where, in_place)
         if kind in (nn.ReLU, nn.LeakyReLU):
             return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
+        if kind in (nn.Tanh, nn.Sigmoid):
+            return assembly.sigmoidal(source, logistic=kind is nn.Sigmoid)
         if kind is nn.ELU:
             return assembly.exponential_linear(source, float(module.alpha))
         parameters = tuple(module.parameters())
@@ -285,9 +288,9 @@ class Interpreter:
             weight, bias = (lambda input, weight, bias=None: map(_parameter, (weight, bias)))(*args, **kwargs)
             if isinstance(weight, nn.Parameter):
                 return self._linear(args[0], weight, bias, name)
-        rectified = self._rectified(target, args, kwargs)
-        if rectified is not None:
-            return rectified
+        activated = self._activated(target, args, kwargs)
+        if activated is not None:
+            return activated
         if target is join_relations:
             return self._joined(*args)
         if target is side_by_side:
@@ -388,8 +391,10 @@ class Interpreter:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(input, float(p)) if drops else input
 
-    def _rectified(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """ReLU, LeakyReLU or ELU of a value; None for anything else."""
+    def _activated(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """ReLU, LeakyReLU, ELU, tanh or the logistic function of a value; None for anything else."""
+        if target in _TANH + _LOGISTIC and len(args) == 1 and not kwargs and isinstance(args[0], Value):
+            return self._assembly.sigmoidal(args[0], logistic=target in _LOGISTIC)
         if target in (F.relu, torch.relu, "relu"):
             given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
         elif target is F.leaky_relu:

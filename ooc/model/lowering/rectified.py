@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number; and ELU,
-whose gradient needs the input and nothing that autograd would record besides.
+"""ReLU and LeakyReLU, of whose input the gradient needs the signs alone: a bit a value instead of a number; ELU, whose
+gradient needs the input and nothing that autograd would record besides; tanh and the logistic function, whose gradient
+needs the result.
 
 Keeping a bit a value of what a rectifier was given is Gist's idea (A. Jain et al., ISCA 2018). Here the bits are a
 value like others, kept only where the backward pass does not have the input at hand for some other reason. Either
@@ -93,6 +94,39 @@ class Rectified(Value):
         if over:
             return Gradients([backward.grad_input(gradient, source, *how, grad_input=gradient)])
         return Gradients([backward.default(gradient, source, *how)])
+
+
+class Sigmoidal(Value):
+    """tanh of the input, or with ``logistic`` 1 / (1 + exp(-input)). ``backward`` needs the result."""
+
+    def __init__(self, index: int, source: Value, *, logistic: bool) -> None:
+        super().__init__(index, (source,), source.tail)
+        self._function = torch.sigmoid if logistic else torch.tanh
+        self._backward = aten.sigmoid_backward if logistic else aten.tanh_backward
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return (self,)
+
+    def needs(self) -> tuple[Value, ...]:
+        return (self,)
+
+    def compute(self, inputs: Sequence[Tensor], rows: Rows, *, record: bool) -> Tensor:
+        return self._function(inputs[0])
+
+    def compute_at(self, inputs: Sequence[Tensor], rows: Rows, out: Tensor) -> Tensor:
+        return self._function(inputs[0], out=out)
+
+    def backward(
+        self, gradient: Tensor, operands: Sequence[Tensor | None], rows: Rows, *, over: bool = False
+    ) -> Gradients:
+        """``over``: in place of ``gradient``, which is of no more use."""
+        (result,) = operands
+        assert result is not None
+        gradient = with_zeros(gradient, result.shape[0])  # torch rounds a tensor's last entries in another way
+        if over:
+            return Gradients([self._backward.grad_input(gradient, result, grad_input=gradient)])
+        return Gradients([self._backward.default(gradient, result)])
 
 
 class ExponentialLinear(Value):

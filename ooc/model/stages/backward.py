@@ -24,7 +24,7 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import AnyScaling, Scaling
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling
-from ooc.model.lowering.rectified import Rectified
+from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
 from ooc.model.stages.context import Kernel, Step, Tensors, Tile
 from ooc.model.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
@@ -312,7 +312,7 @@ def _follow(
     if isinstance(value, Multiplied):
         out = None if value.source in gradients else tile.room(place, len(gradient))
         found, is_own = value.backward(gradient, operands, rows, out), True
-    elif isinstance(value, Rectified):
+    elif isinstance(value, (Rectified, Sigmoidal)):
         found, is_own = value.backward(gradient, operands, rows, over=is_own), True
     else:
         found, is_own = value.backward(gradient, operands, rows), is_own and hands_on(value)

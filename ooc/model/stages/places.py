@@ -4,7 +4,7 @@ more, or right where they are stored.
 
 A product that writes to memory takes hardly longer than one that writes to the cache, and what is then done to its rows
 in place finds them there; to copy them takes a third of a product. So a product whose rows are stored, after nothing
-but sums and rectifiers of them alone, puts them into the memory where they end.
+but sums, rectifiers and tanh of them alone, puts them into the memory where they end.
 
 Pure: nothing here computes anything.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ooc.model.lowering.rectified import Rectified
+from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Linear, Multiplied, Sum, Value
 from ooc.model.stages.schedule import Recipe, kept_beyond, rows_in
 
@@ -33,7 +33,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
 
     def goes_over(value: Value) -> bool:
         """Whether ``value`` may be computed over its first input, which is the tile's own and of no other use."""
-        if not isinstance(value, (Sum, Rectified)):
+        if not isinstance(value, (Sum, Rectified, Sigmoidal)):
             return False
         source = value.inputs[0]
         alone = users[source] == 1 and source not in kept and source.tail == value.tail
@@ -50,7 +50,7 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
         over = goes_over(value)
         if over and name is not None and begins(value.inputs[0]):
             ends[value.inputs[0]], name = name, None
-        if over or (name is not None and isinstance(value, (Linear, Sum, Rectified))):
+        if over or (name is not None and isinstance(value, (Linear, Sum, Rectified, Sigmoidal))):
             found[value] = Place(over, name)
     return found
 
@@ -85,9 +85,9 @@ def hands_on(value: Value) -> bool:
     """Whether the gradient of ``value`` becomes that of an input, and of no other."""
     if isinstance(value, Sum):
         return [factor for factor, one in zip(value.factors, value.inputs, strict=True) if one.trains] == [1]
-    return isinstance(value, Rectified)
+    return isinstance(value, (Rectified, Sigmoidal))
 
 
 def _makes_rows(value: Value) -> bool:
     """Whether what is computed is in memory of its own."""
-    return isinstance(value, (Multiplied, Rectified)) or (isinstance(value, Sum) and value.makes_rows)
+    return isinstance(value, (Multiplied, Rectified, Sigmoidal)) or (isinstance(value, Sum) and value.makes_rows)

@@ -21,7 +21,7 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling, Result
 from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.projection import Projection, SparseProduct
-from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     MOMENTS_BYTES,
     Aggregate,
@@ -61,7 +61,7 @@ _SPARSE_FORWARD, _SPARSE_BACKWARD = 4, 32
 with 33 entries in rows of 8,415, and a weight of 64 columns."""
 _STEP_COPIES, _STEP_VALUES, _STEP_OPERATORS = 4, 24, 16
 """Of an optimizer's step of rows: matrices of their width beside the results, values, and operators."""
-_DIFFERENTIATED_AT_ONCE = (Sum, Multiplied, Dropout, Rectified, ExponentialLinear, Result)
+_DIFFERENTIATED_AT_ONCE = (Sum, Multiplied, Dropout, Rectified, Sigmoidal, ExponentialLinear, Result)
 """Whose gradient is taken further without any other on the way."""
 _RECORDED_OPERATORS = 16
 """Of a function that autograd differentiates: recording it, and an engine's run of its own."""
@@ -477,7 +477,7 @@ def _backward_work(value: Value) -> Work:
         case Sum():
             scaled = sum(factor != 1 for factor in value.factors)
             return Work(0, (2 * scaled + len(value.parameters)) * value.columns, 1 + scaled + 2 * len(value.parameters))
-        case Dropout() | Rectified() | ExponentialLinear():
+        case Dropout() | Rectified() | Sigmoidal() | ExponentialLinear():
             return Work(0, 3 * value.columns)
         case Result():
             return NO_WORK

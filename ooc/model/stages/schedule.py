@@ -7,7 +7,7 @@ and read at each use, or computed again from what is kept. Kept are
 
 - the *head* of a stage: where the chain of sums behind the pulled matrix ends, before the first norm or activation.
   From it the rest of the stage is computed again for the price of some element-wise work; if all that takes it is a
-  ReLU, the ReLU's result instead;
+  ReLU or tanh, the result of that instead;
 - what a linear map is given, where that is what was pulled: its weight's gradient needs it;
 - the result of an attention or a maximum with what it keeps for its backward, and what targets bring to it;
 - what a later stage needs and could only compute from several kept values or through another dense product, or rather
@@ -30,7 +30,7 @@ from typing import TypeVar
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import EVERYWHERE, hops, values_of
-from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Signs
+from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dropout,
@@ -230,7 +230,12 @@ class Schedule:
         if not isinstance(need, Signs) or need in self.kept:
             return need
         return next(
-            (one for one in self.users[need.source] if is_told_by_result(one) and one in self.kept), need.source
+            (
+                one
+                for one in self.users[need.source]
+                if isinstance(one, Rectified) and is_told_by_result(one) and one in self.kept
+            ),
+            need.source,
         )
 
     def _needs(self, stage: int) -> list[tuple[Value, int]]:
@@ -331,8 +336,8 @@ class Schedule:
                 self.kept.add(need)
 
     def _keep_rectified(self) -> None:
-        """In place of what is kept for a ReLU alone, its result: that tells where the gradient passes, too, and need
-        not be computed again wherever it is used."""
+        """In place of what is kept for a ReLU or tanh alone, its result: that tells the gradient, too, and need not be
+        computed again wherever it is used."""
         for value in in_order(self.kept):
             users = self.users[value]
             if len(users) == 1 and is_told_by_result(users[0]) and self.stage[users[0]] == self.stage[value]:
@@ -385,7 +390,7 @@ class Schedule:
 
     def _anchor(self, value: Value, stage: int) -> Value:
         """``value``, or the sum or product it is computed from without another one: better kept, for the way back."""
-        light = (Dropout, Rectified, ExponentialLinear, Rowwise, Normalized)
+        light = (Dropout, Rectified, Sigmoidal, ExponentialLinear, Rowwise, Normalized)
         while isinstance(value, light) and not value.heavy:
             sources = rows_in(value)
             if len(sources) != 1 or self.stage[sources[0]] != stage or is_constant(sources[0]):
@@ -413,8 +418,8 @@ class Schedule:
 
 
 def is_told_by_result(value: Value) -> bool:
-    """Whether its result tells the signs that its gradient needs."""
-    return isinstance(value, Rectified) and value.slope is None
+    """Whether its result tells what its gradient needs."""
+    return isinstance(value, Sigmoidal) or (isinstance(value, Rectified) and value.slope is None)
 
 
 def _passes_on(user: Value, value: Value) -> bool:
