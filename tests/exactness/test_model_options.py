@@ -11,6 +11,7 @@ from torch_geometric.nn import DiffGroupNorm, GraphSizeNorm, MeanSubtractionNorm
 
 from tests.exactness.comparison import DIRECTIONS, assert_agrees, in_turn
 from tests.exactness.reference import ModelCase, smooth_adam
+from tests.examples import cases
 from tests.graphs import GraphCase, random_data
 
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -37,11 +38,15 @@ NORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "act_first"), [("gcn", True), ("gin", False)], ids=["gcn, act first", "gin"])
-@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
-def test_norms(norm: dict[str, Any], kind: str, act_first: bool, tmp_path: Path) -> None:
-    """Gradients and running statistics are PyG's, with dropout before and after, whichever comes first."""
-    options = {**norm, "act_first": act_first, "act": "elu"}
+@pytest.mark.parametrize(
+    ("norm", "way"),
+    in_turn(NORMS, {"gcn, act first": ("gcn", True), "gin": ("gin", False)}, all_ways=cases(("batch", "layer"), NORMS)),
+)
+def test_norms(norm: str, way: tuple[str, bool], tmp_path: Path) -> None:
+    """Gradients and running statistics are PyG's, with dropout before and after, whichever comes first; in a thorough
+    run each norm either way."""
+    kind, act_first = way
+    options = {**NORMS[norm], "act_first": act_first, "act": "elu"}
     case = ModelCase(kind=kind, layers=3, dropout=0.3, options=options)
     assert_agrees(case, random_data(ROUGH), tmp_path, epochs=EPOCHS)
 
