@@ -21,7 +21,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import interpreter, opened, tracing
+from ooc.model.lowering import interpreter, opened, summed, tracing
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan import Hardware, Limits, Workload
@@ -37,7 +37,7 @@ _MOST_KNOWN = 100
 def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have models and layers that are made alike traced and tried once, and what is alike planned once. A test that
     looks on puts its own in place. ``folder``: of all processes that run tests, for what trying tells."""
-    for module in (tracing, interpreter, opened):
+    for module in (tracing, interpreter, opened, summed):
         patch.setattr(module, "Calls", traced_once)
     folder.mkdir(exist_ok=True)
     patch.setattr(opaque, "probe_layer", ProbedOnce(folder))
@@ -80,12 +80,13 @@ def traced_once(
     training: bool,
     rows: int = 1,
     opened: MessagePassing | None = None,
+    whole: Sequence[Any] = (),
 ) -> Calls:
     """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
-    key, own = _digest(module, name, inputs, training), list(module.parameters())
+    key, own = _digest(module, name, inputs, training, [*whole]), list(module.parameters())
     if key is None or key not in _traced:
-        calls = Calls(module, name, inputs, training=training, rows=rows, opened=opened)
+        calls = Calls(module, name, inputs, training=training, rows=rows, opened=opened, whole=whole)
         if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
             return calls
         kinds = calls.cut_off, calls.reached

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.nn.functional as F
 from memory import peak_resident_bytes, reset_peak, resident_bytes
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import to_torch_csr_tensor
@@ -48,10 +49,34 @@ class Job:
         return json.dumps(asdict(self))
 
 
+class OwnLayer(MessagePassing):
+    """A layer as people write it: a mean over neighbours of what a linear map makes of them, and a map of a row."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(aggr="mean")
+        self.neighbours, self.root = nn.Linear(in_channels, out_channels), nn.Linear(in_channels, out_channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) + self.root(x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.neighbours(x_j).relu()
+
+
+class Own(BasicGNN):
+    """A model of such layers."""
+
+    supports_edge_weight = supports_edge_attr = False
+
+    def init_conv(self, in_channels: int, out_channels: int, **options: Any) -> MessagePassing:
+        """One layer."""
+        return OwnLayer(in_channels, out_channels, **options)
+
+
 def build_model(job: Job, store: Store, **options: Any) -> BasicGNN:
     """The same model, with the same initial weights, for either side of a benchmark."""
     torch.manual_seed(job.seed)
-    kind: type[BasicGNN] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gatv2": GAT}[job.model]
+    kind: type[BasicGNN] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gatv2": GAT, "own": Own}[job.model]
     if kind is GAT:
         options |= {"heads": job.heads, "v2": job.model == "gatv2"}
     return kind(store.num_features, job.hidden, job.layers, store.num_classes, dropout=job.dropout, **options)

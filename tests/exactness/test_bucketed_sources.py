@@ -74,7 +74,7 @@ CASES = {
     "an MLP on edges": CASE,
     "an MLP on edges, std": wide(lambda i, o: MlpMessages(i, o, "std")),
     "ResGatedGraphConv": wide(GatedAsItIs),
-    "GENConv": wide(lambda i, o: GenAsItIs(i, o, norm=None)),
+    "GENConv": wide(lambda i, o: GenAsItIs(i, o, norm=None, learn_t=True)),
 }
 
 

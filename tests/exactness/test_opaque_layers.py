@@ -252,6 +252,9 @@ class Scaled(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor, times: float) -> Tensor:
         return times * self.propagate(edge_index, x=torch.tanh(self.lin(x)))
 
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_j - x_i
+
 
 def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though a model is taken apart several times."""
@@ -714,6 +717,9 @@ class Widened(MessagePassing):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=self.wide(self.norm(x)))[:, :C]
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_j - x_i
 
 
 @pytest.mark.parametrize(("centred", "columns"), [(False, F_IN), (True, 4 * F_IN)])

@@ -86,7 +86,7 @@ def lower_convolution(
     """What ``conv`` gives for these arguments, rows or rows by type of nodes, without a formula what ``as_it_is`` makes
     of them; ModelError for an option or an argument that is not supported."""
     lower, types = _LOWERINGS.get(type(conv)), assembly.setting.types
-    if lower is not None and (replaced := _replaced(conv)):
+    if lower is not None and (replaced := replaced_part(conv)):
         lower, where = None, f"{where}, run as it is because of its {replaced}"
     if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
         raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
@@ -136,7 +136,7 @@ def _takes_relations(conv: gnn.MessagePassing) -> bool:
     return known and not isinstance(conv, gnn.GENConv) and conv.flow == "source_to_target"
 
 
-def _replaced(conv: Any) -> str:
+def replaced_part(conv: Any) -> str:
     """What keeps ``conv`` from being what its class's formula says; empty where nothing does."""
     functions = replaced_functions(conv)
     if functions:

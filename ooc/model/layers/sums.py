@@ -127,11 +127,17 @@ def gcn_scaling(conv: Any, call: Call) -> Scaling:
 
 def normalization_of(conv: Any, *, weighted: bool) -> Scaling:
     """That of a convolution which normalizes, by its options."""
-    if not getattr(conv, "add_self_loops", False):  # TAGConv has none
+    loops = getattr(conv, "add_self_loops", False)  # TAGConv has none
+    return normalization(weighted=weighted, loops=loops, improved=getattr(conv, "improved", False))
+
+
+def normalization(*, weighted: bool, loops: bool, improved: bool) -> Scaling:
+    """That of ``gcn_norm``, by its arguments."""
+    if not loops:
         return Scaling.WEIGHTED_GCN_NO_LOOPS if weighted else Scaling.GCN_NO_LOOPS
     if not weighted:
         return Scaling.GCN
-    return Scaling.WEIGHTED_GCN_IMPROVED if getattr(conv, "improved", False) else Scaling.WEIGHTED_GCN
+    return Scaling.WEIGHTED_GCN_IMPROVED if improved else Scaling.WEIGHTED_GCN
 
 
 def check_sum(conv: Any, call: Call) -> None:

@@ -5,20 +5,23 @@ run as a whole.
 It is opened where a trace can tell, unless more columns would be gathered so; and one way where the other cannot be.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
-from ooc.model.layers.layer import EdgeInput, Graph, Layer, layer_of
+from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, layer_of
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
 from ooc.model.lowering.rowwise import IN_PLACE
+from ooc.model.lowering.summed import lower_sum, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
@@ -74,6 +77,10 @@ def _ways(layer: Layer, setting: Setting) -> list[Opened | None]:
         if isinstance(error, OocError) and not isinstance(error, ModelError):
             raise
         return [None]
+    if takes_rows_alone(layer.module):
+        normalized = _calls_of(layer, setting, whole=[gcn_norm])
+        norms = any(node.target is gcn_norm for node in normalized[1].nodes)
+        return [normalized, opened, None] if norms else [opened, None]
     is_wider = _gathered_columns(opened[1]) > _WIDER * sum(map(prod, layer.tails.values()))
     return [None, opened, None] if is_wider else [opened, None]
 
@@ -91,8 +98,8 @@ def _gathered_columns(calls: Calls) -> int:
     return total
 
 
-def _calls_of(layer: Layer, setting: Setting) -> tuple[nn.Module, Calls]:
-    """Of the layer, a convolution: what it is in, and what its forward calls."""
+def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., Any]] = ()) -> tuple[nn.Module, Calls]:
+    """Of the layer, a convolution: what it is in, and what its forward calls, functions of edges being ``whole``."""
     _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
     tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
@@ -101,9 +108,9 @@ def _calls_of(layer: Layer, setting: Setting) -> tuple[nn.Module, Calls]:
     names = [*layer.rows, layer.edges, *layer.carried]
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
-    whole = with_arguments(_Opened, arguments, layer.module, names, layer.plain, layer.part)
-    rows = len(layer.rows) - len(layer.codes)
-    return whole, Calls(whole, layer.where, tried, training=setting.training, rows=rows, opened=layer.module)
+    opened = with_arguments(_Opened, arguments, layer.module, names, layer.plain, layer.part)
+    options: dict[str, Any] = {"training": setting.training, "rows": len(layer.rows) - len(layer.codes)}
+    return opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole)
 
 
 class _Opened(nn.Module):
@@ -152,6 +159,11 @@ class _OfConvolution(Interpreter):
         )
         if step.target != "propagate" and not adds_up:
             return step
+        if step.target == "propagate" and takes_rows_alone(self._conv):
+            with suppress(ModelError), self._assembly.attempt():
+                return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)
+        if any(one.target is gcn_norm for one in step.with_all_before()):
+            raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = next(one for one in self.known.values() if isinstance(one, Value))
         return lower_propagation(self._conv, self._where, step, rows, self._assembly)
 

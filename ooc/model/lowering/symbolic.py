@@ -12,7 +12,7 @@ import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from inspect import isfunction
@@ -73,7 +73,8 @@ class Calls:
     can be tried on, the first ``rows`` of them being rows. ``cut_off``: parameters that are to be trained and were
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
     to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
-    but whose own calls are looked for; ``columns``: of each of these that gives rows.
+    but whose own calls are looked for, ``whole``: functions of edges that are calls in it besides PyG's utilities;
+    ``columns``: of each of these that gives rows.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Calls:
         training: bool,
         rows: int = 1,
         opened: nn.Module | None = None,
+        whole: Collection[Callable[..., Any]] = (),
     ) -> None:
         self._module = module
         self._opened = opened
@@ -95,7 +97,8 @@ class Calls:
         self.columns: dict[fx.Node, int] = {}
         self._rows = rows
         self._inputs = inputs
-        tracer = _Tracer(inputs, name, opened)
+        self._whole = whole
+        tracer = _Tracer(inputs, name, opened, whole)
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self.graph = tracer.trace(module)
@@ -126,7 +129,7 @@ class Calls:
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
-        for node in (again := _Tracer(self._inputs, self._name, self._opened).trace(self._module)).nodes:
+        for node in (again := _Tracer(self._inputs, self._name, self._opened, self._whole).trace(self._module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
@@ -353,9 +356,16 @@ class _Tracer(fx.Tracer):
     asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
     what is PyG's own in it as a whole."""
 
-    def __init__(self, inputs: Sequence[Tensor], name: str, opened: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        name: str,
+        opened: nn.Module | None = None,
+        whole: Collection[Callable[..., Any]] = (),
+    ) -> None:
         super().__init__()
         self._opened = opened
+        self._of_edges = {*_functions_of_edges(), *whole}
         self._name = name
         self.without_gradients: set[fx.Node] = set()
         self._inputs = inputs
@@ -416,7 +426,7 @@ class _Tracer(fx.Tracer):
         kinds = {kind for part in self._opened.modules() for kind in type(part).__mro__}
         modules = {sys.modules[kind.__module__] for kind in (*kinds, GCNConv)}
         found = [(one, name, getattr(one, name)) for one in modules for name in vars(one)]
-        found = [(one, name, f) for one, name, f in found if isfunction(f) and f in _functions_of_edges()]
+        found = [(one, name, f) for one, name, f in found if isfunction(f) and f in self._of_edges]
         with ExitStack() as stack:
             for owner, name, f in found:
                 stack.enter_context(mock.patch.object(owner, name, partial(self._call, f, "call_function", f)))

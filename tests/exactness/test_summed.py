@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of one's own whose messages are made of sources' rows alone are sums of rows, as PyG's with a formula are."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import OptTensor
+from torch_geometric.utils import add_self_loops
+
+from ooc.errors import ModelError
+from tests.exactness.comparison import assert_agrees, make_trainer, store_of
+from tests.exactness.layers import Carrying, twice
+from tests.exactness.reference import CustomCase
+from tests.graphs import GraphCase, random_data
+
+EPOCHS = 2
+ROUGH: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
+
+
+class Own(MessagePassing):
+    """The plainest layer that there is, around which the others are written."""
+
+    def __init__(self, inputs: int, outputs: int, aggr: Any = "mean", **options: Any) -> None:
+        super().__init__(aggr=aggr, **options)
+        self.neighbours, self.own = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.neighbours(self.propagate(edge_index, x=x)) + self.own(x)
+
+
+class OfRows(Own):
+    """A message that is computed, and something done to what is summed."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, scale=2.0, size=(x.size(0), x.size(0)))
+
+    def message(self, x_j: Tensor, scale: float) -> Tensor:
+        return scale * F.elu(self.neighbours(x_j)) + self.own(x_j).relu()
+
+    def update(self, aggr_out: Tensor) -> Tensor:
+        return F.normalize(aggr_out, dim=-1)
+
+
+class OfSources(Own):
+    """Rows of sources are others than those of targets, and wider than the input."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=(self.neighbours(x), x), y=(self.own(x).sigmoid(), None))
+
+    def message(self, x_j: Tensor, y_j: Tensor) -> Tensor:
+        return torch.cat((x_j * y_j, y_j), dim=-1)[:, : x_j.size(1)]
+
+
+class Subclass(GraphConv):
+    """PyG's, that may do anything; takes edges' weights as a vector."""
+
+
+class Weighted(Own):
+    """Weights of edges by another name."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None) -> Tensor:
+        return self.propagate(edge_index, x=self.neighbours(x), w=edge_weight) + self.own(x)
+
+    def message(self, x_j: Tensor, w: OptTensor) -> Tensor:
+        return x_j if w is None else x_j * w[:, None]
+
+
+class Normalized(Own):
+    """Calls PyG's norm, with options of its own."""
+
+    def __init__(self, inputs: int, outputs: int, aggr: Any = "add", *, loops: bool = False) -> None:
+        super().__init__(inputs, outputs, aggr)
+        self.loops = loops
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None) -> Tensor:
+        edges, norm = gcn_norm(edge_index, edge_weight, x.size(0), self.loops, self.loops, self.flow, x.dtype)
+        return self.propagate(edges, x=self.neighbours(x), norm=self.changed(norm)) + self.own(x)
+
+    def changed(self, norm: Tensor) -> Tensor:
+        """As it is."""
+        return norm
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j.tanh()
+
+
+SUMS: dict[str, Callable[[int, int], nn.Module]] = {
+    "mean": Own,
+    "sum, the other way": lambda i, o: Own(i, o, "add", flow="target_to_source"),
+    "max": lambda i, o: Own(i, o, "max"),
+    "several": lambda i, o: OfRows(i, o, "sum"),
+    "pairs": OfSources,
+    "a subclass": Subclass,
+    "a subclass of SAGE": type("Sage", (SAGEConv,), {}),
+    "a subclass of GCN": type("Gcn", (GCNConv,), {}),
+    "normalized": Normalized,
+}
+
+
+class Dropping(Own):
+    """Drops edges' numbers, each by itself; in evaluation nothing."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.neighbours(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return F.dropout(x_j, 0.5, self.training)
+
+
+class NormOfEdges(Own):
+    """Statistics are those of edges, and not of rows."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.norm = nn.BatchNorm1d(inputs)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.norm(x_j)
+
+
+class CentredEdges(Own):
+    """Less the mean of all edges' messages."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j - x_j.mean(dim=0)
+
+
+class OwnAggregate(Own):
+    """Sums by a function of its own."""
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return inputs.new_zeros(dim_size, inputs.size(1)).index_add(0, index, 2 * inputs)
+
+
+class UpdateWithRows(Own):
+    """What is done to the sum takes rows, too."""
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        return aggr_out + x
+
+
+class OfBothEnds(Own):
+    """Looks at the target."""
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_j - x_i
+
+
+class Squared(Normalized):
+    """Takes what the norm is made of, and makes something else of it."""
+
+    def changed(self, norm: Tensor) -> Tensor:
+        return norm.square()
+
+
+class FewerNodes(Normalized):
+    """Leaves it to PyG how many nodes there are: as many as edges tell."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None) -> Tensor:
+        edges, norm = gcn_norm(edge_index, edge_weight, None, dtype=x.dtype)
+        return self.propagate(edges, x=self.neighbours(x), norm=norm)
+
+
+class Looped(Own):
+    """Over other edges than the graph's."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(add_self_loops(edge_index, num_nodes=x.size(0))[0], x=self.neighbours(x))
+
+
+OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "own aggregate": OwnAggregate,
+    "update with rows": UpdateWithRows,
+    "both ends": OfBothEnds,
+    "self-loops": Looped,
+    "the norm squared": Squared,
+}
+
+
+def is_run_as_it_is(make: Callable[[int, int], nn.Module], folder: Path, graph: GraphCase, model: Any = twice) -> bool:
+    """Whether any of two such layers goes by the general path."""
+    case = CustomCase(make=model(make))
+    with make_trainer(case, store_of(random_data(graph), folder), folder) as trainer:
+        return any(item.pull.is_opaque for item in trainer.plan.programs["train"] if item.pull is not None)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str, tmp_path: Path) -> None:
+    """Losses, gradients and scores are PyG's, and nothing runs as it is."""
+    assert_agrees(CustomCase(make=twice(SUMS[name])), random_data(GraphCase(**ROUGH)), tmp_path, epochs=EPOCHS)
+    assert not is_run_as_it_is(SUMS[name], tmp_path, GraphCase(**ROUGH))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name: str, tmp_path: Path) -> None:
+    """What looks like a sum and is none still is PyG's."""
+    assert_agrees(CustomCase(make=twice(OTHERS[name])), random_data(GraphCase(**ROUGH)), tmp_path, epochs=EPOCHS)
+    assert is_run_as_it_is(OTHERS[name], tmp_path, GraphCase(**ROUGH))
+
+
+def carrying(make: Callable[[int, int], nn.Module]) -> Callable[[int, int], nn.Module]:
+    """Two layers that are given what edges carry."""
+    return lambda features, classes: Carrying(features, classes, make)
+
+
+class Squashed(Weighted):
+    """Weights that are more than factors."""
+
+    def message(self, x_j: Tensor, w: OptTensor) -> Tensor:
+        return x_j if w is None else (x_j * w.view(-1, 1)).tanh()
+
+
+@pytest.mark.parametrize(
+    ("make", "as_it_is"),
+    [
+        (lambda i, o: Weighted(i, o, "add"), False),
+        (Subclass, False),
+        (lambda i, o: Normalized(i, o, loops=True), False),
+        (Squared, True),
+        (lambda i, o: Weighted(i, o, "mean"), True),
+        (lambda i, o: Squashed(i, o, "add"), True),
+    ],
+    ids=["own", "a subclass", "improved", "the norm squared", "a mean", "not a factor"],
+)
+def test_weights(make: Callable[[int, int], nn.Module], as_it_is: bool, tmp_path: Path) -> None:
+    """Sums may be weighted by what edges carry."""
+    graph = GraphCase(**ROUGH, weighted=True)
+    assert_agrees(CustomCase(make=carrying(make)), random_data(graph), tmp_path, epochs=EPOCHS)
+    assert is_run_as_it_is(make, tmp_path, graph, carrying) is as_it_is
+
+
+def test_dropout_of_edges(tmp_path: Path) -> None:
+    """Edges from one node drop other numbers each."""
+    assert is_run_as_it_is(Dropping, tmp_path, GraphCase(**ROUGH))
+
+
+@pytest.mark.parametrize("make", [NormOfEdges, CentredEdges, FewerNodes])
+def test_what_all_edges_decide(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
+    """Over edges a mean, or a count of nodes, is another one than over rows: it is refused, as what runs as it is."""
+    with pytest.raises(ModelError):
+        is_run_as_it_is(make, tmp_path, GraphCase(**ROUGH))
