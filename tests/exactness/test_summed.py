@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GraphConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import add_self_loops
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 
 from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
@@ -91,6 +91,37 @@ class Normalized(Own):
         return norm.view(-1, 1) * x_j.tanh()
 
 
+class Tutorial(Own):
+    """As PyG's documentation writes GCN: self-loops, degrees, and what is made of these for every edge."""
+
+    def __init__(self, inputs: int, outputs: int, *, end: int = 1, loops: bool = True, **options: Any) -> None:
+        super().__init__(inputs, outputs, "add", **options)
+        self.end, self.loops = end, loops
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.loops:
+            edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        ends = edge_index[0], edge_index[1]
+        inverse = degree(ends[self.end], x.size(0), dtype=x.dtype).pow(-0.5)
+        inverse[inverse == float("inf")] = 0
+        norm = inverse[ends[0]] * inverse[ends[1]]
+        return self.propagate(edge_index, x=self.neighbours(x), norm=norm.view(-1, 1)) + self.own(x)
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm * x_j
+
+
+class ByTargets(Own):
+    """Sums over other edges, times what is told of the targets alone."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = add_self_loops(edge_index, None, 1.0, x.size(0))[0]
+        return self.propagate(edges, x=self.neighbours(x), factor=self.own(x)[:, 0][edges[1]])
+
+    def message(self, x_j: Tensor, factor: Tensor) -> Tensor:
+        return factor[:, None] * x_j.relu()
+
+
 SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "mean": Own,
     "sum, the other way": lambda i, o: Own(i, o, "add", flow="target_to_source"),
@@ -101,6 +132,9 @@ SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "a subclass of SAGE": type("Sage", (SAGEConv,), {}),
     "a subclass of GCN": type("Gcn", (GCNConv,), {}),
     "normalized": Normalized,
+    "the tutorial's": Tutorial,
+    "the tutorial's, of out-degrees": lambda i, o: Tutorial(i, o, end=0, loops=False, flow="target_to_source"),
+    "by targets": lambda i, o: ByTargets(i, o, "add"),
 }
 
 
@@ -168,6 +202,15 @@ class FewerNodes(Normalized):
         return self.propagate(edges, x=self.neighbours(x), norm=norm)
 
 
+class OfOtherEdges(Tutorial):
+    """Degrees and factors of edges that are not the graph's."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges, _ = remove_self_loops(edge_index)
+        inverse = degree(edges[1], x.size(0), dtype=x.dtype).clamp(min=1).reciprocal()
+        return self.propagate(edges, x=self.neighbours(x), norm=inverse[edges[1]].view(-1, 1))
+
+
 class Looped(Own):
     """Over other edges than the graph's."""
 
@@ -181,6 +224,7 @@ OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "both ends": OfBothEnds,
     "self-loops": Looped,
     "the norm squared": Squared,
+    "other edges": OfOtherEdges,
 }
 
 

@@ -21,7 +21,7 @@ from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
 from ooc.model.lowering.rowwise import IN_PLACE
-from ooc.model.lowering.summed import lower_sum, takes_rows_alone
+from ooc.model.lowering.summed import lower_degree, lower_sum, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
@@ -165,6 +165,9 @@ class _OfConvolution(Interpreter):
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = next(one for one in self.known.values() if isinstance(one, Value))
+        if step.target is degree:
+            with suppress(ModelError), self._assembly.attempt():
+                return lower_degree(self._where, step, self._assembly, rows)
         return lower_propagation(self._conv, self._where, step, rows, self._assembly)
 
     def _step(self, node: fx.Node) -> OfEdges:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``propagate`` whose messages are made of the sources' rows alone, be they weighted by the edges: a sum, or another
-known aggregation, of rows over neighbours, as of a convolution with a formula.
+"""A ``propagate`` whose messages are made of the sources' rows alone, be they times a number of every edge: a sum, or
+another known aggregation, of rows over neighbours, as of a convolution with a formula.
 
 Most layers that people write are such. What ``message`` makes of x_j is the same for all edges from a node, so it is
-computed once a row (PyG computes it once an edge), and edges move columns of it and nothing else.
+computed once a row (PyG computes it once an edge), and edges move columns of it and nothing else. The number may be the
+edge's weight, what ``gcn_norm`` makes, or a product of numbers of the rows at its ends, as where degrees are looked at:
+Σ_j a_i b_j x_j = a_i Σ_j (b_j x_j).
 """
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, degree
 
 from ooc.errors import ModelError
 from ooc.model.graph import Scaling
@@ -28,7 +31,7 @@ from ooc.model.lowering.interpreter import AsItIs, Interpreter, leaves_of
 from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
 from ooc.model.lowering.symbolic import Calls, small_rows
-from ooc.model.lowering.values import Dense, Linear, RowCount, Rowwise, Sum, Value
+from ooc.model.lowering.values import Dense, Linear, Ones, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan.workload import EdgeData
 
@@ -45,6 +48,8 @@ _AS_A_COLUMN: dict[Any, list[Any]] = {
     operator.getitem: [((slice(None), None),)],
 }
 """What makes [E, 1] of edges' weights [E], with its arguments."""
+_VECTOR, _COLUMN = object(), object()
+"""Stand for a factor of every edge, as [E] and as [E, 1]."""
 _WEIGHTED = (Scaling.WEIGHTED_GCN, Scaling.WEIGHTED_GCN_IMPROVED, Scaling.WEIGHTED_GCN_NO_LOOPS)
 _MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 
@@ -67,67 +72,143 @@ def _names_of(conv: MessagePassing, function: str) -> list[str]:
     return list(conv.inspector.get_param_names(function))
 
 
+@dataclass(frozen=True)
+class _Edges:
+    """Edges that ``propagate`` may be given: those of a ``graph``, ``index`` standing for them in the trace; ``loops``:
+    and one from every node to itself besides; ``scaling``: weighted by ``gcn_norm``, of which ``norm`` is the call."""
+
+    graph: Graph
+    index: Any
+    loops: bool = False
+    scaling: Scaling | None = None
+    norm: OfEdges | None = None
+
+
 def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs) -> Value:
     """What ``last``, a call of its ``propagate``, gives for every row. ModelError where that is no such sum."""
-    (_, graph, *sizes), given = last.args, dict(last.kwargs)
+    (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
-    graph, weights, scaling = _edges_of(conv, graph, assembly.setting.dtype)
-    if not isinstance(graph, Graph) or not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
+    edges = _edges_of(conv, index, assembly.setting.dtype)
+    if edges is None or not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
         raise NoFormulaError(f"{where}: its edges are not the graph's own")
-    inputs, plain = dict[str, Value | EdgeInput](), dict[str, Any]()
+    inputs, plain, factors = dict[str, Any](), dict[str, Any](), list[tuple[Value, int]]()
     for name in _names_of(conv, "message"):
-        one = _of_source(conv, given, name)
+        one, weight = _of_source(conv, given, name), _VECTOR
+        while isinstance(one, OfEdges) and one.args[1:] in _AS_A_COLUMN.get(one.target, ()):
+            one, weight = one.args[0], _COLUMN
         if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):
             inputs[name] = one
-        elif weights(one):
-            inputs[name] = _WEIGHTS
         elif one is None or isinstance(one, _PLAIN):
             plain[name] = one
+        elif any(found is _VECTOR or found is _COLUMN for found in inputs.values()):
+            raise NoFormulaError(f"{where}: its messages have several factors")
         else:
-            raise NoFormulaError(f"{where}: its message takes more than sources' rows")
+            inputs[name] = weight
+            factors = [] if _are_weights(one, edges) else _factors(where, one, edges)
     message = _OfMessage(conv, where, plain, inputs, assembly, as_it_is)
-    rows = message.rows
-    flipped = graph.flipped != (conv.flow == "target_to_source")
-    weighted = scaling in _WEIGHTED if scaling else message.weighs
-    arguments = {"edge_index": replace(graph, flipped=flipped), "edge_weight": _WEIGHTS if weighted else None}
+    at_targets = conv.flow == "target_to_source"
+    flipped = edges.graph.flipped != at_targets
+    weighted = edges.scaling in _WEIGHTED if edges.scaling else message.weighs and not factors
+    arguments = {"edge_index": replace(edges.graph, flipped=flipped), "edge_weight": _WEIGHTS if weighted else None}
     call = Call(where, arguments, assembly, message.apply)
     call.takes("edge_weight", EdgeData.WEIGHT)
-    call.needs(not (scaling or weighted) or (message.weighs and conv.aggr in SUMS))
-    if scaling or weighted:
-        found: Value = call.aggregate(rows, scaling or Scaling.WEIGHTED_SUM)
+    is_sum = conv.aggr in SUMS
+    call.needs(is_sum or not (message.weighs or edges.loops))
+    call.needs(message.weighs or not edges.scaling)
+    call.needs(not (weighted and edges.loops))
+    rows, factors = message.rows, factors if message.weighs else []
+    for own, end in factors:
+        rows = _scaled(call, rows, own) if end == at_targets else rows
+    if is_sum and (message.weighs or edges.loops):
+        scaling = edges.scaling or (Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
+        found: Value = call.aggregate(rows, scaling)
     else:
         found = aggregated(call, rows, conv.aggr, conv)
+    if edges.loops:
+        found = assembly.sum([(1.0, found), (1.0, rows)])
+    for own, end in factors:
+        found = _scaled(call, found, own) if end != at_targets else found
     return found if type(conv).update is MessagePassing.update else call.apply(_Update(conv), found)
 
 
-def _edges_of(conv: Any, given: Any, dtype: torch.dtype) -> tuple[Any, Callable[[Any], bool], Scaling | None]:
-    """Of the edges that ``propagate`` is given: the graph, what tells their weights from all else, and where these are
-    those that ``gcn_norm`` makes, which they are."""
-    if not isinstance(given, OfEdges):
-        return given, lambda one: one == _WEIGHTS, None
-    if given.target is not operator.getitem or given.args[1] != 0 or given.args[0].target is not gcn_norm:
-        return None, lambda one: False, None
-    norm = given.args[0]
-    bound = inspect.signature(gcn_norm).bind(*norm.args, **norm.kwargs)
+def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Value) -> Value:
+    """How many edges every row has at one end, which ``last``, a call of PyG's ``degree``, asks. ModelError where that
+    are not the graph's own, and loops. ``like``: any rows of these nodes."""
+    bound = inspect.signature(degree).bind(*last.args, **last.kwargs)
+    dtype = bound.arguments.get("dtype") or torch.get_default_dtype()
+    edges, end = _end_of(bound.arguments["index"])
+    found = None if edges is None else _edges_of(None, edges, assembly.setting.dtype)
+    if found is None or found.scaling or dtype != assembly.setting.dtype:
+        raise NoFormulaError(f"{where}: it counts other edges than the graph's own")
+    flipped = found.graph.flipped != (end == 0)
+    call = Call(where, {"edge_index": replace(found.graph, flipped=flipped)}, assembly, lambda module, rows: rows)
+    if flipped not in assembly.degrees:
+        assembly.degrees[flipped] = call.aggregate(Ones(assembly.next_index(), like), Scaling.SUM)
+    more = float(found.loops)
+    return assembly.rowwise(where, lambda count: count[:, 0] + more, [assembly.degrees[flipped]])
+
+
+def _scaled(call: Call, rows: Value, own: Value) -> Value:
+    """Rows times a number of each."""
+    return call.assembly.rowwise(call.where, lambda x, one: x * one[:, None], [rows, own])
+
+
+def _are_weights(one: Any, edges: _Edges) -> bool:
+    """Whether ``one`` stands for the weights of these edges."""
+    if edges.norm is None:
+        return isinstance(one, EdgeInput) and one == _WEIGHTS
+    return isinstance(one, OfEdges) and one.target is operator.getitem and one.args == (edges.norm, 1)
+
+
+def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
+    """Those that ``index`` stands for: the graph's, with PyG's ``add_self_loops``, or as PyG's ``gcn_norm`` makes them
+    for ``conv``; None for any others."""
+    if isinstance(index, Graph):
+        return _Edges(index, index)
+    if not isinstance(index, OfEdges) or index.target is not operator.getitem or index.args[1] != 0:
+        return None
+    made = index.args[0]
+    if not isinstance(made, OfEdges) or made.target not in (gcn_norm, add_self_loops):
+        return None
+    bound = inspect.signature(made.target).bind(*made.args, **made.kwargs)
     bound.apply_defaults()
     taken = bound.arguments
-    weighted, loops = taken["edge_weight"] == _WEIGHTS, taken["add_self_loops"]
+    if not isinstance(taken["edge_index"], Graph) or not isinstance(taken["num_nodes"], RowCount):
+        return None  # of fewer nodes, the last ones may lack their loops
+    if made.target is add_self_loops:
+        return _Edges(taken["edge_index"], index, loops=True) if taken["edge_attr"] is None else None
+    weighted = taken["edge_weight"] == _WEIGHTS
     is_plain = weighted or (taken["edge_weight"] is None and taken["dtype"] == dtype)
-    if taken["flow"] != conv.flow or not is_plain or not isinstance(taken["num_nodes"], RowCount):
-        return None, lambda one: False, None  # of fewer nodes, the last ones may lack their loops
-    scaling = normalization(weighted=weighted, loops=loops, improved=taken["improved"])
+    if conv is None or taken["flow"] != conv.flow or not is_plain:
+        return None
+    scaling = normalization(weighted=weighted, loops=taken["add_self_loops"], improved=taken["improved"])
+    return _Edges(taken["edge_index"], index, scaling=scaling, norm=made)
 
-    def is_weight(one: Any) -> bool:
-        return isinstance(one, OfEdges) and one.target is operator.getitem and one.args == (norm, 1)
 
-    return taken["edge_index"], is_weight, scaling
+def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
+    """Numbers of rows, and of which end of an edge each is, whose product ``one`` is for every edge."""
+    if isinstance(one, OfEdges) and one.target in _MULTIPLY and len(one.args) == 2 and not edges.scaling:
+        return [factor for part in one.args for factor in _factors(where, part, edges)]
+    if isinstance(one, OfEdges) and one.target is operator.getitem and not edges.scaling:
+        rows, index = one.args
+        of, end = _end_of(index)
+        if of == edges.index and isinstance(rows, Value) and rows.tail == ():
+            return [(rows, end)]
+    raise NoFormulaError(f"{where}: its message takes more than sources' rows")
+
+
+def _end_of(index: Any) -> tuple[Any, int]:
+    """The edges of which ``index`` is one end, and which; None for anything else."""
+    if isinstance(index, OfEdges) and index.target is operator.getitem and index.args[1] in (0, 1):
+        return index.args
+    return None, 0
 
 
 def _of_source(conv: Any, given: Mapping[str, Any], name: str) -> Any:
     """What ``message`` is given by this name: of rows those of the edges' sources."""
     if not name.endswith("_j"):
         return given.get(name, inspect.signature(conv.message).parameters[name].default)
-    one = given[name.removesuffix("_j")]
+    one = given.get(name.removesuffix("_j"))
     return one[conv.flow == "target_to_source"] if isinstance(one, (tuple, list)) and len(one) == 2 else one
 
 
@@ -162,11 +243,12 @@ class _OfMessage(Interpreter):
         conv: nn.Module,
         where: str,
         plain: Mapping[str, Any],
-        inputs: Mapping[str, Value | EdgeInput],
+        inputs: Mapping[str, Any],
         assembly: Assembly,
         as_it_is: AsItIs,
     ) -> None:
-        setting, tails = assembly.setting, [one.tail if isinstance(one, Value) else () for one in inputs.values()]
+        setting, of_weight = assembly.setting, {_VECTOR: (), _COLUMN: (1,)}
+        tails = [one.tail if isinstance(one, Value) else of_weight[one] for one in inputs.values()]
         key = conv, "message", conv.training, str((tails, [*inputs], plain))
         if key not in setting.traced:
             names = [f"x_{at}" for at in range(len(inputs))]
@@ -193,9 +275,9 @@ class _OfMessage(Interpreter):
 
     def _result(self, node: fx.Node) -> Any:
         given = [self.known[one] for one in node.all_input_nodes]
-        if not any(one == _WEIGHTS or one is _COLUMN for one in given):
+        if not any(one is _VECTOR or one is _COLUMN for one in given):
             return super()._result(node)
-        if given == [_WEIGHTS] and not node.kwargs and node.args[1:] in _AS_A_COLUMN.get(node.target, ()):
+        if given == [_VECTOR] and not node.kwargs and node.args[1:] in _AS_A_COLUMN.get(node.target, ()):
             return _COLUMN
         rows = [one for one in given if isinstance(one, Value)]
         is_last = all(user.op == "output" for user in node.users)
@@ -203,7 +285,3 @@ class _OfMessage(Interpreter):
             self.weighs = True
             return rows[0]
         raise ModelError(f"{node.name} makes something else of the edges' weights than a factor")
-
-
-_COLUMN = object()
-"""Stands for the weights of edges as [E, 1]."""

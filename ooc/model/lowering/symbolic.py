@@ -339,6 +339,12 @@ class _StandIn(fx.Proxy):
         found: Iterator[Any] = self.tracer.iter(self)
         return found
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Of what is chosen by truths, as in ``inverse[inverse == inf] = 0``."""
+        if not isinstance(key, _StandIn):
+            raise TypeError("'Proxy' object does not support item assignment but by truths")
+        self.masked_fill_(key, value)
+
 
 def _is_of_sizes(node: fx.Node) -> bool:
     """Whether it is what a shape says, or a number that Python makes of such."""
