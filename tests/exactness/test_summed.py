@@ -122,6 +122,17 @@ class ByTargets(Own):
         return factor[:, None] * x_j.relu()
 
 
+class Wide(Own):
+    """Sums more columns than it is given."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, 4 * inputs, "add")
+        self.last = nn.Linear(4 * inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.last(self.propagate(edge_index, x=self.own(x)))
+
+
 SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "mean": Own,
     "sum, the other way": lambda i, o: Own(i, o, "add", flow="target_to_source"),
@@ -134,6 +145,7 @@ SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "normalized": Normalized,
     "the tutorial's": Tutorial,
     "the tutorial's, of out-degrees": lambda i, o: Tutorial(i, o, end=0, loops=False, flow="target_to_source"),
+    "wide": Wide,
     "by targets": lambda i, o: ByTargets(i, o, "add"),
 }
 

@@ -6,7 +6,8 @@ It is opened where a trace can tell, unless more columns would be gathered so; a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -32,8 +33,15 @@ _WIDER = 1.5
 _ADD_UP = scatter, degree
 """PyG's functions that make rows of edges beside ``propagate``."""
 
-Opened = tuple[nn.Module, Calls]
-"""A convolution in what gives it its arguments, and what its forward calls."""
+
+@dataclass(frozen=True)
+class Opened:
+    """A convolution in ``whole``, which gives it its arguments, and what its forward ``calls``; ``sums``: to be run so
+    only if its ``propagate`` is a sum of rows."""
+
+    whole: nn.Module
+    calls: Calls
+    sums: bool = False
 
 
 def lower_as_it_is(
@@ -77,12 +85,16 @@ def _ways(layer: Layer, setting: Setting) -> list[Opened | None]:
         if isinstance(error, OocError) and not isinstance(error, ModelError):
             raise
         return [None]
+    is_wider = _gathered_columns(opened.calls) > _WIDER * sum(map(prod, layer.tails.values()))
+    ways = [None, opened, None] if is_wider else [opened, None]
     if takes_rows_alone(layer.module):
-        normalized = _calls_of(layer, setting, whole=[gcn_norm])
-        norms = any(node.target is gcn_norm for node in normalized[1].nodes)
-        return [normalized, opened, None] if norms else [opened, None]
-    is_wider = _gathered_columns(opened[1]) > _WIDER * sum(map(prod, layer.tails.values()))
-    return [None, opened, None] if is_wider else [opened, None]
+        sums = [replace(opened, sums=True)] if is_wider else []
+        with suppress(ModelError):
+            normalized = _calls_of(layer, setting, whole=[gcn_norm])
+            if any(node.target is gcn_norm for node in normalized.calls.nodes):
+                sums = [replace(normalized, sums=True)]
+        ways = [*sums, *ways]
+    return ways
 
 
 def _gathered_columns(calls: Calls) -> int:
@@ -98,7 +110,7 @@ def _gathered_columns(calls: Calls) -> int:
     return total
 
 
-def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., Any]] = ()) -> tuple[nn.Module, Calls]:
+def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., Any]] = ()) -> Opened:
     """Of the layer, a convolution: what it is in, and what its forward calls, functions of edges being ``whole``."""
     _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
@@ -110,7 +122,7 @@ def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., A
     arguments[len(layer.rows)] = "edge_index"
     opened = with_arguments(_Opened, arguments, layer.module, names, layer.plain, layer.part)
     options: dict[str, Any] = {"training": setting.training, "rows": len(layer.rows) - len(layer.codes)}
-    return opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole)
+    return Opened(opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole))
 
 
 class _Opened(nn.Module):
@@ -133,8 +145,8 @@ class _OfConvolution(Interpreter):
     """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
 
     def __init__(self, opened: Opened, layer: Layer, assembly: Assembly) -> None:
-        whole, self._calls = opened
-        super().__init__(whole, assembly, lower_as_it_is)
+        super().__init__(opened.whole, assembly, lower_as_it_is)
+        self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
         self._steps: dict[fx.Node, OfEdges] = {}
@@ -160,7 +172,7 @@ class _OfConvolution(Interpreter):
         if step.target != "propagate" and not adds_up:
             return step
         if step.target == "propagate" and takes_rows_alone(self._conv):
-            with suppress(ModelError), self._assembly.attempt():
+            with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():
                 return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
