@@ -185,6 +185,17 @@ class OwnAggregate(Own):
         return inputs.new_zeros(dim_size, inputs.size(1)).index_add(0, index, 2 * inputs)
 
 
+class OwnPropagate(Own):
+    """Does something else than PyG around ``message``."""
+
+    def propagate(self, edge_index: Tensor, size: Any = None, **given: Any) -> Tensor:
+        messages = 3 * self.message(given["x"][edge_index[0]])
+        return messages.new_zeros(len(given["x"]), messages.size(1)).index_add(0, edge_index[1], messages)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
 class UpdateWithRows(Own):
     """What is done to the sum takes rows, too."""
 
@@ -232,6 +243,7 @@ class Looped(Own):
 
 OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "own aggregate": OwnAggregate,
+    "own propagate": OwnPropagate,
     "update with rows": UpdateWithRows,
     "both ends": OfBothEnds,
     "self-loops": Looped,

@@ -59,13 +59,22 @@ def takes_rows_alone(conv: nn.Module) -> bool:
     if not isinstance(conv, MessagePassing) or replaced_part(conv) or conv.aggr is None or conv.decomposed_layers > 1:
         return False
     hooks = [found for name, found in vars(conv).items() if name.endswith(("_forward_hooks", "_forward_pre_hooks"))]
+    if any(hooks) or conv.node_dim not in (0, -2) or not _propagates_as_pyg(type(conv)):
+        return False
     names = _names_of(conv, "message")
-    if conv.node_dim not in (0, -2):
+    if not any(name.endswith("_j") for name in names) or _names_of(conv, "update"):
         return False
-    if any(hooks) or not any(name.endswith("_j") for name in names) or _names_of(conv, "update"):
+    return not any(name.endswith("_i") or name in conv.special_args for name in names)
+
+
+def _propagates_as_pyg(kind: type[MessagePassing]) -> bool:
+    """Whether ``propagate`` and what it calls are PyG's, but for ``message`` and ``update``. PyG makes a
+    ``propagate`` for every class that has none, and keeps the one before."""
+    made, before = getattr(kind, "_jinja_propagate", None), getattr(kind, "_orig_propagate", None)
+    if kind.propagate is not MessagePassing.propagate and (kind.propagate is not made or made is before):
         return False
-    own = [getattr(type(conv), name) is not getattr(MessagePassing, name) for name in ("aggregate", "explain_message")]
-    return not any(own) and not any(name.endswith("_i") or name in conv.special_args for name in names)
+    calls = "aggregate", "explain_message", "_collect", "_lift", "_index_select", "_check_input", "_set_size"
+    return all(getattr(kind, name) is getattr(MessagePassing, name) for name in calls)
 
 
 def _names_of(conv: MessagePassing, function: str) -> list[str]:
@@ -215,24 +224,24 @@ def _of_source(conv: Any, given: Mapping[str, Any], name: str) -> Any:
 class _Message(nn.Module):
     """Calls ``message`` with tensors by their ``names``, and what is ``plain``."""
 
-    def __init__(self, conv: nn.Module, names: Sequence[str], plain: Mapping[str, Any]) -> None:
+    def __init__(self, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
         super().__init__()
         self.conv = conv
         self.names, self.plain = names, plain
 
     def call(self, *given: Tensor) -> Any:
-        return self.conv.message(**dict(zip(self.names, given, strict=True)), **self.plain)  # type: ignore[operator]
+        return self.conv.message(**dict(zip(self.names, given, strict=True)), **self.plain)
 
 
 class _Update(nn.Module):
     """Calls ``update`` with what is summed."""
 
-    def __init__(self, conv: nn.Module) -> None:
+    def __init__(self, conv: Any) -> None:
         super().__init__()
         self.conv = conv
 
     def forward(self, summed: Tensor) -> Any:
-        return self.conv.update(summed)  # type: ignore[operator]
+        return self.conv.update(summed)
 
 
 class _OfMessage(Interpreter):
