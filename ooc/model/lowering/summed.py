@@ -69,9 +69,9 @@ def takes_rows_alone(conv: nn.Module) -> bool:
 
 def _propagates_as_pyg(kind: type[MessagePassing]) -> bool:
     """Whether ``propagate`` and what it calls are PyG's, but for ``message`` and ``update``. PyG makes a
-    ``propagate`` for every class that has none, and keeps the one before."""
-    made, before = getattr(kind, "_jinja_propagate", None), getattr(kind, "_orig_propagate", None)
-    if kind.propagate is not MessagePassing.propagate and (kind.propagate is not made or made is before):
+    ``propagate`` for a class that has none, in a module that it calls by the class."""
+    made = tuple(f"{one.__module__}_{one.__name__}" for one in kind.__mro__)
+    if kind.propagate is not MessagePassing.propagate and not kind.propagate.__module__.startswith(made):
         return False
     calls = "aggregate", "explain_message", "_collect", "_lift", "_index_select", "_check_input", "_set_size"
     return all(getattr(kind, name) is getattr(MessagePassing, name) for name in calls)
