@@ -276,6 +276,7 @@ class Trainer:
         replaced), otherwise they are returned, [n, columns] or [n].
         """
         options: dict[str, Any] = {"layer": layer, "nodes": nodes, "node_type": node_type, "learnt": self._learnt}
+        options["ignore_edge_data"] = self._asked["ignore_edge_data"]
         with self._at_work():
             self._check_converted()
             self._free_memory()

@@ -13,6 +13,7 @@ from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, SGConv
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models import GCN, GraphSAGE
 
+import ooc
 from ooc.errors import ModelError, OptionError
 from ooc.plan.layout.passes import ColumnPass
 from ooc.train.prediction import Prediction
@@ -208,6 +209,24 @@ def test_predictions_take_the_weights(tmp_path: Path) -> None:
             expected = model(data.x, data.edge_index, **arguments)
         assert torch.allclose(prediction.read(), expected, rtol=1e-9, atol=1e-12)
         prediction.close()
+
+
+@pytest.mark.parametrize("ignored", ["none", "weight"])
+def test_a_trainer_predicts_as_it_was_trained(ignored: str, tmp_path: Path) -> None:
+    """With the weights, or without where it was told to leave them out; so it is of pairs, too."""
+    data = random_data(ROUGH)
+    given = {} if ignored == "weight" else {"edge_weight": data.edge_weight}
+    gcn = GCN(ROUGH.features, H, 2, ROUGH.classes).double()
+    options: dict[str, Any] = {"memory": "64M", "ignore_edge_data": ignored, "spill_dir": tmp_path}
+    with ooc.Trainer(gcn, store_of(data, tmp_path), **options) as trainer:
+        logits = trainer.predict()
+    with ooc.LinkTrainer(ooc.LinkPredictor(gcn), trainer.store, ooc.Links(), **options) as of_links:
+        scores = of_links.score(data.edge_index[:, :20])
+    with torch.no_grad():
+        expected = gcn.eval()(data.x, data.edge_index, **given)
+    heads, tails = expected[data.edge_index[:, :20]]
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(scores, (heads * tails).sum(dim=1), rtol=1e-9, atol=1e-11)
 
 
 def test_an_aggregation_with_other_weights_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -364,6 +364,7 @@ class LinkTrainer(Trainer):
         """The scores [E] of ``pairs`` [2, E], heads above tails, by the ids of the source, with the model as it is, or
         averaged weights, where there are such."""
         options: dict[str, Any] = {"learnt": self._learnt, "edge_type": self._links.edge_type}
+        options["ignore_edge_data"] = self._asked["ignore_edge_data"]
         with self._at_work():
             self._check_converted()
             self._free_memory()
