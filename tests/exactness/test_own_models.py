@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, SAGEConv
-from torch_geometric.nn.models import GroupAddRev
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, RGCNConv, SAGEConv
+from torch_geometric.nn.models import GCN, GroupAddRev
 from torch_geometric.utils import scatter
 
 import ooc
@@ -314,6 +314,65 @@ def test_batch_is_given_to_a_model_that_must_have_it(tmp_path: Path) -> None:
         with tuned_trainer(kind(store.num_features, store.num_classes).double(), store, memory="64M") as trainer:
             losses.append([record.loss for record in trainer.fit(epochs=2, progress=False)])
     assert losses[0] == losses[1]
+
+
+class OfData(nn.Module):
+    """Takes all of a graph at once, as PyG's tutorial does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, data: Data) -> Tensor:
+        data = data.to("cpu")
+        assert data.num_nodes == data.x.size(0) and data.edge_attr is None
+        out: Tensor = self.inner(data.x, data.edge_index, data.edge_weight)
+        return out
+
+
+class OfNumberedEdges(nn.Module):
+    def __init__(self, features: int, classes: int, of_data: bool) -> None:
+        super().__init__()
+        self.conv = RGCNConv(features, classes, 3)
+        self.forward = self.of_data if of_data else self.of_all  # type: ignore[method-assign]
+
+    def of_data(self, batch: Data) -> Tensor:
+        return self.of_all(batch.x, batch.edge_index, batch.edge_type)
+
+    def of_all(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index, edge_type)
+        return out
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_model_may_take_data_in_one(numbered: bool, tmp_path: Path) -> None:
+    """The same bits as of one that takes its parts."""
+    data = random_data(GraphCase(**ROUGH, weighted=not numbered))
+    if numbered:
+        data.edge_type = torch.arange(data.num_edges) % 3
+    store, losses = store_of(data, tmp_path), []
+    for of_data in (False, True):
+        torch.manual_seed(1)
+        model: nn.Module
+        if numbered:
+            model = OfNumberedEdges(store.num_features, store.num_classes, of_data)
+        else:
+            model = GCN(store.num_features, H, 2, store.num_classes, dropout=0.3)
+            model = OfData(model) if of_data else model
+        with tuned_trainer(model.double(), store, memory="64M") as trainer:
+            losses.append([record.loss for record in trainer.fit(epochs=2, progress=False)])
+    assert losses[0] == losses[1]
+
+
+def test_what_data_does_not_have_is_said(tmp_path: Path) -> None:
+    class Masked(OfData):
+        def forward(self, data: Data) -> Tensor:
+            return super().forward(data) * data.train_mask
+
+    store = store_of(random_data(GraphCase(**ROUGH)), tmp_path)
+    model = Masked(GCN(store.num_features, H, 2, store.num_classes)).double()
+    with pytest.raises(ModelError, match="no attribute 'train_mask'; data has x, edge_index and what edges carry"):
+        tuned_trainer(model, store)
 
 
 def _line(function: Any, text: str) -> int:

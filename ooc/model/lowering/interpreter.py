@@ -266,8 +266,12 @@ class Interpreter:
             flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
             if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges change places
                 return replace(args[0], flipped=not args[0].flipped)
+            if target == "long" and len(args) == 1:
+                return args[0]
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
+        if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput)):
+            return self._as_it_is(name, args, kwargs)
         if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
             return replace(args[0], steps=(*args[0].steps, step))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in leaves_of((args, kwargs))):
@@ -314,8 +318,6 @@ class Interpreter:
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
         if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
             return OneGraph()
-        if target in ("to", "float", "double") and isinstance(args[0], Value):
-            return self._as_it_is(name, args, kwargs)
         if target is operator.getitem and isinstance(args[0], tuple):
             return args[0][args[1]]
         if target is operator.getitem and isinstance(args[0], Parts) and not node.users:
@@ -333,14 +335,13 @@ class Interpreter:
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
         return self._apply(name, target, node.op == "call_method", args, kwargs)
 
-    def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
-        """Rows in the type that they have, where they are."""
+    def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Rows, edges and what these carry in the type that they have, where they are."""
         dtype, wanted = self._assembly.setting.dtype, [*args[1:], *kwargs.values()]
         wanted += [{"float": torch.float32, "double": torch.float64}.get(name, dtype)]
-        if any(one not in (dtype, torch.device("cpu")) for one in wanted):
+        if any(one not in (dtype, torch.device("cpu"), "cpu") for one in wanted if not isinstance(one, bool)):
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
-        rows: Value = args[0]
-        return rows
+        return args[0]
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Whole numbers that a function makes of features as they are in the store."""

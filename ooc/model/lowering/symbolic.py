@@ -616,7 +616,7 @@ def _edges_of(node: fx.Node) -> str:
     if node.op == "placeholder":
         return str(node.target) if str(node.target).startswith("edge_") else ""
     of_first = _edges_of(node.all_input_nodes[0]) if node.all_input_nodes else ""
-    if node.target in ("flip", torch.flip):
+    if node.target in ("flip", torch.flip, "to"):
         return of_first
     takes_columns = node.op != "call_module" and (node.target is operator.getitem or node.target in WHOLE)
     return of_first if takes_columns and of_first != "edge_index" else ""

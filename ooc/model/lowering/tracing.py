@@ -41,15 +41,21 @@ _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
 
 
+_NAMES_OF_DATA = ("data", "batch", "graph", "g")
+
+
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     kind, types = type(model).__name__, assembly.setting.types
+    as_data = takes_data(model)
     taken = _edge_arguments(model, assembly.setting.edge_data, by_type=types is not None)
-    numbered = types is not None and len(types.nodes) == 1 and _EDGE_TYPE in _arguments_of(model)
-    batch = types is None and _must_be_told_batch(model)
+    taken = {one: ARGUMENTS[one] for one in assembly.setting.edge_data} if as_data else taken
+    numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
+    batch = types is None and not as_data and _must_be_told_batch(model)
     try:
         given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
-        inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
+        if not as_data:
+            inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
     except TypeError as error:
         arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
         if types is not None and len(types.nodes) == 1:
@@ -57,6 +63,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in assembly.setting.edge_data)
         more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
         more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
+        more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
         raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
     if types is None and _is_called_by_type(model):
         raise ModelError(
@@ -91,7 +98,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
                 places += [(taken[data], tuple(one)) for data, one, _ in carried]
                 tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
                 names = [f"given{at}" for at in range(len(places))]
-            whole = with_arguments(Whole, names, model, places, results, () if numbered else spaces, batch=batch)
+            options: dict[str, Any] = {"batch": batch, "as_data": as_data}
+            whole = with_arguments(Whole, names, model, places, results, () if numbered else spaces, **options)
             trained_rows = len(columns) if setting.embedding_columns else 0
             calls = Calls(whole, kind, tried, training=setting.training, rows=trained_rows)
             setting.traced[known] = whole, calls
@@ -125,6 +133,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
             raise placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
+        if as_data and isinstance(error, AttributeError):
+            reason += "; data has x, edge_index and what edges carry"
         if "Proxy" in str(error) or isinstance(error, NotImplementedError):
             reason = reason.replace("'Proxy' object", "'Proxy'").replace("'Proxy'", "a stand-in for a tensor")
             reason += (
@@ -134,6 +144,17 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def takes_data(model: nn.Module) -> bool:
+    """Whether its forward must be given one argument, which by its name or its type is all of a graph as PyG has it."""
+    given = inspect.signature(model.forward).parameters.values()
+    needed = [one for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(needed) != 1:
+        return False
+    (one,) = needed
+    kind = one.annotation if isinstance(one.annotation, str) else getattr(one.annotation, "__name__", "")
+    return one.name in _NAMES_OF_DATA or kind.endswith(("Data", "Batch"))
 
 
 def _edge_arguments(model: nn.Module, offered: Collection[EdgeData], *, by_type: bool) -> dict[EdgeData, str]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models called as every model here is, whatever their forward takes and gives: so they are traced."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch_geometric.data import Data, HeteroData
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import Results
@@ -18,8 +19,8 @@ class Whole(nn.Module):
     """A model called as every model here is. ``places``: of each of the tensors that it is given one by one, which of
     the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
     those of a dictionary (None: it is all of the argument). What has no place is left out. With ``batch`` the model is
-    told to which graph each row belongs. Of what it gives, the rows of the types ``spaces``; where it gives several
-    results, what ``results`` says."""
+    told to which graph each row belongs; with ``as_data`` it is given PyG's data, which has all this. Of what it gives,
+    the rows of the types ``spaces``; where it gives several results, what ``results`` says."""
 
     def __init__(
         self,
@@ -29,10 +30,11 @@ class Whole(nn.Module):
         spaces: Sequence[str] = (),
         *,
         batch: bool = False,
+        as_data: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
-        self.places = places
+        self.places, self.as_data = places, as_data
         self.results, self.spaces, self.batch = results, spaces, batch
 
     def call(self, *given: Tensor) -> Tensor:
@@ -45,9 +47,34 @@ class Whole(nn.Module):
                 else:
                     arguments.setdefault(name, {})[kind] = one
         rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
+        if self.as_data:
+            return chosen(self.model(as_data(rows, edges, arguments)), self.results, self.spaces)
         if self.batch:
             arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
         return chosen(self.model(rows, edges, **arguments), self.results, self.spaces)
+
+
+class _Counted(Data):  # type: ignore[misc]  # PyG is not typed
+    """PyG's data, also of stand-ins for tensors, whose shapes PyG does not ask for."""
+
+    @property
+    def num_nodes(self) -> Any:
+        return self.x.size(0)
+
+    @property
+    def num_graphs(self) -> Any:
+        return self.ptr.size(0) - 1 if "ptr" in self else 1
+
+
+def as_data(rows: Any, edges: Any, others: Mapping[str, Any]) -> Data | HeteroData:
+    """The graph as its user has it; of several types where these are given in dictionaries."""
+    if not isinstance(rows, dict):
+        return _Counted(x=rows, edge_index=edges, **others)
+    data = HeteroData()
+    for name, by_type in {"x": rows, "edge_index": edges, **others}.items():
+        for kind, values in by_type.items():
+            data[kind][name] = values
+    return data
 
 
 def chosen(output: Any, results: Results, spaces: Sequence[str] = ()) -> Tensor:

@@ -30,8 +30,10 @@ from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.lowering.assembly import Results
 from ooc.model.lowering.network import values_of
+from ooc.model.lowering.tracing import takes_data
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
+from ooc.model.lowering.whole import as_data
 from ooc.model.task import Targets
 from ooc.offloading.measure import META, DryRuns, SavingPlan, Step
 from ooc.offloading.offload import Offload
@@ -332,7 +334,7 @@ class SampledTrainer(BatchTrainer):
         model, store, sampling = self.model, self.store, self.sampling
         left_out, loss = self._asked["ignore_edge_data"], self._asked["loss"]
         self._input_dropout = self._asked["input_dropout"]
-        self._carried = edge_data_used(store, left_out)
+        self._carried, self._as_data = edge_data_used(store, left_out), takes_data(model)
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
@@ -409,6 +411,8 @@ class SampledTrainer(BatchTrainer):
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
+        if self._as_data:
+            return of_results(model(as_data(x, batch.edge_index, given)), every=self._takes_results)
         return of_results(model(x, batch.edge_index, **given), every=self._takes_results)
 
     def _evaluate_alone(self) -> Scores:

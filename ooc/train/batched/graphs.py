@@ -27,6 +27,8 @@ from ooc.errors import ModelError, OptionError
 from ooc.events import reported
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.conformance import Watch
+from ooc.model.lowering.tracing import takes_data
+from ooc.model.lowering.whole import as_data
 from ooc.offloading.measure import META, DryRuns, on_meta
 from ooc.plan import Hardware
 from ooc.plan.workload import EdgeData
@@ -57,15 +59,16 @@ class GraphModel:
 
     ``forward`` is given ``x`` [n, F] and ``edge_index`` [2, e] in this order, ``batch`` [n] by its name if it has that
     and third otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index`` [2,
-    H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes. ModelError where it takes nothing of what edges carry, or
-    wants paths that are not made, or gives no row a graph.
+    H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. ModelError where it
+    takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
     """
 
     def __init__(self, model: nn.Module, store: Store, *, paths: int, hops: int, ignore_edge_data: str) -> None:
         self.store, self._path_edges = store, paths
         name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        everything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        self._as_data = takes_data(model)
+        everything = self._as_data or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         there = {made for made, edges in (("path_index", paths), ("hop_index", hops)) if edges}
         there |= {_CARRIED[data] for data in edge_data_used(store, ignore_edge_data)}
         for given in sorted(there):
@@ -78,7 +81,8 @@ class GraphModel:
                 remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
         self._names_batch = "batch" in parameters
-        self._given = [one for one in _GIVEN if (one in there) or (one in _GIVEN[4:] and one in parameters)]
+        asked = ("ptr",) if self._as_data else _GIVEN[4:]
+        self._given = [one for one in _GIVEN if one in there or (one in asked and (self._as_data or one in parameters))]
         self.result_columns = self._tried(model, name)
         self.outputs = self.result_columns[0]
 
@@ -92,6 +96,8 @@ class GraphModel:
         given: dict[str, Any] = {one: batch[one] for one in self._given if one != "batch_size"}
         given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
+        if self._as_data:
+            return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}))
         if self._names_batch:
             return model(x, batch.edge_index, batch=batch.batch, **given)
         return model(x, batch.edge_index, batch.batch, **given)

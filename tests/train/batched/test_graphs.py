@@ -266,12 +266,17 @@ def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) 
         def forward(self, x: Tensor, edges: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
             return super().forward(x, edges, batch, edge_attr)
 
+    class InOne(Model):
+        def forward(self, data: Data) -> Tensor:  # type: ignore[override]
+            assert data.num_graphs == len(data.ptr) - 1 and data.num_nodes == len(data.x)
+            return super().forward(data.x, data.edge_index, data.batch, data.edge_attr)
+
     def trained(kind: type[nn.Module]) -> list[float]:
         torch.manual_seed(0)
         options = {"ignore_edge_data": "none", "compute_dtype": "bfloat16"}
         return [record.loss for record in _fit(kind().double(), stores["values"], **options)]
 
-    assert trained(Model) == trained(InAnotherOrder) and seen[-1][1] == 2
+    assert trained(Model) == trained(InAnotherOrder) == trained(InOne) and seen[-1][1] == 2
 
 
 def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> None:

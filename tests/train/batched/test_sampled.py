@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import SGConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
@@ -71,6 +72,27 @@ def test_with_all_neighbours_losses_are_the_full_graphs(
     for one, other in zip(full, sampled, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-12)
         assert (other.train_acc, other.valid_acc, other.test_acc) == (one.train_acc, one.valid_acc, one.test_acc)
+
+
+class OfData(nn.Module):
+    """Takes all of a graph at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gcn = _model(GCN)
+
+    def forward(self, data: Data) -> Tensor:
+        out: Tensor = self.gcn(data.x, data.edge_index, data.edge_weight)
+        return out
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_model_may_take_data_in_one(store: Store, trimmed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as of one that takes its parts."""
+    if not trimmed:
+        monkeypatch.setattr(Trimmed, "of", lambda *_: None)
+    of_parts, of_data = (_train(model, store, _FEW, 2) for model in (_model(GCN), OfData()))
+    assert [one.loss for one in of_parts] == [one.loss for one in of_data]
 
 
 class Several(nn.Module):
