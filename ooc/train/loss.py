@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
@@ -38,6 +39,11 @@ _DEFAULTS: dict[Task, type[nn.Module]] = {
     Task.MULTILABEL: nn.BCEWithLogitsLoss,
     Task.VALUES: nn.MSELoss,
 }
+_MEANT: dict[Task, tuple[Any, ...]] = {
+    Task.MULTILABEL: (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits),
+    Task.VALUES: (*_ELEMENTWISE[1:], F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+}
+"""torch's losses that no classes are meant by."""
 _BLOCK_ROWS = 1 << 16
 _TRIED_ROWS, _LEAST_TRIALS = 5, 6
 _MOST_TRIED, _TRIED_OUTPUTS = 1 << 12, 1 << 17
@@ -68,6 +74,16 @@ class Loss:
     divisor: float
     operators: int = _OF_AUTOGRAD
     weight: Callable[[Tensor], float] | None = BY_ROWS
+
+
+def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
+    """What ``labels`` in one column [n] or [n, 1] are, where the loss, or a fraction among them, says that they are no
+    classes; else None."""
+    for task, kinds in _MEANT.items():
+        if loss in kinds or type(loss) in kinds:
+            return task
+    pieces = (piece for y in labels if y.is_floating_point() for piece in torch.split(y, _BLOCK_ROWS))
+    return Task.VALUES if any(bool(((piece != piece.trunc()) & ~piece.isnan()).any()) for piece in pieces) else None
 
 
 def resolve_loss(

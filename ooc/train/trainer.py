@@ -40,7 +40,7 @@ from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.job import Job
-from ooc.train.loss import RowsLoss
+from ooc.train.loss import RowsLoss, task_meant
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
 from ooc.train.model_snapshot import ModelSnapshot
 from ooc.train.optimizer_state import StateOnDisk
@@ -532,7 +532,7 @@ class Trainer:
         ).within_memory()
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
-        self._converted, graph = _opened(graph, scratch, resources)
+        self._converted, graph = _opened(graph, scratch, resources, loss)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}
         if ranks.count > 1:
@@ -640,16 +640,23 @@ class Trainer:
         self.close()
 
 
-def _opened(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryDirectory[str] | None", Store]:
+def _opened(
+    graph: Any, folder: Path, resources: Resources, loss: RowsLoss | None
+) -> tuple["TemporaryDirectory[str] | None", Store]:
     """The store that is ``graph``, or at that path; of a PyG ``Data`` or ``HeteroData`` one that is there as long as
-    the folder it is in."""
+    the folder it is in, with labels as ``loss`` takes them."""
     if isinstance(graph, Store):
         return None, graph
     if isinstance(graph, str | Path):
         return None, open_store(graph)
     from ooc.conversion.conversion import convert
 
-    parts, names = getattr(graph, "stores", [graph]), ("x", "y", "edge_weight", "edge_attr")
+    names = "x", "y", "edge_weight", "edge_attr"
+    parts = graph if isinstance(graph, (list, tuple)) else getattr(graph, "stores", [graph])
+    labels = [part.y for part in parts if isinstance(getattr(part, "y", None), Tensor)]
+    one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
+    task = task_meant(loss, labels) if labels and one_column else None
+    reading: dict[str, Any] = {} if task is None else {"task": task.value}
     found = [getattr(part, name, None) for part in parts for name in names]
     kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}
     dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
@@ -662,6 +669,7 @@ def _opened(graph: Any, folder: Path, resources: Resources) -> tuple["TemporaryD
             dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
             host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
+            **reading,
         )
     except BaseException as error:
         temporary.cleanup()

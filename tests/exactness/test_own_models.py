@@ -279,6 +279,19 @@ class Untold(Told):
         return super().forward(x, edge_index, edge_weight, torch.zeros(x.size(0), dtype=torch.long))
 
 
+class Hasty(nn.Module):
+    """Writes into what it has just made, and squeezes whatever has one."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(features, H), SAGEConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = F.elu_(torch.tanh_(self.first(x, edge_index)) + F.leaky_relu_(self.first(x, edge_index), 0.2))
+        out: Tensor = self.last(F.relu_(x + 0.1).unsqueeze(1).squeeze(), edge_index)
+        return torch.squeeze(out)
+
+
 CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "by hand": (Encoder, {}),
     "by hand, within": (Outer, {}),
@@ -291,6 +304,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "asking": (Asking, {}),
     "in turns": (InTurns, {}),
     "making": (Making, {}),
+    "hasty": (Hasty, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 

@@ -389,6 +389,59 @@ def test_targets_that_count_otherwise_show(task: str, loss: Any, tmp_path: Path)
         make_trainer(labelled(DATA, y, tmp_path), y.shape[1], tmp_path, loss=loss)
 
 
+class OneNumber(nn.Module):
+    """Gives a number a node, in a column or by itself."""
+
+    def __init__(self, squeezed: bool) -> None:
+        super().__init__()
+        self.gcn, self.squeezed = GCN(DATA.num_features, 6, 2, 1), squeezed
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.gcn(x, edge_index)
+        return out.squeeze() if self.squeezed else out
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+@pytest.mark.parametrize("columns", [(), (1,)])
+@pytest.mark.parametrize(
+    ("y", "loss"),
+    [
+        (torch.randn(120, dtype=torch.float64), None),
+        (torch.arange(120) % 5, nn.MSELoss()),
+        (torch.arange(120) % 5, F.l1_loss),
+        (torch.arange(120) % 2, nn.BCEWithLogitsLoss()),
+        ((torch.arange(120) % 2).double(), F.binary_cross_entropy_with_logits),
+    ],
+)
+def test_of_data_fractions_and_the_loss_say_that_labels_are_no_classes(
+    y: Tensor, loss: Any, columns: tuple[int, ...], squeezed: bool, tmp_path: Path
+) -> None:
+    """One number a node, as those who train on one number write it."""
+    torch.manual_seed(0)
+    data, model = copy.copy(DATA), OneNumber(squeezed).double()
+    data.y = y.view(-1, *columns)
+    expected = copy.deepcopy(model)
+    options: dict[str, Any] = {
+        "memory": "64M",
+        "spill_dir": tmp_path,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    with ooc.Trainer(model, data, loss=loss, **options) as trainer:
+        losses = [record.loss for record in trainer.fit(2, progress=False)]
+        predicted = trainer.predict()
+    optimizer, mask = torch.optim.SGD(expected.parameters(), 0.1), data.train_mask
+    for found in losses:
+        optimizer.zero_grad()
+        wanted = (loss or F.mse_loss)(expected(data.x, data.edge_index)[mask].view(-1), y[mask].double())
+        wanted.backward()
+        optimizer.step()
+        assert found == pytest.approx(wanted.item(), rel=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            predicted.view(-1), expected(data.x, data.edge_index).view(-1), rtol=1e-9, atol=1e-11
+        )
+
+
 def test_values_are_not_rounded_to_what_features_are(tmp_path: Path) -> None:
     """Of PyG's Data, whose features may be whole numbers or of 32 bits."""
     y, mask, losses = random_values(DATA, 2), DATA.train_mask, []

@@ -50,7 +50,7 @@ from ooc.model.lowering.symbolic import (
     small_rows,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import both_types, side_by_side
+from ooc.model.lowering.whole import Whole, both_types, side_by_side
 
 _TANH, _LOGISTIC = (torch.tanh, F.tanh, "tanh"), (torch.sigmoid, F.sigmoid, "sigmoid")
 AsItIs = Callable[..., Value]
@@ -119,6 +119,8 @@ class Interpreter:
                 placed(error, place_of_node(node))
                 raise
             if node.op == "output":
+                if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
+                    result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
                 if not isinstance(result, Value) or len(result.tail) != 1:
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
@@ -315,6 +317,9 @@ class Interpreter:
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
+        of_any = target in ("squeeze", torch.squeeze) and len(args) == 1 and not kwargs
+        if of_any and isinstance(args[0], Value) and self._assembly.num_rows(args[0]) > 1:  # which a tile may not have
+            kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
         if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
             return OneGraph()

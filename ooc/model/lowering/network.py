@@ -250,7 +250,8 @@ def lower(
     if not evaluation.columns:
         raise ModelError("the model has no outputs")
     if evaluation.columns < num_classes:
-        raise ModelError(f"the model has {evaluation.columns} outputs, the store has {num_classes} classes")
+        remedy = "; for one number that says which of two, convert with task='multilabel'" if num_classes == 2 else ""
+        raise ModelError(f"the model has {evaluation.columns} outputs, the store has {num_classes} classes{remedy}")
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}

@@ -69,7 +69,14 @@ IN_PLACE: dict[object, Any] = {
     operator.isub: operator.sub,
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
-} | {f"{name}_": name for name in _TORCH_NAMES.split()}
+    **{f"{name}_": name for name in _TORCH_NAMES.split()},
+    **{
+        getattr(owner, f"{name}_"): getattr(owner, name)
+        for owner, names in ((torch, _TORCH_NAMES), (F, _FUNCTIONAL_NAMES))
+        for name in names.split()
+        if hasattr(owner, f"{name}_")
+    },
+}
 """What writes into its first operand, and what gives the same without."""
 _VIEW_NAMES = (
     "view reshape flatten unflatten unsqueeze squeeze chunk split unbind transpose permute t detach contiguous type_as "
