@@ -279,6 +279,31 @@ class Untold(Told):
         return super().forward(x, edge_index, edge_weight, torch.zeros(x.size(0), dtype=torch.long))
 
 
+class Stacking(nn.Module):
+    """Puts matrices of rows one above the other, and goes on with them in many ways."""
+
+    def __init__(self, features: int, classes: int, joined: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv(features, H) for _ in range(2))
+        self.weights, self.score, self.lin = nn.Parameter(torch.randn(2)), nn.Linear(H, 1), nn.Linear(H, H)
+        self.lstm, self.act = nn.LSTM(H, H), nn.ELU(inplace=True)
+        self.last, self.joined = SAGEConv(H, classes), joined or self.all_ways
+
+    def all_ways(self, hs: Tensor) -> Tensor:
+        """[2, N, H] → [N, H]."""
+        shares = torch.softmax(self.score(hs).tanh(), dim=0)
+        large = torch.where(hs > 0.1, hs, 0.5 * hs).sum(dim=0) / hs.size(0)
+        found = hs.mean(dim=0) + torch.sum(shares * hs, 0) + hs.max(dim=0).values + hs[-1] + large
+        found = found + (self.weights.view(-1, 1, 1) * hs).sum(0) + self.lstm(hs)[0][1] + self.act(self.lin(hs)).amax(0)
+        found = found + hs.permute(1, 0, 2).flatten(1)[:, 1 : 1 + H] + sum(hs.unbind(0))
+        return found + torch.einsum("k,knc->nc", self.weights, torch.cat([one[None] for one in hs]))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hs = torch.stack([conv(x, edge_index) for conv in self.convs])
+        out: Tensor = self.last(self.joined(hs), edge_index)
+        return out
+
+
 class Hasty(nn.Module):
     """Writes into what it has just made, and squeezes whatever has one."""
 
@@ -305,6 +330,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "in turns": (InTurns, {}),
     "making": (Making, {}),
     "hasty": (Hasty, {}),
+    "stacking": (Stacking, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 
@@ -459,6 +485,16 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         lambda f, c: Between(f, c, lambda x: x if x.size(0) % 2 else 2 * x),
         {"edge_features": K},
         ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "some rows of matrices one above the other": (
+        lambda f, c: Stacking(f, c, lambda hs: hs[:, :20].sum(0)),
+        {},
+        ("getitem looks across rows: it takes some rows and leaves out others",),
+    ),
+    "a mean over rows of matrices one above the other": (
+        lambda f, c: Stacking(f, c, lambda hs: hs[0] + hs.mean(1)[1]),
+        {},
+        ("mean looks across rows",),
     ),
     "rows in parts": (
         lambda f, c: Between(f, c, lambda x: torch.cat(torch.split(x, 20)[::-1])),

@@ -52,6 +52,7 @@ from ooc.model.lowering.symbolic import (
 from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import Whole, both_types, side_by_side
 
+_OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
 _TANH, _LOGISTIC = (torch.tanh, F.tanh, "tanh"), (torch.sigmoid, F.sigmoid, "sigmoid")
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
@@ -73,6 +74,13 @@ class OneGraph:
 @dataclass(frozen=True)
 class OneBatch:
     """All rows as a batch of one."""
+
+    rows: Value
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Several matrices one above the other, [K, N, …], kept as ``rows`` [N, K, …]."""
 
     rows: Value
 
@@ -173,7 +181,8 @@ class Interpreter:
             return self._look_at_edges(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
-        if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm):
+        is_stacked = any(isinstance(one, Stacked) for one in leaves_of((args, kwargs)))
+        if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm) or (is_stacked and kind in _OF_ANY_SHAPE):
             if module.training and (dropout := _dropout_inside(module)):
                 raise ModelError(f"{where}: dropout={dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
@@ -285,7 +294,11 @@ class Interpreter:
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
         if node.op == "call_function" and target in (F.dropout, torch.dropout):
+            if args and isinstance(args[0], Stacked):
+                return Stacked(self._dropout(args[0].rows, *args[1:], **kwargs))
             return self._dropout(*args, **kwargs)
+        if (stacked := self._stacked(target, args, kwargs)) is not None:
+            return Stacked(self._apply("stack", torch.stack, False, [stacked], {"dim": 1}))
         if target is torch.randn_like and isinstance(args[0], Value):
             if not self._assembly.setting.training:
                 raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
@@ -313,7 +326,8 @@ class Interpreter:
             return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
         if target is operator.getitem and isinstance(args[0], Codes):
             return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
-        if target in ("unsqueeze", torch.unsqueeze) and isinstance(args[0], Value) and args[1:] == [0]:
+        before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
+        if (before_rows or (target is operator.getitem and args[1] is None)) and isinstance(args[0], Value):
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
@@ -380,7 +394,9 @@ class Interpreter:
 
     def _check_all_rows(self, name: str, source: Any, key: Any) -> None:
         """A slice of rows has to be of all: few rows, as functions are tried on, do not tell."""
-        rows = key[0] if isinstance(key, (tuple, list)) and key else key
+        keys = [*key] if isinstance(key, (tuple, list)) else [key]
+        rows = keys[isinstance(source, Stacked) :][:1] or [None]
+        source, (rows,) = source.rows if isinstance(source, Stacked) else source, rows
         if not isinstance(source, Value) or not isinstance(rows, slice):
             return
         bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.num_rows(source)
@@ -431,6 +447,10 @@ class Interpreter:
                 if rest[0] not in fixed:
                     raise ModelError(f"the attribute {rest[0]} of a matrix of rows is not supported")
                 return fixed[rest[0]]
+        if isinstance(first, Stacked) and (target in ("size", "dim") or target is getattr):
+            found = self._shape(target, [first.rows, *([] if target == "size" else rest)])
+            sizes = (found[1], found[0], *found[2:]) if isinstance(found, tuple) else found
+            return sizes[rest[0]] if target == "size" and rest else sizes
         if isinstance(first, Parts) and target in (operator.getitem, getattr):
             of, key = first.function, rest[0]
             return self._rows_or_parts(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
@@ -439,12 +459,12 @@ class Interpreter:
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
         leaves = leaves_of((args, kwargs))
-        rows = [leaf.rows if isinstance(leaf, Codes) else leaf for leaf in leaves]
+        rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
         rows += [value for leaf in leaves if isinstance(leaf, Parts) for value in leaf.inputs]
         values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
         free = [leaf for leaf in leaves if isinstance(leaf, (Free, Parts))]
         parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
-        of_module = isinstance(target, nn.Module)
+        of_module, in_place = isinstance(target, nn.Module), bool(getattr(target, "inplace", False))
         if of_module:
             parameters = tuple(dict.fromkeys((*parameters, *target.parameters())))
 
@@ -456,6 +476,9 @@ class Interpreter:
                     return given[leaf]
                 if isinstance(leaf, Codes):
                     return leaf.of(given[leaf.rows])
+                if isinstance(leaf, Stacked):
+                    one = given[leaf.rows].transpose(0, 1)
+                    return one.clone() if in_place else one
                 if isinstance(leaf, Parts):
                     return leaf.function(*(given[one] for one in leaf.inputs))
                 if isinstance(leaf, Free):
@@ -476,9 +499,25 @@ class Interpreter:
         if summed is not None:
             return summed
         heavy = target in HEAVY_FUNCTIONS or (of_module and any(p.dim() > 1 for p in target.parameters()))
-        if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, Parts) for leaf in leaves):
+        if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, (Parts, Stacked)) for leaf in leaves):
             return self._rows_or_parts(name, function, values, parameters, heavy=heavy)
         return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+
+    @torch.no_grad()
+    def _tried(self, function: Callable[..., Any], values: Sequence[Value], rows: int) -> Any:
+        """What a function gives for so many rows of zeros."""
+        return function(*(torch.zeros(rows, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+
+    def _stacked(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Value] | None:
+        """The matrices that this puts one above the other, if it does."""
+        parts = args[0] if args and isinstance(args[0], (list, tuple)) else []
+        if kwargs.get("dim", (args[1:] or [0])[0]) != 0 or len(parts) < 1:
+            return None
+        if target is torch.stack and all(isinstance(one, Value) for one in parts):
+            return [*parts]
+        if target in (torch.cat, torch.concat) and all(isinstance(one, OneBatch) for one in parts):
+            return [one.rows for one in parts]
+        return None
 
     def _rows_or_parts(
         self,
@@ -488,14 +527,19 @@ class Interpreter:
         parameters: Sequence[nn.Parameter],
         *,
         heavy: bool = False,
-    ) -> Value | Parts:
-        """What a function of rows gives, where that is one matrix of numbers; else what it is part of."""
-        with torch.no_grad():
-            tried = function(*(torch.zeros(2, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+    ) -> Value | Stacked | Parts:
+        """What a function of rows gives, where that is one matrix of numbers, or several one above the other; else what
+        it is part of."""
+        tried, more = (self._tried(function, values, count) for count in (2, 3))
+        by_rows, is_above = function, False
+        if isinstance(tried, Tensor) and tried.dim() > 1:
+            is_above = [one == other for one, other in zip(tried.shape, more.shape, strict=True)][:2] == [True, False]
+            by_rows = (lambda *tensors: function(*tensors).transpose(0, 1)) if is_above else function
         if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
-            return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+            found = self._assembly.rowwise(name, by_rows, values, parameters, heavy=heavy)
+            return Stacked(found) if is_above else found
         if isinstance(tried, Tensor):
-            self._assembly.check_truths(name, function, values)
+            self._assembly.check_truths(name, by_rows, values)
         return Parts(name, function, tuple(values), tuple(parameters))
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
@@ -536,7 +580,7 @@ class Interpreter:
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
-        kept = Value, OfEdges, EdgeInput, Graph
+        kept = Value, Stacked, OfEdges, EdgeInput, Graph
         if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
             return
         memory = self._memory[operand]
