@@ -131,8 +131,8 @@ class _Counting(pickle.Pickler):
     def reducer_override(self, one: Any) -> Any:
         if not isinstance(counted := getattr(one, "__wrapped__", None), partial):
             return NotImplemented
-        (store,) = counted.args
-        indices = Path(store.topology("in")[1].path).resolve()
+        store, direction = counted.args
+        indices = Path(store.topology(direction.value)[1].path).resolve()
         return tuple, ((counted.func.__qualname__, str(indices), indices.stat().st_ino, indices.stat().st_mtime_ns),)
 
 

@@ -431,13 +431,13 @@ class ShufflePassRun(PassRun):
 
 def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:
     """Which rows of a tile each bucket gets, ``edges`` being those out of them: the rows that some target of the bucket
-    gathers, and those that are targets in it themselves."""
+    gathers, and those that are targets in it themselves, if targets are of the same type."""
     targets_E = edges.indices_E.long()
     if len(targets_E):
         highest_row(edges, targets_E)
     row_E = torch.repeat_interleave(torch.arange(edges.rows), edges.offsets_R1.diff().long())
-    targets = torch.cat((targets_E, torch.arange(edges.start, edges.start + edges.rows)))
-    rows = torch.cat((row_E, torch.arange(edges.rows)))
+    own = torch.arange(edges.rows if plan.gathers_own else 0)
+    targets, rows = torch.cat((targets_E, own + edges.start)), torch.cat((row_E, own))
     is_target = targets < plan.targets
     places = torch.unique(targets[is_target] // plan.bucket_rows * edges.rows + rows[is_target])  # by bucket, then row
     buckets, counts = torch.unique_consecutive(places // edges.rows, return_counts=True)

@@ -204,7 +204,7 @@ class PullRun:
 
     def own(self, tile: Tile) -> Sequence[Tensor]:
         """A tile's rows of the pull's own matrices."""
-        return [tile.inputs[name] for name in self._pull.own]
+        return [typed(tile.inputs[name], self._runtime.dtype) for name in self._pull.own]
 
     def _by_group(self, parts: Sequence[Tensor]) -> Tensor | None:
         """Own rows side by side in every group; None where the source stands for them."""

@@ -5,11 +5,11 @@ in-edges.
 Of partial sums: a tile adds to each of its in-neighbours outside of it, once for every run of its rows
 (``kernels.neighbourhood``). That is the graph's affair, and the layer's, which says how many edges a run has.
 
-Of bucketed rows: a bucket gathers its own rows and all in-neighbours of these, each once, however many of its targets
-have it. They are counted for the lowest buckets, and the rows of two neighbours joined for a bucket twice as high, and
-so on: as when sorted runs are merged, of every height at most one bucket waits for the one beside it. A large set of
-rows is kept as a byte for each row of the source, so all that wait take a byte a row for each of the few heights whose
-buckets gather most of the source, and little beside that.
+Of bucketed rows: a bucket gathers its own rows, unless these are of another type, and all in-neighbours of these, each
+once, however many of its targets have it. They are counted for the lowest buckets, and the rows of two neighbours
+joined for a bucket twice as high, and so on: as when sorted runs are merged, of every height at most one bucket waits
+for the one beside it. A large set of rows is kept as a byte for each row of the source, so all that wait take a byte a
+row for each of the few heights whose buckets gather most of the source, and little beside that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ import torch
 from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import neighbourhood, runs
-from ooc.model.graph import damaged
+from ooc.model.graph import are_between_types, damaged
 from ooc.model.workload import ScatterCounts
 from ooc.model.workload import TileEdges as CountedEdges
 from ooc.plan.layout.shuffle import GatheredRows
@@ -35,9 +35,9 @@ _MOST_EDGES = 1 << 20
 """Edges of a bucket that are looked at together."""
 
 
-def counted_rows(store: Store) -> ScatterCounts:
+def counted_rows(store: Store, direction: EdgesKey = Direction.IN) -> ScatterCounts:
     """Entries of partial sums of a store that is there, each read from it when it is first asked for."""
-    return cache(partial(_count_sums, store))
+    return cache(partial(_count_sums, store, direction))
 
 
 def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
@@ -46,9 +46,9 @@ def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
     return lambda rows, others, tile_rows, edges_at_once, pads: tile_edges(reverse, tile_rows)
 
 
-def counted_gathers(store: Store) -> GatheredRows:
+def counted_gathers(store: Store, direction: EdgesKey = Direction.IN) -> GatheredRows:
     """Rows gathered in a store that is there, each read from it when it is first asked for."""
-    return cache(partial(_count_rows, store))
+    return cache(partial(_count_rows, store, direction))
 
 
 def most_gathers(tile_edges: CountedEdges, direction: EdgesKey) -> GatheredRows:
@@ -71,44 +71,49 @@ def most_gathers(tile_edges: CountedEdges, direction: EdgesKey) -> GatheredRows:
     return gathered
 
 
-def _sweep(store: Store, rows: int, height: int) -> Iterator[tuple[int, int, npt.NDArray[np.signedinteger]]]:
+def _sweep(
+    store: Store, direction: EdgesKey, rows: int, height: int
+) -> Iterator[tuple[int, int, npt.NDArray[np.signedinteger]]]:
     """Every ``height`` of the first ``rows`` rows: where they start and stop, and where their in-edges begin, one more
     than rows."""
-    indptr, _ = store.topology(Direction.IN.value)
+    indptr, indices = store.topology(direction.value)
     at_once = max(1, _CHUNK_BYTES // (8 * height)) * height
     for first in range(0, rows, at_once):
         last = min(rows, first + at_once)
         offsets = indptr.read(first, last + 1)
-        if offsets[0] < 0 or offsets[-1] > store.num_edges or (np.diff(offsets) < 0).any():
-            raise damaged(store, "in/indptr")
+        if offsets[0] < 0 or offsets[-1] > indices.shape[0] or (np.diff(offsets) < 0).any():
+            raise damaged(store, indptr.name)
         for start in range(first, last, height):
             stop = min(last, start + height)
             yield start, stop, offsets[start - first : stop - first + 1]
 
 
-def _count_sums(store: Store, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool) -> Sequence[int]:
-    _, indices = store.topology(Direction.IN.value)
+def _count_sums(
+    store: Store, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool
+) -> Sequence[int]:
+    (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
+    behind = nodes if are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
-    for start, stop, offsets in _sweep(store, rows, tile_rows):
+    for start, stop, offsets in _sweep(store, direction, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))
         relative = relative_offsets(offsets, 0, stop - start, torch.int64)
-        for run in runs(TileEdges(neighbours, relative, start, store.num_nodes), edges_at_once, pads=pads):
+        for run in runs(TileEdges(neighbours, relative, behind + start, nodes), edges_at_once, pads=pads):
             near = neighbourhood(run, others)
             if not near.stands_in:
                 np.add.at(added, near.others_S.numpy() // tile_rows + 1, 1)
     return [int(count) for count in np.cumsum(added)]
 
 
-def _count_rows(store: Store, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
-    _, indices = store.topology(Direction.IN.value)
-    joined = _Joined()
-    for start, stop, offsets in _sweep(store, targets, height):
-        gathered = _Rows(np.arange(start, min(stop, rows)), rows)
+def _count_rows(store: Store, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+    (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
+    joined, gathers_own = _Joined(), not are_between_types(store, direction)
+    for start, stop, offsets in _sweep(store, direction, targets, height):
+        gathered = _Rows(np.arange(start, min(stop, rows) if gathers_own else start), rows)
         end = int(offsets[-1])
         for edge in range(int(offsets[0]), end, _MOST_EDGES):
             neighbours = torch.from_numpy(indices.read(edge, min(end, edge + _MOST_EDGES)))
             everything = relative_offsets(np.array([0, len(neighbours)]), 0, 1, torch.int64)
-            highest_row(TileEdges(neighbours, everything, start, store.num_nodes), neighbours)
+            highest_row(TileEdges(neighbours, everything, start, nodes), neighbours)
             inside = neighbours.numpy()
             gathered = gathered.joined(_Rows(np.unique(inside[inside < rows]).astype(np.int64), rows))
         joined.add(gathered)

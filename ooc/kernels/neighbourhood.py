@@ -58,10 +58,6 @@ class BucketRows:
             self._check(self.numbers_M[places_S.clamp(max=len(self.numbers_M) - 1)], rows_S)
         return self.values_MC.index_select(0, places_S)
 
-    def new_zeros(self, rows: int, columns: int) -> Tensor:
-        """As of the matrix."""
-        return self.values_MC.new_zeros(rows, columns)
-
     @staticmethod
     def _check(found: Tensor, wanted: Tensor) -> None:
         if not torch.equal(found, wanted):

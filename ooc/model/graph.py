@@ -308,8 +308,19 @@ def _of_links(store: Store) -> list[Direction]:
     return [side for side in Direction if side not in _OF_GRAPHS and store.has(f"{side.value}/indptr")]
 
 
-def reverse_of(store: Store, direction: EdgesKey) -> Direction | None:
+def are_between_types(store: Store, direction: EdgesKey) -> bool:
+    """Whether these edges have ends of two types."""
+    if store.types is None or not isinstance(direction, RelationEdges):
+        return False
+    kind = store.types.by_folder(direction.folder)
+    return kind.source != kind.target
+
+
+def reverse_of(store: Store, direction: EdgesKey) -> EdgesKey | None:
     """The direction in which the same edges, or links, are known from their other ends; None where they are not."""
+    if isinstance(direction, RelationEdges):
+        other = Direction.OUT if direction.direction is Direction.IN else Direction.IN
+        return replace(direction, direction=other)
     known = _swept(store) if store.types is None else ()
     found = {
         Direction.IN: directions(store)[-1],
@@ -424,11 +435,15 @@ def most_joined(store: Store) -> float:
     return max((indices.shape[0] / (indptr.shape[0] - 1) for indptr, indices in found), default=0.0)
 
 
-def most_edges(store: Store) -> int:
-    """The most edges or links of any row, before offsets are loaded; of a graph with types links."""
+def most_edges(store: Store, relation: EdgeType | None = None) -> int:
+    """The most edges or links of any row, before offsets are loaded; of a graph with types links, or the edges into it
+    of one type."""
     known = Direction.IN, Direction.OUT, Direction.LINKS, Direction.SCORED_LINKS
-    sides = _swept(store) if store.types is None else _of_links(store)
-    offsets = (store.topology(side.value)[0] for side in sides if side in known)
+    if relation is not None:
+        sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, Direction.IN)]
+    else:
+        sides = [side for side in (_swept(store) if store.types is None else _of_links(store)) if side in known]
+    offsets = (store.topology(side.value)[0] for side in sides)
     return max((_most_edges(array.read, array.shape[0] - 1) for array in offsets), default=0)
 
 

@@ -9,7 +9,7 @@ import torch
 from ooc.kernels.aggregate import sums_rows_of
 from ooc.kernels.cuda import memory
 from ooc.kernels.pulls import are_compiled
-from ooc.model.graph import GraphRows, ends_of, reverse_of
+from ooc.model.graph import GraphRows, are_between_types, ends_of, reverse_of
 from ooc.model.lowering.network import Network
 from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
@@ -106,7 +106,8 @@ def describe_workload(
         backward = reverse_of(store, direction)
         if backward is not None:
             gathered = counts.gathered_rows(direction)
-            bucketing[direction] = Bucketing(backward, gathered, exact=direction.of_edges)
+            gathers_own = not are_between_types(store, direction)
+            bucketing[direction] = Bucketing(backward, gathered, direction.of_edges, gathers_own)
     scattering = {
         name: (pull.direction, stage.rows, pull.per_edge)
         for stage, pull in pulls

@@ -339,11 +339,13 @@ class Topology:
 class Bucketing:
     """How sources can be shuffled to those who gather them (``ooc.plan.layout.shuffle``): by the edges of
     ``direction``, out of every row, and ``gathered`` many at a time, which is counted when it is first asked for.
-    ``exact``: no fewer are (of links there may be, as other ones are drawn for every step)."""
+    ``exact``: no fewer are (of links there may be, as other ones are drawn for every step). ``gathers_own``: those who
+    gather are sources, too, and gather their own rows."""
 
     direction: EdgesKey
     gathered: GatheredRows
     exact: bool = True
+    gathers_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

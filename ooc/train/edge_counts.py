@@ -29,14 +29,14 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
     @cache
     def scattered(direction: EdgesKey) -> ScatterCounts:
         if store is not None and direction.of_edges:
-            return counted_rows(store)
+            return counted_rows(store, direction)
         reverse = None if store is None else reverse_of(store, direction)
         return most_rows(edges, reverse or Direction.OUT)
 
     @cache
     def gathered(direction: EdgesKey) -> GatheredRows:
         if store is not None and direction.of_edges:
-            return counted_gathers(store)
+            return counted_gathers(store, direction)
         return most_gathers(edges, direction)
 
     return EdgeCounts(edges, scattered, gathered)

@@ -217,7 +217,7 @@ def lower_model(
         return store.types.edges[scaling.relation] / store.types.nodes[scaling.relation.target]
 
     x = store.sparse_features
-    of_a_row = cache(lambda: inf if "statistics" in store.source else most_edges(store))
+    of_a_row = cache(lambda relation: inf if "statistics" in store.source else most_edges(store, relation))
     setting = Setting(
         num_nodes=store.num_nodes,
         num_edges=store.num_edges,

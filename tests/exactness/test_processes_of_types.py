@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.data import HeteroData
+from torch_geometric.nn import CGConv
 
 import ooc
 from ooc.models import Relational, RelationalAttention
@@ -72,6 +73,9 @@ def test_types_their_embeddings_and_links(tmp_path: Path) -> None:
         yield "HGT", ooc.Trainer(model, first, slab_columns=4, **options)
         model = _attention(featured, heads=2, by_type=True).double()
         yield "HAN, whose weights are moments", ooc.Trainer(model, first, **options)
+        torch.manual_seed(0)
+        model = with_features.Relations(featured, lambda: CGConv((with_features.HIDDEN, with_features.HIDDEN))).double()
+        yield "layers as they are", ooc.Trainer(model, first, **options)
         embedding = ooc.Embedding(WIDTHS, lr=0.05, weight_decay=0.01)
         model = made("attention", bare, WIDTHS)
         more: dict[str, Any] = {"clip_norm": 0.01, "block_rows": 48}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     BatchNorm,
-    EdgeConv,
     GATConv,
     GATv2Conv,
     GINConv,
@@ -468,11 +467,6 @@ class Transformed(nn.Module):
 
 
 REFUSED: dict[str, tuple[Make, str]] = {
-    "another layer": (
-        lambda data: Relations(data, lambda: EdgeConv(nn.Linear(2 * HIDDEN, HIDDEN))),
-        r"EdgeConv \(.*\): graphs with types take layers that are computed by a formula",
-    ),
-    "another aggregation": (lambda data: Relations(data, hidden_sage("median")), r"SAGEConv \(.*\): graphs with types"),
     "rows of two types": (Mixed, "sum looks across rows"),
     "rows of another type": (OfAuthors, "gives rows of 'author', needed are those of 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),

@@ -4,6 +4,7 @@
 import math
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,20 @@ from tests.exactness.test_inner_dropout import OfCoefficients, OfMessages, OfNod
 from tests.kernels.test_kernel_memory import peak_bytes
 
 ROWS, NODES, WIDTH = 128, 4096, 32
+
+
+class BothEnds(MessagePassing):
+    """A network of both ends of an edge, which may be of two types."""
+
+    def __init__(self, sources: int, targets: int) -> None:
+        super().__init__(aggr="max")
+        self.lin = nn.Linear(sources + targets, WIDTH)
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(torch.cat((x_i, x_j), dim=-1)).relu()
 
 
 class Key:
@@ -74,6 +89,29 @@ def test_bounds(make: Callable[[], MessagePassing], degree: int) -> None:
     bound += (edges + ROWS) * pull.waiting_bytes_per_edge
     forward = peak_bytes(lambda: aggregate.forward(Key(), tile, source, source[:ROWS], range(1)))
     backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, source, gradient, range(1)))
+    assert forward <= bound and bound / 5 <= backward <= bound, (forward, backward, bound)
+
+
+@pytest.mark.parametrize(("of_targets", "degree"), [(WIDTH, 2), (WIDTH, 40), (2 * WIDTH, 2), (WIDTH // 4, 40)])
+def test_bounds_of_two_types(of_targets: int, degree: int) -> None:
+    """Rows of targets beside those of sources, as wide as these or not."""
+    source, target = (Linear(1, Features(0, c), nn.Parameter(torch.randn(c, c))) for c in (WIDTH, of_targets))
+    target.space = "targets"
+    conv = BothEnds(WIDTH, of_targets)
+    layer, _ = layer_of(conv, "Layer", [(source, target), Graph()], {})
+    module = sharing(conv, "Layer")
+    findings = probe_layer(layer, module, columns=layer.columns, edge_features=0, dtype=torch.float32, record=True)
+    options: dict[str, Any] = {"site": 1, "keep": True, "against": False, "most_edges": 0, "all_edges": math.inf}
+    aggregate = Opaque(2, source, layer, module, findings, target=target, **options)
+    indices = torch.randint(0, NODES, (ROWS, degree)).sort().values.view(-1).int()
+    tile = TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * degree, 0, NODES)
+    rows, own = torch.randn(NODES, WIDTH), torch.randn(ROWS, of_targets)
+    brought = torch.cat((torch.randn(ROWS, aggregate.columns), own), dim=1)
+    pull = aggregate.per_edge(Pulling.TARGETS, of_targets, "dp", rows.element_size())
+    bound = min(len(indices), pull.edges_at_once) * pull.bytes_per_edge + ROWS * pull.bytes_per_row
+    bound += (len(indices) + ROWS) * pull.waiting_bytes_per_edge
+    forward = peak_bytes(lambda: aggregate.forward(Key(), tile, rows, own, range(1)))
+    backward = peak_bytes(lambda: aggregate.backward_targets(Key(), tile, rows, brought, range(1)))
     assert forward <= bound and bound / 5 <= backward <= bound, (forward, backward, bound)
 
 
@@ -126,13 +164,14 @@ def test_what_is_retained(make: Callable[[], MessagePassing]) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 64])
-@pytest.mark.parametrize("rows", DroppedRows)
+@pytest.mark.parametrize("rows", [rows for rows in DroppedRows if rows is not DroppedRows.TARGETS])
 def test_masks(rows: DroppedRows, columns: int) -> None:
     """What drawing a mask takes outside of torch, by Python's account, is within its bound and near it."""
     indices = torch.randint(0, NODES, (ROWS, 40)).sort().values.view(-1).int()
     near = neighbourhood(TileEdges(indices, torch.arange(ROWS + 1, dtype=torch.int32) * 40, 0, NODES), NODES)
     heights = {
         DroppedRows.NODES: ROWS + len(near.others_S),
+        DroppedRows.SOURCES: len(near.others_S),
         DroppedRows.EDGES: len(indices),
         DroppedRows.OTHER_EDGES: int((near.edge_index_2E[0] != near.edge_index_2E[1]).sum()),
     }

@@ -47,13 +47,19 @@ class DroppedRows(Enum):
     """What a tensor inside of a layer has a row for."""
 
     NODES = "nodes"
+    SOURCES = "sources"
+    TARGETS = "targets"
+    """The last two where nodes are of two types."""
     EDGES = "edges"
     OTHER_EDGES = "edges but self-loops"
     EDGES_AND_LOOPS = "edges, then a self-loop of every node"
     OTHER_EDGES_AND_LOOPS = "edges but self-loops, then a self-loop of every node"
 
 
+OF_NODES = (DroppedRows.NODES, DroppedRows.SOURCES, DroppedRows.TARGETS)
 LOOPS = (DroppedRows.EDGES_AND_LOOPS, DroppedRows.OTHER_EDGES_AND_LOOPS)
+_BETWEEN_TYPES = (DroppedRows.SOURCES, DroppedRows.TARGETS, DroppedRows.EDGES)
+_OF_ONE_TYPE = tuple(rows for rows in DroppedRows if rows not in OF_NODES[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +123,16 @@ class InnerDropout(_CaughtDropout):
 
 class Discovery(_CaughtDropout):
     """Finds the ``calls`` of ``F.dropout`` in here that drop anything; lets all values through. ``near``: a graph on
-    which all ``DroppedRows`` are of different numbers. ``other_shapes``: of what has no row for each of any of them."""
+    which all ``DroppedRows`` are of different numbers; other nodes than its rows are those of another type.
+    ``other_shapes``: of what has no row for each of any of them."""
 
     def __init__(self, near: Neighbourhood) -> None:
         super().__init__()
         self.calls: list[Dropped] = []
         self.other_shapes: list[tuple[int, ...]] = []
-        self._by_length = {len(ends_of(rows, near)[0]): rows for rows in DroppedRows}
-        assert len(self._by_length) == len(DroppedRows), "two kinds of rows cannot be told apart"
+        kinds = _BETWEEN_TYPES if len(near.others_S) else _OF_ONE_TYPE
+        self._by_length = {len(ends_of(rows, near)[0]): rows for rows in kinds}
+        assert len(self._by_length) == len(kinds), "two kinds of rows cannot be told apart"
 
     def _drop(self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if training and p != 0.0:
@@ -142,8 +150,10 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
     own_R = torch.arange(near.start, near.start + near.rows, device=near.others_S.device)
     nodes = torch.cat((own_R, near.others_S))
     sources, targets = nodes[near.edge_index_2E]
-    if rows is DroppedRows.NODES:
-        return nodes, nodes
+    if rows in OF_NODES:
+        of_targets = nodes[: near.rows + near.stands_in]
+        found = {DroppedRows.SOURCES: near.others_S, DroppedRows.TARGETS: of_targets}.get(rows, nodes)
+        return found, found
     if rows in (DroppedRows.OTHER_EDGES, DroppedRows.OTHER_EDGES_AND_LOOPS):
         is_other = near.edge_index_2E[0] != near.edge_index_2E[1]
         targets, sources = targets[is_other], sources[is_other]
@@ -155,7 +165,7 @@ def ends_of(rows: DroppedRows, near: Neighbourhood) -> tuple[Tensor, Tensor]:
 def _repeats_near(rows: DroppedRows, near: Neighbourhood, targets_E: Tensor, sources_E: Tensor) -> Tensor:
     """How many before each one have the same two ends; of a stretch of a row's edges, those before it among them."""
     repeats_E = _repeats(targets_E, sources_E)
-    if near.repeats_before and rows is not DroppedRows.NODES:
+    if near.repeats_before and rows not in OF_NODES:
         first = near.edge_index_2E[0, 0]  # a row's edges come first, in order, but those to itself may be left out
         equal = int((near.edge_index_2E[0] == first).sum())
         if first != near.edge_index_2E[1, 0] or rows in (DroppedRows.EDGES, DroppedRows.EDGES_AND_LOOPS):

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
-from ooc.kernels.dropout.opaque import LOOPS, DroppedRows, ends_of
+from ooc.kernels.dropout.opaque import LOOPS, OF_NODES, DroppedRows, ends_of
 from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.kernels.pieces.reductions import PRODUCTS, Reduction, reduction_of
 from ooc.kernels.pieces.selections import Selecting, Selection, selected_of_rows
@@ -257,7 +257,7 @@ class Finding(_Catching):
         self.together: list[str] = []
         self._changed = changed
         self._edges = near.edge_index_2E.shape[1]
-        self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows is not DroppedRows.NODES}
+        self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows not in OF_NODES}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

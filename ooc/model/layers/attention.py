@@ -245,10 +245,9 @@ def lower_fa(conv: Any, call: Call) -> Value:
     """FAConv, normalised: of d, how many in-neighbours a row has, itself among them where the convolution says so."""
     linear = all(map(is_linear, (conv.att_l, conv.att_r)))
     call.needs(conv.aggr in _SUMS and bool(conv.normalize) and linear and call.assembly.setting.on_cpu)
+    call.needs(call.relation is None)
     if call.arguments["edge_weight"] is not None:
         raise call.refuse("it takes edge_weight with normalize=False only")
-    if call.relation is not None:
-        raise call.refuse("it is not supported on graphs with types")
     if call.arguments["return_attention_weights"] is not None:
         raise call.refuse(_NOTHING_KEPT)
     x, start, assembly = call.matrix("x"), call.matrix("x_0"), call.assembly

@@ -40,6 +40,8 @@ _NODES, _TILE, _EDGES = 23, 5, 70
 _WITHOUT_EDGES = range(15, 20)
 """A tile of rows that have no in-edges, and are others' in-neighbours."""
 _LOOPS, _REPEATS = 3, 4
+_FEWER = 0.8
+"""Of nodes of another type, as many times the rows."""
 _MANY_NODES, _HIGH_TILE, _MANY_EDGES = 160, 40, 640
 """Of the larger graph: as many as the memory that a layer takes is found on, in numbers of half the size."""
 _HUB_EDGES, _OUTLIER = 80, 100.0
@@ -145,14 +147,14 @@ def probe_layer(
     dtype: torch.dtype,
     record: bool,
     in_pieces: bool = True,
-    nodes: int = 0,
+    nodes: Sequence[int] = (0, 0),
     edges: int = 0,
     in_pairs: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph; ``in_pairs``: it may be given
-    rows in pairs, if it takes them, and then runs so."""
+    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph, targets and sources;
+    ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.find_dropout()
@@ -162,7 +164,7 @@ def probe_layer(
         probe.check_order()
         counts = probe.operators(outputs)
         calls = probe.find_sums() if in_pieces else ()
-        unused = probe.takes_pairs() if in_pairs else None
+        unused = probe.takes_pairs() if in_pairs and not layer.own else None
         pairs = unused is not None
         if unused is None:
             unused = probe.check_tiles()
@@ -187,6 +189,7 @@ def probe_layer(
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         used = tuple(p for i, p in enumerate(parameters) if i not in unused)
         tells_modes = probe.tells_modes()
+        pairs = pairs or bool(layer.own)
         probe.layer = replace(layer, pairs=pairs)
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
         probe.grow()
@@ -199,7 +202,8 @@ def probe_layer(
 
 class _Probe:
     """A layer's copy in double precision, and the graph that it is tried on: rows, all of the graph, and where the
-    in-edges of each row start. ``record``: it is to be differentiated; else no gradients are compared."""
+    in-edges of each row start. Where edges are between two types, sources come behind the rows. ``record``: it is to be
+    differentiated; else no gradients are compared."""
 
     def __init__(self, layer: Layer, module: nn.Module, columns: int, edge_features: int, *, record: bool) -> None:
         self.layer = layer
@@ -252,7 +256,8 @@ class _Probe:
         before = torch.default_generator.manual_seed(1).get_state()
         first = self._whole(self._masked(self.near))
         drawn = not torch.equal(before, torch.random.get_rng_state())
-        if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != len(x_NC) or first.dtype != x_NC.dtype:
+        rows = self.near.rows
+        if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != rows or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
         run_once, kept = Before(self.module), unused.spoil()
         again = self._whole(self._masked(self.near))
@@ -298,7 +303,8 @@ class _Probe:
         order_E = torch.randperm(near.edge_index_2E.shape[1], generator=self.generator)
         order_E = order_E[near.edge_index_2E[1, order_E].argsort(stable=True)]
         weight_E, features_EK = (None if v is None else v[order_E] for v in (near.weight_E, near.features_EK))
-        other = Neighbourhood(0, near.rows, near.others_S, near.edge_index_2E[:, order_E], weight_E, features_EK)
+        ends = near.edge_index_2E[:, order_E]
+        other = replace(near, edge_index_2E=ends, weight_E=weight_E, features_EK=features_EK)
         with Discovery(near):  # nothing is dropped: repeated edges are told apart by their order
             result = self.layer.forward(self.module, self.x_NC, other)
             expected = self.layer.forward(self.module, self.x_NC, near)
@@ -307,7 +313,7 @@ class _Probe:
 
     def operators(self, outputs: int) -> tuple[int, int]:
         """Of a run forward, and of one backward."""
-        gradient_NO = torch.ones(_NODES, outputs, dtype=self.x_NC.dtype)
+        gradient_NO = torch.ones(self.near.rows, outputs, dtype=self.x_NC.dtype)
         forward = Watch.of(lambda: self._forward(self.near, self.x_NC))
         return forward.operators, Watch.of(lambda: self._backward(self.near, self.x_NC, gradient_NO)).operators
 
@@ -388,7 +394,7 @@ class _Probe:
         gradients, if any are wanted; and which parameters have none."""
         values_NO = self._forward(self.near, self.x_NC)
         gradient_NO = torch.randn(values_NO.shape, generator=self.generator, dtype=values_NO.dtype)
-        nodes = len(self.x_NC)
+        nodes = self.near.rows
         gradient_NO[torch.arange(nodes) % every >= height] = 0
         whole = self._backward(self.near, self.x_NC, gradient_NO)
         expected = [_or_zero(whole[0], self.x_NC), *map(_or_zero, whole[1], self.parameters)]
@@ -439,22 +445,28 @@ class _Probe:
         self.tolerance = _TOLERANCE_OF_LARGE
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
         no_columns: list[int] = []
-        found = (self.x_NC, self.whole[0]), (self.near.weight_E, no_columns), (self.near.features_EK, self.whole[1])
-        for values, whole in found:
-            if values is not None:
+        of_rows = (self.x_NC[: self.near.rows], self.whole[0]), (self.x_NC[self.near.rows :], self.whole[0])
+        of_edges = (self.near.weight_E, no_columns), (self.near.features_EK, self.whole[1])
+        for values, whole in (*of_rows, *of_edges):
+            if values is not None and len(values):
                 last = values.view(len(values), -1)[-1]
                 scale = torch.full_like(last, _OUTLIER)
                 scale[whole] = 1.0
                 last *= scale
 
-    def check_sizes(self, nodes: int, edges: int) -> None:
+    def check_sizes(self, nodes: Sequence[int], edges: int) -> None:
         """Refused where Python goes another way by how many rows or edges there are, by as many as the graph has."""
-        rows, least = len(self.x_NC), len(self.x_NC) - 1  # the largest index is one less
+        rows = self.near.rows, len(self.near.others_S) or self.near.rows
+        least = min(rows) - 1  # the largest index is one less
         widths = {size for part in (*self.module.parameters(), self.x_NC[0]) for size in part.shape}
         expected = self._forward(self.near, self.x_NC)
         with logarithms_told():
             for telling, more in product(Telling, (0, 1)):  # one more is even where as many are odd
-                ratios = dict.fromkeys((rows, least), max(1.0, (nodes + more) / rows)) | dict.fromkeys(widths, 1.0)
+                ratios = {
+                    size: max(1.0, (of_all + more) / tried)
+                    for tried, of_all in zip(rows, nodes, strict=True)
+                    for size in (tried, tried - 1)
+                } | dict.fromkeys(widths, 1.0)
                 usual = max(1.0, (edges + more) / self.near.edge_index_2E.shape[1])
                 try:
                     with sizes_told(least, ratios, usual, telling):
@@ -485,7 +497,7 @@ class _Probe:
         def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
             generator = torch.Generator().manual_seed(1)
             rows = nodes // 2
-            sources = torch.randint(0, nodes, (edges,), generator=generator)
+            sources = torch.randint(rows if layer.own else 0, nodes, (edges,), generator=generator)
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
             near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
             near = replace(near, others_S=torch.arange(rows, nodes))
@@ -550,7 +562,7 @@ class _Probe:
 
     def _tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.near, self.offsets_N1
-        stop = min(start + rows, len(self.x_NC))
+        stop = min(start + rows, near.rows)
         edges = slice(int(offsets[start]), int(offsets[stop]))
         return TileEdges(
             near.edge_index_2E[0, edges],
@@ -564,22 +576,26 @@ class _Probe:
     def _small_graph(
         self, *, loops: int, nodes: int = _NODES, edges: int = _EDGES, of_hubs: int = 0
     ) -> tuple[Tensor, Neighbourhood, Tensor]:
-        """One with so many self-loops, with repeated edges, rows without in-edges and a whole tile of them; so many
-        edges go out of one node and into another."""
-        generator = self.generator
-        sources = torch.randint(0, nodes, (edges,), generator=generator)
+        """One with so many self-loops, where edges are within a type, with repeated edges, rows without in-edges and a
+        whole tile of them; so many edges go out of one node and into another."""
+        generator, others = self.generator, int(_FEWER * nodes) if self.layer.own else 0
+        sources = torch.randint(0, others or nodes, (edges,), generator=generator)
         targets = torch.randint(0, nodes - len(_WITHOUT_EDGES), (edges,), generator=generator)
         targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
         sources[edges - of_hubs :], targets[edges - 2 * of_hubs : edges - of_hubs] = 1, 2
-        sources = torch.where(sources == targets, (sources + 1) % nodes, sources)
-        sources[:loops] = targets[:loops]
+        if others:
+            sources += nodes
+        else:
+            sources = torch.where(sources == targets, (sources + 1) % nodes, sources)
+            sources[:loops] = targets[:loops]
         again = slice(loops, loops + _REPEATS)
         sources, targets = torch.cat((sources, sources[again])), torch.cat((targets, targets[again]))
-        order = (targets * nodes + sources).argsort(stable=True)
+        order = (targets * (nodes + others) + sources).argsort(stable=True)
         near = self._edges(torch.stack((sources, targets))[:, order], nodes, torch.float64, generator)
+        near = replace(near, others_S=torch.arange(nodes, nodes + others))
         counts = torch.bincount(targets, minlength=nodes)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        return self._numbers(nodes, self.columns, self.whole[0], torch.float64, generator), near, offsets
+        return self._numbers(nodes + others, self.columns, self.whole[0], torch.float64, generator), near, offsets
 
     @staticmethod
     def _numbers(

@@ -90,8 +90,8 @@ def lower_convolution(
         lower, where = None, f"{where}, run as it is because of its {replaced}"
     if type(conv) in _OF_ALL_TYPES and (lower is None or types is None):
         raise ModelError(f"{where} is for graphs with types of nodes or edges, and as PyG has it")
-    if types is not None and (lower is None or not _takes_relations(conv)):
-        raise ModelError(f"{where}: graphs with types take layers that are computed by a formula, with their own flow")
+    if types is not None and not _takes_relations(conv):
+        lower = None
     if isinstance(conv, SparseLinear):
         raise ModelError(
             f"{where} has a row of weights for every node, which is an embedding: sum one over neighbours by "
@@ -117,9 +117,7 @@ def lower_convolution(
             if types is None:
                 assembly.convolved.append(call.matrix("x"))
             return lower(conv, call)
-    except NoFormulaError as error:
-        if types is not None:
-            raise ModelError(f"{error}; graphs with types take no other layers") from error
+    except NoFormulaError:
         return as_it_is(where, args, kwargs)
 
 
@@ -133,7 +131,7 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, or of all."""
     known = type(conv) not in _OF_ANY_AGGREGATION or conv.aggr in ALL_KNOWN
-    return known and not isinstance(conv, gnn.GENConv) and conv.flow == "source_to_target"
+    return known and conv.flow == "source_to_target"
 
 
 def replaced_part(conv: Any) -> str:

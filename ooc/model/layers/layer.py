@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch_geometric.nn.aggr import QuantileAggregation, SortAggregation
 
 _PLAIN = (bool, int, float, str, torch.dtype)
+_ROWS = (Value, Codes)
 _NOT_FLIPPED = (
     "edges the other way round are supported for sums, means and GCN's sums, all without weights, and for layers that "
     "run as they are"
@@ -91,8 +92,9 @@ class Call:
     trace: Callable[[nn.Module, Value], Value]
 
     def matrix(self, name: str) -> Value:
-        """The argument ``name``, which must be a matrix of rows."""
+        """The argument ``name``, which must be a matrix of rows; of a pair NoFormulaError."""
         value = self.arguments[name]
+        self.needs(not are_ends(value))
         if not isinstance(value, Value):
             raise ModelError(f"{self.where}: {name} must be one matrix of rows")
         return value
@@ -129,10 +131,7 @@ class Call:
     @property
     def num_edge_features(self) -> int:
         """Of the edges that the convolution is given."""
-        setting = self.assembly.setting
-        if setting.types is None or self.relation is None:
-            return setting.num_edge_features
-        return setting.types.edge_features.get(self.relation, 0)
+        return self.assembly.setting.features_of_edges(self.relation)
 
     @property
     def flipped(self) -> bool:
@@ -191,11 +190,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer and its call by a model: the names of the arguments that stand for rows, each with its columns of the
-    matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all others. ``where`` is
-    what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole numbers;
-    ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes those of all
-    nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge leads to.
+    """A layer and its call by a model: the names of the matrices of rows that it is given, each with its columns of the
+    matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all other arguments. A name
+    is that of the argument, or one of those that ``ends`` says an argument for rows of sources and of targets is made
+    of. ``where`` is what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole
+    numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes
+    those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge
+    leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes, which rows are of
+    targets: they lie side by side in a matrix of their own.
     """
 
     module: nn.Module
@@ -209,6 +211,9 @@ class Layer:
     tails: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     flipped: bool = False
     pairs: bool = False
+    ends: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    relation: EdgeType | None = None
+    own: Collection[str] = ()
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
@@ -222,20 +227,47 @@ class Layer:
     def call(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
         """The same as ``module`` gives it."""
         stored = {EdgeData.WEIGHT: near.weight_E, EdgeData.FEATURES: near.features_EK}
-        parts: Sequence[Any] = torch.split(x_SC, list(self.rows.values()), dim=1)
-        parts = [part.view(len(part), *self.tails[name]) for name, part in zip(self.rows, parts, strict=True)]
-        if self.pairs and not near.stands_in and near.rows < len(x_SC):
-            parts = [(part, part[: near.rows]) for part in parts]
-        edge_index = near.edge_index_2E.flip(0) if self.sums_at_sources else near.edge_index_2E
-        arguments = {**self.plain, **dict(zip(self.rows, parts, strict=True)), self.edges: edge_index}
-        for name in self.codes:
-            arguments[name] = arguments[name].long()
+        edge_index, rows = near.edge_index_2E, dict[str, Any]()
+        if self.own:
+            edge_index, targets = self._between(x_SC, near)
+            rows = self._split(x_SC[near.rows :], self.of_sources) | self._split(targets, self.own)
+        else:
+            rows = self._split(x_SC, self.rows)
+            if self.pairs and not near.stands_in and near.rows < len(x_SC):
+                rows = {name: (part, part[: near.rows]) for name, part in rows.items()}
+        edge_index = edge_index.flip(0) if self.sums_at_sources else edge_index
+        arguments = {**self.plain, **given_as(rows, self.ends), self.edges: edge_index}
         for name, one in self.carried.items():
             values = stored[one.data]
             assert values is not None
             arguments[name] = one.of(values.to(x_SC.dtype))
         result = module(**arguments)
         return result if self.part is None else result[self.part]
+
+    def _split(self, x_SC: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+        """The matrices of these names, which lie side by side in one; more columns are of no use."""
+        widths = [self.rows[name] for name in names]
+        parts = torch.split(x_SC if sum(widths) == x_SC.shape[1] else x_SC[:, : sum(widths)], widths, dim=1)
+        found = {name: part.view(len(part), *self.tails[name]) for name, part in zip(names, parts, strict=True)}
+        return {name: part.long() if name in self.codes else part for name, part in found.items()}
+
+    @staticmethod
+    def _between(x_SC: Tensor, near: Neighbourhood) -> tuple[Tensor, Tensor]:
+        """Edges between nodes of two types, each counted by themselves, and the rows of targets."""
+        rows = near.rows
+        if near.stands_in:
+            return near.edge_index_2E.new_tensor([[0], [rows]]), torch.cat((x_SC[:rows], x_SC[:1]))
+        return near.edge_index_2E - near.edge_index_2E.new_tensor([[rows], [0]]), x_SC[:rows]
+
+    @property
+    def of_sources(self) -> list[str]:
+        """The names of the rows that are not targets' ``own``."""
+        return [name for name in self.rows if name not in self.own]
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix of all rows that it is run on."""
+        return max(sum(self.rows[name] for name in names) for names in (self.of_sources, self.own))
 
     @property
     def sums_at_sources(self) -> bool:
@@ -249,7 +281,9 @@ class Layer:
 
     def whole_columns(self, edge_features: int) -> tuple[list[int], list[int]]:
         """Which columns of its rows, and which features of edges, have to be whole numbers from 0 on."""
-        starts = dict(zip(self.rows, accumulate(self.rows.values(), initial=0), strict=False))
+        starts = dict[str, int]()
+        for names in (self.of_sources, self.own):
+            starts |= zip(names, accumulate((self.rows[name] for name in names), initial=0), strict=False)
         of_rows = [starts[name] + column for name in self.codes for column in range(self.rows[name])]
         return of_rows, [column for one in self.carried.values() for column in one.whole_columns(edge_features)]
 
@@ -296,23 +330,78 @@ def layer_of(
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             given |= given.pop(name, {})
-    codes = {name: value for name, value in given.items() if isinstance(value, Codes)}
-    given |= {name: value.rows for name, value in codes.items()}
-    rows = {name: value for name, value in given.items() if isinstance(value, Value)}
+    matrices, ends = dict[str, Any](), dict[str, tuple[str | None, str | None]]()
+    for name, value in given.items():
+        if isinstance(value, _ROWS):
+            matrices[name] = value
+        elif are_ends(value):
+            source, target = value
+            ends[name] = (name, name) if source is target else _names_of_ends(name, value)
+            matrices |= {one: rows for one, rows in zip(ends[name], value, strict=True) if one is not None}
+    codes = {name: value for name, value in matrices.items() if isinstance(value, Codes)}
+    rows = {name: value.rows if isinstance(value, Codes) else value for name, value in matrices.items()}
     edges = {name: value for name, value in given.items() if isinstance(value, Graph)}
     carried = {name: value for name, value in given.items() if isinstance(value, EdgeInput)}
-    known = {*rows, *edges, *carried}
+    known = {*rows, *ends, *edges, *carried}
     plain = {name: value for name, value in given.items() if name not in known and value is not None}
     columns = {name: value.columns for name, value in rows.items()}
     tails = {name: codes[name].tail if name in codes else value.tail for name, value in rows.items()}
-    flipped = any(graph.flipped for graph in edges.values())
-    layer = Layer(module, where, columns, "".join(edges), carried, plain, part, tuple(codes), tails, flipped)
+    flipped, relation = (any(g.flipped for g in edges.values()), next((g.relation for g in edges.values()), None))
+    options: dict[str, Any] = {"ends": ends, "relation": relation}
+    layer = Layer(module, where, columns, "".join(edges), carried, plain, part, tuple(codes), tails, flipped, **options)
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
-    return layer, list(rows.values())
+    if any(one.relation != relation for one in carried.values()):
+        raise layer.refuse("it is given what edges carry, and other edges")
+    return replace(layer, own=_own_rows(layer, rows)), list(rows.values())
+
+
+def are_ends(value: Any) -> bool:
+    """Whether it is rows of sources and rows of targets, of which one may lack."""
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_pair and all(one is None or isinstance(one, _ROWS) for one in value) and any(value)
+
+
+def _names_of_ends(name: str, value: Sequence[Any]) -> tuple[str | None, str | None]:
+    source, target = (None if one is None else f"{name}.{end}" for end, one in enumerate(value))
+    return source, target
+
+
+def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
+    """Which of the rows that ``layer`` is given are of targets, if these are of another type than sources."""
+    relation, spaces = layer.relation, {name: value.space for name, value in rows.items()}
+    pairs = [(spaces[a], spaces[b]) for a, b in layer.ends.values() if a is not None and b is not None]
+    first = next(iter(spaces.values()))
+    source, target = next(iter(pairs), (first, first)) if relation is None else (relation.source, relation.target)
+    source, target = (target, source) if layer.flipped else (source, target)
+    wanted = {name: {source, target} for name in rows}
+    for pair in layer.ends.values():
+        wanted |= {name: {space} for name, space in zip(pair, (source, target), strict=True) if name is not None}
+    for name, space in spaces.items():
+        if space not in wanted[name]:
+            edges = "its edges" if relation is None else f"the edges {relation}"
+            told = " or ".join(sorted(map(repr, wanted[name])))
+            raise layer.refuse(f"{name} has rows of {space!r} where {edges} have {told}")
+    own = tuple(name for name, space in spaces.items() if space == target) if source != target else ()
+    for space in (source, target):
+        if space not in spaces.values():
+            raise layer.refuse(f"it is given no rows of {space!r}, as its edges have; give (x_source, x_target)")
+    return own
+
+
+def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str | None]]) -> dict[str, Any]:
+    """Arguments made of matrices by their names: each by itself, or as ``ends`` say a pair, for which rows that are a
+    pair already have one for each end."""
+    found = {name: one for name, one in rows.items() if not any(name in pair for pair in ends.values())}
+
+    def at(end: int, name: str | None) -> Any:
+        one = None if name is None else rows[name]
+        return one[end] if isinstance(one, tuple) else one
+
+    return found | {name: tuple(at(end, one) for end, one in enumerate(pair)) for name, pair in ends.items()}
 
 
 @cache

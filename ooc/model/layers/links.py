@@ -8,7 +8,6 @@ heads with their tails at a time, forward and backward, and nothing has a row fo
 Shapes: E links of a piece, C columns of an embedding.
 """
 
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,7 @@ from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
 from ooc.model.layers.decoders import LinkLoss, LinkPredictor, takes_kinds
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import Opaque, lower_opaque
-from ooc.model.layers.per_edge import Key, Scattered
+from ooc.model.layers.per_edge import Key
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import Direction, EdgeData
@@ -37,7 +36,7 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         super().__init__(aggr="sum")
         self.decoder, self.loss = decoder, loss
 
-    def forward(self, z: Tensor, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
+    def forward(self, z: Any, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
         return cast(Tensor, self.propagate(edge_index, z=z, label=label, kind=kind))
 
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
@@ -47,51 +46,10 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         return losses_E.masked_fill(left_out_E, 0)[:, None]
 
 
-class _BetweenTypes:
-    """Tails ``source`` [N, C] and ``own`` heads [R, C], the first of which is number ``first``, seen as one matrix:
-    heads behind tails."""
-
-    def __init__(self, source: Tensor, own: Tensor, first: int) -> None:
-        self._source, self._own, self._first = source, own, len(source) + first
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        return self._own[rows.start - self._first : rows.stop - self._first]
-
-    def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
-        """Of tails; what stands in for one where there is none is the first."""
-        return self._source.index_select(dim, rows_S.masked_fill(rows_S >= len(self), 0))
-
-    def new_zeros(self, rows: int, columns: int) -> Tensor:
-        return self._source.new_zeros(rows, columns)
-
-
 class OfLinks(Opaque):
     """What links in training add to their heads' losses."""
 
     direction = Direction.LINKS
-
-    def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
-        return super().forward(key, *self._joined(tile, source, own), own, groups)
-
-    def backward_targets(
-        self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
-    ) -> Scattered:
-        gradient, heads = own[:, : self.result], own[:, self.result :]
-        return super().backward_targets(key, *self._joined(tile, source, heads), gradient, groups)
-
-    def _joined(self, tile: TileEdges, source: Any, heads: Tensor) -> tuple[TileEdges, Any]:
-        """The tile and what it gathers from, where heads are of another type than tails."""
-        if self.target is None:
-            return tile, source
-        return replace(tile, start=len(source) + tile.start), _BetweenTypes(source, heads, tile.start)
-
-    def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        edges, of_edge, of_row = super().temporaries(itemsize)
-        beside = 0 if self.target is None else self.target.columns + self.result
-        return edges, of_edge, of_row + beside * itemsize
 
 
 class OfScoredLinks(OfLinks):
@@ -105,7 +63,7 @@ class OfScoredLinks(OfLinks):
     @torch.no_grad()
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         decoder, most = cast(nn.Module, self._own_module().decoder), self.edges_at_once(on_device=False)
-        first, (tile, source) = tile.start, self._joined(tile, source, own)
+        first, (tile, source) = tile.start, self.joined(tile, source, own)
         for run in runs(tile, most):
             at = int(self.offsets[run.start - tile.start + first])
             for piece, _ in stretches(run, most) if len(run.indices_E) > most else [(run, 0)]:
@@ -118,7 +76,7 @@ class OfScoredLinks(OfLinks):
                         scores_E = scores_E + near.weight_E
                     self.scores[at : at + count] = scores_E.numpy()
                     at += count
-        return source.new_zeros(tile.rows, self.result)
+        return own.new_zeros(tile.rows, self.result)
 
 
 def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> Value:
@@ -139,8 +97,8 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     if tails is not None and tails.tail != embeddings.tail:
         of_heads, of_tails = embeddings.columns, tails.columns
         raise ModelError(f"embeddings of heads have {of_heads} columns, those of tails {of_tails}: give them as many")
-    source, target = (embeddings, None) if tails is None else (tails, embeddings)
-    arguments: list[Any] = [source, Graph(), EdgeInput(EdgeData.WEIGHT)]
+    ends = embeddings if tails is None else (tails, embeddings)
+    arguments: list[Any] = [ends, Graph(), EdgeInput(EdgeData.WEIGHT)]
     if takes_kinds(model.decoder):
         arguments.append(EdgeInput(EdgeData.FEATURES, steps=(("__getitem__", ((slice(None), 0),)), ("long", ()))))
     kind = OfLinks if assembly.setting.training else OfScoredLinks
@@ -148,9 +106,7 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     modes = [(part, part.training) for part in model.decoder.modules()]
     module.train(model.training and assembly.setting.training)
     try:
-        losses = lower_opaque(
-            module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind, target=target
-        )
+        losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
         if penalty:
             losses = assembly.rowwise("losses", lambda *rows: torch.cat(rows, dim=1), [losses, *penalty])
         return losses

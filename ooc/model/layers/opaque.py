@@ -23,6 +23,7 @@ from threading import local
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.kernels.dropout.edges import EdgeDropout
@@ -81,6 +82,31 @@ _NUMBER_BYTES = 8
 """Of which in-neighbour that is, besides."""
 
 
+class _BetweenTypes:
+    """Sources [N, C] and ``own`` rows of targets [R, C], the first of which is number ``first``, seen as one matrix of
+    so many ``columns``, zeros behind the narrower: targets behind sources."""
+
+    def __init__(self, source: Tensor | BucketRows, own: Tensor, first: int, columns: int) -> None:
+        self._source, self._own, self._first, self._columns = source, own, len(source) + first, columns
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self._widened(self._own[rows.start - self._first : rows.stop - self._first])
+
+    def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
+        """Of sources; what stands in for one where there is none is a row of numbers like any."""
+        if len(rows_S) and int(rows_S[-1]) >= len(self):
+            numbers = torch.arange(1, self._columns + 1, dtype=self._own.dtype, device=self._own.device)
+            return numbers[None] / (self._columns + 1)
+        return self._widened(self._source.index_select(dim, rows_S))
+
+    def _widened(self, rows_RC: Tensor) -> Tensor:
+        more = self._columns - rows_RC.shape[1]
+        return F.pad(rows_RC, (0, more)) if more else rows_RC
+
+
 class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
@@ -135,8 +161,8 @@ class Opaque(EdgeAggregate):
 
     @property
     def pulled_target_columns(self) -> int:
-        """Those of the source; where no rows have a gradient a column of zeros, since a pull gives something."""
-        return self.source.columns if self.rows_train else 1
+        """Those of the rows; where no rows have a gradient a column of zeros, since a pull gives something."""
+        return self.brought.columns if self.rows_train else 1
 
     def needs(self) -> tuple[Value, ...]:
         return ()
@@ -159,6 +185,7 @@ class Opaque(EdgeAggregate):
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
         module, parts = self._own_module(), []
+        tile, source = self.joined(tile, source, own)
         for run, split in self._runs(key, module, tile, source, {}):
             if split is not None:
                 parts.append(split.forward())
@@ -191,7 +218,7 @@ class Opaque(EdgeAggregate):
         padding = found.padding_bytes
         edge_bytes = found.edge_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
         nbytes = near.edge_index_2E.shape[1] * edge_bytes + near.rows * PADDED_ROW * padding
-        nbytes += len(x_SC) * (found.node_bytes + self.source.columns * found.itemsize)
+        nbytes += len(x_SC) * (found.node_bytes + self.layer.columns * found.itemsize)
         kept: list[Any] | None = None if run.retained is None else run.retained.keep(name, nbytes, list)
         if kept is not None:
             near = near.with_copies()
@@ -235,24 +262,38 @@ class Opaque(EdgeAggregate):
     def backward_targets(
         self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range
     ) -> Scattered:
-        """From a tile's rows of the result's gradient, ``own``, to those of all that it depends on."""
+        """From a tile's rows of the result's gradient, ``own``, with those of the target if there is one behind it, to
+        those of all that it depends on."""
         trains = self.rows_train
+        tile, source = self.joined(tile, source, own[:, self.result :])
+        own = own[:, : self.result]
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         parts = partial(self._backward_parts, key, tile, source, own, parameters, {})
         wait = len(tile.indices_E) <= self.waiting_edges
         others: Iterable[tuple[Tensor, Tensor]] = []
         sums: list[Tensor | None] = [None] * len(parameters)
-        rows = source.new_zeros(tile.rows, self.source.columns if trains else 1)
+        rows = own.new_zeros(tile.rows, self.pulled_target_columns)
         for start, (of_rows, of_others, of_parameters) in parts():
             sums = [added(total, part) for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)]
             if trains:
-                rows[start : start + len(of_rows)] += of_rows
+                rows[start : start + len(of_rows)] += of_rows[:, : self.brought.columns]
                 if of_others is not None and isinstance(others, list) and wait and self.source.trains:
-                    others.append(of_others)
+                    others.append(self._of_sources(of_others))
         if not wait and self.source.trains:
-            others = (of_others for _, (_, of_others, _) in parts() if of_others is not None)
+            others = (self._of_sources(of_others) for _, (_, of_others, _) in parts() if of_others is not None)
         pairs = [(p, total) for p, total in zip(parameters, sums, strict=True) if total is not None]
         return Scattered(rows, others, pairs)
+
+    def _of_sources(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Gradients of sources' rows without the columns that targets alone have."""
+        return found[0], found[1][:, : self.source.columns]
+
+    def joined(self, tile: TileEdges, source: Any, own: Tensor) -> tuple[TileEdges, Any]:
+        """The tile and what it gathers from, where targets are of another type than sources."""
+        if self.target is None:
+            return tile, source
+        columns = self.layer.columns
+        return replace(tile, start=len(source) + tile.start), _BetweenTypes(source, own, tile.start, columns)
 
     def _backward_parts(
         self,
@@ -290,12 +331,12 @@ class Opaque(EdgeAggregate):
         return pulled, []  # those of parameters came with the scattered rows
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
-        taken, columns = self.probed, self.source.columns
-        per_node = taken.node_bytes + columns * itemsize
+        taken, columns, between = self.probed, self.layer.columns, self.target is not None
+        per_node = taken.node_bytes + (1 + between) * columns * itemsize  # of two types once more, as wide as both
         masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
         padding = taken.padding_bytes
         of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
-        of_row = 2 * (columns + self.result) * itemsize + per_node + masks + PADDED_ROW * padding
+        of_row = (2 + between) * (columns + self.result) * itemsize + per_node + masks + PADDED_ROW * padding
         return EDGES_AT_ONCE, of_edge, of_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
@@ -307,7 +348,7 @@ class Opaque(EdgeAggregate):
         self, pulling: Pulling, columns: int, own: str | None, itemsize: int, *, on_device: bool = False
     ) -> PerEdge:
         is_forward, found = pulling is Pulling.FORWARD, self.probed
-        waiting = 0 if is_forward or not self.rows_train else self.source.columns * itemsize + _NUMBER_BYTES
+        waiting = 0 if is_forward or not self.rows_train else self.layer.columns * itemsize + _NUMBER_BYTES
         _, of_edge, of_row = self.device_temporaries(itemsize) if on_device else self.temporaries(itemsize)
         operators = found.forward_operators if is_forward else found.backward_operators
         at_once = self.edges_at_once(on_device=on_device)
@@ -337,7 +378,7 @@ class Opaque(EdgeAggregate):
     @property
     def waiting_edges(self) -> int:
         """The most edges of a tile whose gradients of in-neighbours wait until they are added."""
-        return _WAITING_BYTES // (self.source.columns * self.probed.itemsize)
+        return _WAITING_BYTES // (self.layer.columns * self.probed.itemsize)
 
     def _run(self, key: Key, near: Neighbourhood, compute: Callable[[], R]) -> R:
         """What ``compute`` gives of ``near``. Where nothing was found to be dropped, calls are not watched on the CPU,
@@ -388,40 +429,47 @@ def lower_opaque(
     *,
     part: int | None = None,
     kind: type[Opaque] = Opaque,
-    target: Value | None = None,
 ) -> Value:
     """What an opaque layer gives for these arguments, one ``part`` of it if it gives several; ModelError where it
-    cannot be run tile by tile. ``target``: in place of the arguments' rows those that edges lead to."""
-    layer, rows = layer_of(conv, where, args, kwargs, part)
-    source = assembly.matrix(where, rows)  # as a run gathers rows of one
+    cannot be run tile by tile."""
+    layer, values = layer_of(conv, where, args, kwargs, part)
+    rows, setting, relation = dict(zip(layer.rows, values, strict=True)), assembly.setting, layer.relation
+    source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one
+    target = assembly.matrix(where, [rows[name] for name in layer.own]) if layer.own else None
+    against = layer.flipped != layer.sums_at_sources
+    if setting.types is not None and kind is Opaque:
+        if relation is None:
+            raise layer.refuse("of a graph with types it must be given edges of one")
+        if against or layer.flipped:
+            raise layer.refuse("of a graph with types, edges are taken as they are")
     assembly.edge_data.update(layer.edge_data)
-    setting = assembly.setting
-    module = sharing(conv, where)
+    module, all_edges = sharing(conv, where), setting.edges_of(relation)
     rows_train = source.trains or (target is not None and target.trains)
     record = setting.training and (rows_train or any(p.requires_grad for p in conv.parameters()))
-    question = layer, source.columns, record, module.training
+    question = layer, record, module.training
     probed = next((found for asked, found in setting.probed if asked == question), None)
     if probed is None:
         probed = probe_layer(
             layer,
             module,
-            columns=source.columns,
-            edge_features=1 if kind is not Opaque else setting.num_edge_features,  # of links
+            columns=layer.columns,
+            edge_features=1 if kind is not Opaque else setting.features_of_edges(relation),  # of links
             dtype=setting.dtype,
             record=record,
-            in_pieces=setting.most_edges() > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
-            nodes=setting.num_nodes if kind is Opaque else 0,
-            edges=setting.num_edges if kind is Opaque else 0,
+            in_pieces=setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
+            nodes=[assembly.num_rows(one) if kind is Opaque else 0 for one in (target or source, source)],
+            edges=all_edges if kind is Opaque else 0,
         )
         setting.probed.append((question, probed))
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
-    assembly.convolved.append(source)
-    against = layer.flipped != layer.sums_at_sources
-    most_edges = int(min(setting.most_edges(), 1 << 62))
-    all_edges = setting.num_edges if kind is Opaque else math.inf
+    if relation is None:
+        assembly.convolved.append(source)
+    most_edges, of_all = int(min(setting.most_edges(relation), 1 << 62)), all_edges if kind is Opaque else math.inf
     options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=all_edges, **options)
+    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=of_all, **options)
+    if relation is not None:
+        made.over(relation)
     tail = probed.tail
     return made if len(tail) == 1 else assembly.rowwise(where, lambda rows: rows.reshape(len(rows), *tail), [made])

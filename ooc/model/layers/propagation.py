@@ -24,6 +24,7 @@ from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import OF_BOTH_ENDS, called
 from ooc.model.lowering.values import Codes, Ones, RowCount, Value
+from ooc.storage.types import EdgeType
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +69,13 @@ class Propagation(nn.Module):
 
     def forward(self, edge_index: Tensor, **given: Any) -> Any:
         """Rows and what edges carry have the names that ``steps`` know them by. Rows are those of all nodes [S, …], or
-        a pair of these and those of targets, which are the first ones: then nothing is made for other nodes."""
+        a pair of these and those of targets, which are the first ones: then nothing is made for other nodes. Where
+        targets are of another type than sources, their rows are ``own``."""
         rows = next(values for name, values in given.items() if name.startswith("rows"))
         known: dict[Any, Any] = {**given, "edge_index": edge_index}
-        targets = rows[1] if isinstance(rows, tuple) else rows
-        known |= {"nodes": len(targets), "dtype": targets.dtype}
+        targets = next((values for name, values in given.items() if name.startswith("own")), rows)
+        targets = targets[1] if isinstance(targets, tuple) else targets
+        known |= {"nodes": len(targets), "sources": len(rows), "dtype": targets.dtype}
         found: Any = None
         for step in self.steps:
             if step.target in OF_BOTH_ENDS:
@@ -106,18 +109,26 @@ def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
     return {name: of(one) for name, one in given.items()} if isinstance(given, Mapping) else [of(one) for one in given]
 
 
-def lower_propagation(conv: nn.Module, where: str, last: OfEdges, like: Value, assembly: Assembly) -> Value:
+def lower_propagation(
+    conv: nn.Module, where: str, last: OfEdges, like: Mapping[str, Value], relation: EdgeType | None, assembly: Assembly
+) -> Value:
     """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
-    any rows of these nodes."""
+    any rows of these nodes, by type; ``relation``: the type of the edges."""
     given, names = dict[str, Any](), dict[Any, _Given]()
+    source, target = ("", "") if relation is None else (relation.source, relation.target)
+
+    def is_own(value: Value) -> bool:
+        return source != target and value.space == target
 
     def name_of(leaf: Any) -> Any:
         if isinstance(leaf, RowCount):
-            return _Given("nodes")
+            return _Given("nodes" if source == target or is_own(leaf.of) else "sources")
         if leaf == assembly.setting.dtype:  # of rows, and so another one where the layer is tried
             return _Given("dtype")
         if isinstance(leaf, (Value, Codes, Graph, EdgeInput)) and leaf not in names:
-            kind = "rows" if isinstance(leaf, (Value, Codes)) else "edges"
+            kind = "edges"
+            if isinstance(leaf, (Value, Codes)):
+                kind = "own" if is_own(leaf.rows if isinstance(leaf, Codes) else leaf) else "rows"
             names[leaf] = _Given("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")
             given[str(names[leaf].name)] = leaf
         return names.get(leaf, leaf)
@@ -127,8 +138,9 @@ def lower_propagation(conv: nn.Module, where: str, last: OfEdges, like: Value, a
         args, kwargs = map_aggregate((step.args, dict(step.kwargs)), name_of)
         steps.append(OfEdges(number, step.kind, step.target, args, kwargs))
         names[step] = _Given(number)
-    if not any(isinstance(one, (Value, Codes)) for one in given.values()):
-        given["rows"] = Ones(assembly.next_index(), like)
+    for kind, space in {"rows": source, "own": target}.items():
+        if (kind == "rows" or source != target) and not any(name.startswith(kind) for name in given):
+            given[kind] = Ones(assembly.next_index(), like[space])
     key = conv, "propagation", str([(step.kind, step.target, step.args, step.kwargs) for step in steps])
     module = assembly.setting.traced.setdefault(key, Propagation(conv, steps))
     module.training = conv.training

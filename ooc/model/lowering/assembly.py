@@ -66,10 +66,10 @@ class Setting:
     of one model share both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have
     a row left on average; they are multiplied so ``on_cpu``, without a device of its own. ``embedding_columns``: by
     type of nodes, of rows that are trained themselves, which are the model's input, behind features if there are such.
-    ``most_edges``: into a row, asked where there are opaque layers. ``types``: of a graph with several of nodes and
-    edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
-    model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
-    an answer of its own for type, order and mode."""
+    ``most_edges``: of a row, all or those of one type, asked where there are opaque layers. ``types``: of a graph
+    with several of nodes and edges, where the counts are those of the type that is scored. ``outputs_of``: the
+    types of nodes whose rows the model gives, one or two (none: the type that is labelled). ``results``: of a model
+    that gives several. ``lower`` has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -82,7 +82,7 @@ class Setting:
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None
     on_cpu: bool = True
-    most_edges: Callable[[], float] = lambda: inf
+    most_edges: Callable[[EdgeType | None], float] = lambda relation: inf
     dtype: torch.dtype = torch.float32
     types: Types | None = None
     outputs_of: tuple[str, ...] = ()
@@ -98,6 +98,16 @@ class Setting:
         features = {"": self.num_features} if self.types is None else self.types.features
         columns = {name: count + self.embedding_columns.get(name, 0) for name, count in features.items()}
         return {name: count for name, count in columns.items() if count}
+
+    def edges_of(self, relation: EdgeType | None) -> int:
+        """How many edges there are, or of one type."""
+        return self.num_edges if self.types is None or relation is None else self.types.edges[relation]
+
+    def features_of_edges(self, relation: EdgeType | None) -> int:
+        """How many features edges have, or those of one type."""
+        if self.types is None or relation is None:
+            return self.num_edge_features
+        return self.types.edge_features.get(relation, 0)
 
 
 class Assembly:

@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
-from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, layer_of
+from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -55,8 +55,11 @@ def lower_as_it_is(
     """What a convolution without a formula gives, or another module that looks at edges, one ``part`` of it if it gives
     several; ModelError where it can be run neither opened nor as a whole."""
     layer, rows = layer_of(conv, where, args, kwargs, part)
+    if assembly.setting.types is not None and layer.relation is None:
+        raise layer.refuse("it takes edges of one type; of a graph with edge_type it would take all alike")
     traced = assembly.setting.traced
-    key = conv, "opened", conv.training, str((layer.tails, layer.codes, layer.carried, layer.plain, part))
+    asked = layer.tails, layer.codes, layer.carried, layer.plain, part, layer.ends, layer.own, layer.relation
+    key = conv, "opened", conv.training, str(asked)
     if key not in traced:
         traced[key] = _ways(layer, assembly.setting)
     ways: list[Opened | None] = traced[key]
@@ -112,7 +115,7 @@ def _gathered_columns(calls: Calls) -> int:
 
 def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., Any]] = ()) -> Opened:
     """Of the layer, a convolution: what it is in, and what its forward calls, functions of edges being ``whole``."""
-    _, edge_index, weight, features = small_inputs(1, setting.num_edge_features, dtype=setting.dtype)
+    _, edge_index, weight, features = small_inputs(1, setting.features_of_edges(layer.relation), dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]
     tried = [(x > 0).long() if name in layer.codes else x for name, x in zip(layer.rows, tried, strict=True)]
     carried = {EdgeData.WEIGHT: weight, EdgeData.FEATURES: features.abs()}
@@ -120,24 +123,21 @@ def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., A
     names = [*layer.rows, layer.edges, *layer.carried]
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
-    opened = with_arguments(_Opened, arguments, layer.module, names, layer.plain, layer.part)
+    opened = with_arguments(_Opened, arguments, layer.module, names, layer)
     options: dict[str, Any] = {"training": setting.training, "rows": len(layer.rows) - len(layer.codes)}
     return Opened(opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole))
 
 
 class _Opened(nn.Module):
-    """A convolution that is given so many tensors, by the ``names`` of its arguments, and what is ``plain``; one
-    ``part`` of what it gives, if that is several."""
+    """A convolution that is given so many tensors, by these ``names``, as ``layer`` is called."""
 
-    def __init__(
-        self, conv: nn.Module, names: Sequence[str], plain: Mapping[str, Any], part: int | None = None
-    ) -> None:
+    def __init__(self, conv: nn.Module, names: Sequence[str], layer: Layer) -> None:
         super().__init__()
         self.conv = conv
-        self.names, self.plain, self.part = names, plain, part
+        self.names, self.ends, self.plain, self.part = names, layer.ends, layer.plain, layer.part
 
     def call(self, *given: Tensor) -> Any:
-        found = self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
+        found = self.conv(**given_as(dict(zip(self.names, given, strict=True)), self.ends), **self.plain)
         return found if self.part is None else found[self.part]
 
 
@@ -156,8 +156,11 @@ class _OfConvolution(Interpreter):
         layer, assembly = self._layer, self._assembly
         given = dict(zip(layer.rows, rows, strict=True))
         codes = {name: Codes(given[name], layer.tails[name]) for name in layer.codes}
-        convolved = [*assembly.convolved, assembly.matrix(self._where, rows[:1])]
-        result = self.run(self._calls, [*(given | codes).values(), Graph(layer.flipped), *layer.carried.values()])
+        convolved = [*assembly.convolved]
+        if layer.relation is None:
+            convolved.append(assembly.matrix(self._where, rows[:1]))
+        graph = Graph(layer.flipped, layer.relation)
+        result = self.run(self._calls, [*(given | codes).values(), graph, *layer.carried.values()])
         assembly.convolved[:] = convolved
         return result
 
@@ -176,11 +179,11 @@ class _OfConvolution(Interpreter):
                 return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
-        rows = next(one for one in self.known.values() if isinstance(one, Value))
+        rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
         if step.target is degree:
             with suppress(ModelError), self._assembly.attempt():
                 return lower_degree(self._where, step, self._assembly, rows)
-        return lower_propagation(self._conv, self._where, step, rows, self._assembly)
+        return lower_propagation(self._conv, self._where, step, rows, self._layer.relation, self._assembly)
 
     def _step(self, node: fx.Node) -> OfEdges:
         """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""

@@ -39,7 +39,6 @@ _BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Si
 """Values whose rows come of the same rows of their inputs and of parameters, with nothing drawn: so what they are of an
 edge's source they are of the source. Norms are none of them: over edges their statistics are others."""
 _PLAIN = (bool, int, float, str)
-_WEIGHTS = EdgeInput(EdgeData.WEIGHT)
 _AS_A_COLUMN: dict[Any, list[Any]] = {
     "view": [(-1, 1)],
     "reshape": [(-1, 1)],
@@ -92,6 +91,11 @@ class _Edges:
     scaling: Scaling | None = None
     norm: OfEdges | None = None
 
+    @property
+    def weights(self) -> EdgeInput:
+        """Those of the graph's edges."""
+        return EdgeInput(EdgeData.WEIGHT, self.graph.relation)
+
 
 def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs) -> Value:
     """What ``last``, a call of its ``propagate``, gives for every row. ModelError where that is no such sum."""
@@ -118,7 +122,8 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     at_targets = conv.flow == "target_to_source"
     flipped = edges.graph.flipped != at_targets
     weighted = edges.scaling in _WEIGHTED if edges.scaling else message.weighs and not factors
-    arguments = {"edge_index": replace(edges.graph, flipped=flipped), "edge_weight": _WEIGHTS if weighted else None}
+    weights = edges.weights if weighted else None
+    arguments = {"edge_index": replace(edges.graph, flipped=flipped), "edge_weight": weights}
     call = Call(where, arguments, assembly, message.apply)
     call.takes("edge_weight", EdgeData.WEIGHT)
     is_sum = conv.aggr in SUMS
@@ -140,21 +145,22 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     return found if type(conv).update is MessagePassing.update else call.apply(_Update(conv), found)
 
 
-def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Value) -> Value:
+def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
     """How many edges every row has at one end, which ``last``, a call of PyG's ``degree``, asks. ModelError where that
-    are not the graph's own, and loops. ``like``: any rows of these nodes."""
+    are not the graph's own, and loops. ``like``: any rows of these nodes, by type."""
     bound = inspect.signature(degree).bind(*last.args, **last.kwargs)
     dtype = bound.arguments.get("dtype") or torch.get_default_dtype()
     edges, end = _end_of(bound.arguments["index"])
     found = None if edges is None else _edges_of(None, edges, assembly.setting.dtype)
     if found is None or found.scaling or dtype != assembly.setting.dtype:
         raise NoFormulaError(f"{where}: it counts other edges than the graph's own")
-    flipped = found.graph.flipped != (end == 0)
-    call = Call(where, {"edge_index": replace(found.graph, flipped=flipped)}, assembly, lambda module, rows: rows)
-    if flipped not in assembly.degrees:
-        assembly.degrees[flipped] = call.aggregate(Ones(assembly.next_index(), like), Scaling.SUM)
+    graph = replace(found.graph, flipped=found.graph.flipped != (end == 0))
+    call = Call(where, {"edge_index": graph}, assembly, lambda module, rows: rows)
+    if graph not in assembly.degrees:
+        source = "" if graph.relation is None else graph.relation.source
+        assembly.degrees[graph] = call.aggregate(Ones(assembly.next_index(), like[source]), Scaling.SUM)
     more = float(found.loops)
-    return assembly.rowwise(where, lambda count: count[:, 0] + more, [assembly.degrees[flipped]])
+    return assembly.rowwise(where, lambda count: count[:, 0] + more, [assembly.degrees[graph]])
 
 
 def _scaled(call: Call, rows: Value, own: Value) -> Value:
@@ -165,7 +171,7 @@ def _scaled(call: Call, rows: Value, own: Value) -> Value:
 def _are_weights(one: Any, edges: _Edges) -> bool:
     """Whether ``one`` stands for the weights of these edges."""
     if edges.norm is None:
-        return isinstance(one, EdgeInput) and one == _WEIGHTS
+        return isinstance(one, EdgeInput) and one == edges.weights
     return isinstance(one, OfEdges) and one.target is operator.getitem and one.args == (edges.norm, 1)
 
 
@@ -186,7 +192,7 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
         return None  # of fewer nodes, the last ones may lack their loops
     if made.target is add_self_loops:
         return _Edges(taken["edge_index"], index, loops=True) if taken["edge_attr"] is None else None
-    weighted = taken["edge_weight"] == _WEIGHTS
+    weighted = taken["edge_weight"] == _Edges(taken["edge_index"], index).weights
     is_plain = weighted or (taken["edge_weight"] is None and taken["dtype"] == dtype)
     if conv is None or taken["flow"] != conv.flow or not is_plain:
         return None

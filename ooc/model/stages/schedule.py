@@ -311,7 +311,8 @@ class Schedule:
     def _choose(self, stage: int, training: bool) -> None:
         """Decide what of ``stage`` is kept."""
         aggregates = [a for a in self.barriers if isinstance(a, EdgeAggregate)]
-        self.kept |= {value for a in aggregates for value in a.own_values if self.stage[value] == stage}
+        own = (value for a in aggregates for value in a.own_values if self.stage[value] == stage)
+        self.kept |= {value for value in own if not is_constant(value)}
         needs = [n for n in self._more_than_signs(stage) if self.stage[n] == stage] if training else []
         later = [n for s in range(stage + 1, self.last + 1) for n in self._more_than_signs(s)] if training else []
         crossing = {}

@@ -74,6 +74,7 @@ def shuffle_passes(
         memory_bytes=memory_bytes,
         gathered=way.gathered,
         exact=way.exact,
+        gathers_own=way.gathers_own,
     )
     name = _name(source, shuffle, matrices)
     matrix = replace(of.matrix, name=name, rows=max(1, sum(shuffle.entries)), itemsize=of.region_itemsize)
@@ -81,7 +82,7 @@ def shuffle_passes(
     matrices[name] = MatrixPlan(matrix, grid, matrix.itemsize, shuffle=shuffle)
     per_edge, per_row = shuffle_scratch(shuffle)
     pull = Pull(source, name, way.direction, PerEdge(1, shuffle.columns, None, _NO_LIMIT, per_edge, 0))
-    shuffling = Stage(f"shuffle {source}", shuffle.rows, (source,), pull, (name,), per_row)
+    shuffling = Stage(f"shuffle {source}", shuffle.rows, (source,), pull, (name,), per_row, space=of.matrix.space)
     return [ShufflePass(len(before), shuffling, (source,), pull)], name
 
 

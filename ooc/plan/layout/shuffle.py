@@ -10,9 +10,9 @@ Computer Programming 3, 5.4.9), but that nothing needs sorting within a bucket. 
 - ``PartialSums``: what tiles add to rows anywhere (``Pull.scattered``), ascending within a tile. A bucket's entries are
   added up in the order in which they were written, tile after tile, so every row's sum has the terms, and the order of
   additions, that it has in memory.
-- ``BucketedRows``: what an opaque layer gathers. Every row goes to each bucket that has an edge from it, or
-  has it as a target itself; a bucket's entries are ascending. What is written is as much as targets of different
-  buckets share sources, the edges' number of rows at most.
+- ``BucketedRows``: what an opaque layer gathers. Every row goes to each bucket that has an edge from it, or, of nodes
+  of one type, has it as a target itself; a bucket's entries are ascending. What is written is as much as targets of
+  different buckets share sources, the edges' number of rows at most.
 
 How many entries a bucket gets depends on nothing but the graph and its tiles, and is counted beforehand: the size of
 the file and the bytes moved are known. (Of links, of which others are drawn for every step, it is the most that there
@@ -138,10 +138,11 @@ class PartialSums(Shuffle):
 @dataclass(frozen=True, slots=True)
 class BucketedRows(Shuffle):
     """How the first ``rows`` rows of a source go to the buckets of ``targets`` rows that gather them. ``exact``: a
-    bucket gets no fewer than its entries."""
+    bucket gets no fewer than its entries. ``gathers_own``: targets are rows of the source, and gather their own."""
 
     targets: int
     exact: bool = True
+    gathers_own: bool = True
 
     def rows_read(self, rows: int) -> int:
         return rows
@@ -201,12 +202,14 @@ def plan_bucketed_rows(
     memory_bytes: int,
     gathered: GatheredRows,
     exact: bool = True,
+    gathers_own: bool = True,
 ) -> BucketedRows:
     """The buckets, whole steps each: the highest that take no more than ``memory_bytes``, or those that take least."""
     best: BucketedRows | None = None
     for height, entries in _heights(rows, targets, step_rows, tile_rows, gathered):
         for chunk in _CHUNK_BYTES:
-            shuffle = BucketedRows(rows, columns, itemsize, height, chunk, tuple(entries), targets, exact)
+            numbers = rows, columns, itemsize, height, chunk, tuple(entries), targets
+            shuffle = BucketedRows(*numbers, exact, gathers_own)
             if shuffle.writing_nbytes <= shuffle.reading_nbytes:
                 break
         if best is None or shuffle.memory_nbytes <= max(memory_bytes, best.memory_nbytes - 1):
