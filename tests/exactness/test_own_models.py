@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GCN, GroupAddRev
@@ -304,6 +305,24 @@ class Stacking(nn.Module):
         return out
 
 
+class Checkpointed(nn.Module):
+    """Has torch keep less of its layers, in both of torch's ways, where there is a gradient."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.convs, self.last = nn.ModuleList([SAGEConv(features, H), SAGEConv(H, H)]), SAGEConv(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = checkpoint(self.convs[0], x, edge_index, use_reentrant=False)
+        assert x.requires_grad == self.training and not x.detach().requires_grad
+        if x.requires_grad:
+            x = checkpoint(self.convs[1], x, edge_index, use_reentrant=True)
+        else:
+            x = self.convs[1](x, edge_index)
+        out: Tensor = self.last(x.relu(), edge_index)
+        return out
+
+
 class Hasty(nn.Module):
     """Writes into what it has just made, and squeezes whatever has one."""
 
@@ -331,6 +350,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "making": (Making, {}),
     "hasty": (Hasty, {}),
     "stacking": (Stacking, {}),
+    "checkpointed": (Checkpointed, {}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 

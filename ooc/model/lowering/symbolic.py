@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointFunction
 from torch_geometric import utils
 from torch_geometric.nn import GCNConv, HANConv, HeteroLinear, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
@@ -54,7 +55,7 @@ _MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
 """How many more rows and edges than were tried there may be."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
-_SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point"
+_SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _ORIGINAL: Any = fx._symbolic_trace
 """Has what modules do while nothing is traced."""
@@ -98,7 +99,8 @@ class Calls:
         self._rows = rows
         self._inputs = inputs
         self._whole = whole
-        tracer = _Tracer(inputs, name, opened, whole)
+        self._trained_inputs = rows if training else None
+        tracer = self._tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
             self.graph = tracer.trace(module)
@@ -124,12 +126,15 @@ class Calls:
             lines.append(f"{node.name} = {node.op} {node.target} {given}")
         return "\n".join((*lines, *(f"{name} = {one.dtype} {one.tolist()}" for name, one in self.constants.items())))
 
+    def _tracer(self) -> "_Tracer":
+        return _Tracer(self._inputs, self._name, self._opened, self._whole, self._trained_inputs)
+
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
-        for node in (again := _Tracer(self._inputs, self._name, self._opened, self._whole).trace(self._module)).nodes:
+        for node in (again := self._tracer().trace(self._module)).nodes:
             for kept in node.all_input_nodes:
                 if kept.graph is not again:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
@@ -145,6 +150,7 @@ class Calls:
 
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
+            patches.enter_context(_nothing_recomputed())
             for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new"), (Tensor, "__new__")):
                 said = "Tensor" if owner is Tensor else name
                 made = _Maker(getattr(owner, name), self._refuse(f"torch.{said} is given what only a run knows"))
@@ -214,7 +220,7 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        with _as_it_was(self._module), torch.set_grad_enabled(training), _uncompiled():
+        with _as_it_was(self._module), torch.set_grad_enabled(training), _uncompiled(), _nothing_recomputed():
             for generator in (torch.default_generator, *torch.cuda.default_generators):
                 generator.manual_seed(1)  # torch.manual_seed keeps the stack, for devices that are not there
             result = module(*given)
@@ -360,16 +366,18 @@ def _is_of_sizes(node: fx.Node) -> bool:
 class _Tracer(fx.Tracer):
     """Leaves whole what is understood as a whole. ``without_gradients``: what was called with gradients off. What is
     asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
-    what is PyG's own in it as a whole."""
+    what is PyG's own in it as a whole. ``trained``: of the inputs so many are, the first ones; None: nothing is."""
 
     def __init__(
         self,
         inputs: Sequence[Tensor],
         name: str,
-        opened: nn.Module | None = None,
-        whole: Collection[Callable[..., Any]] = (),
+        opened: nn.Module | None,
+        whole: Collection[Callable[..., Any]],
+        trained: int | None,
     ) -> None:
         super().__init__()
+        self._trained = trained
         self._opened = opened
         self._of_edges = {*_functions_of_edges(), *whole}
         self._name = name
@@ -480,6 +488,8 @@ class _Tracer(fx.Tracer):
         source = node.args[0] if node.args else None
         if name not in _OF_SHAPES or not isinstance(source, fx.Node):
             raise self._by_values()
+        if name == "requires_grad":
+            return self._trained is not None and self._is_trained(source)
         sample = self._sample(source)
         of_edges = not sample.is_floating_point() and sample.dim() == 2
         sizes = [
@@ -497,6 +507,22 @@ class _Tracer(fx.Tracer):
                 return sample.is_floating_point()
             case _:
                 return getattr(sample, str(name))
+
+    def _is_trained(self, node: fx.Node) -> bool:
+        """Whether gradients go through it to what is trained."""
+        inputs = [one for one in self.graph.nodes if one.op == "placeholder"][: self._trained or 0]
+        seen, waiting = set[fx.Node](), [node]
+        while waiting:
+            one = waiting.pop()
+            if one in seen or one in self.without_gradients or one.target in ("detach", torch.detach):
+                continue
+            seen.add(one)
+            waiting += one.all_input_nodes
+            own: list[Any] = [attribute(self.root, str(one.target))] if one.op == "get_attr" else []
+            own += self.root.get_submodule(str(one.target)).parameters() if one.op == "call_module" else []
+            if one in inputs or any(getattr(part, "requires_grad", False) for part in own):
+                return True
+        return False
 
     def _by_values(self) -> ModelError:
         return ModelError(
@@ -640,6 +666,12 @@ def _uncompiled() -> Iterator[None]:
         return
     with _nested_traces(), torch.compiler.set_stance("force_eager"):
         yield
+
+
+def _nothing_recomputed() -> Any:
+    """Within it ``torch.utils.checkpoint`` calls what it is given and no more: what is recomputed is the planner's
+    choice."""
+    return mock.patch.object(CheckpointFunction, "apply", staticmethod(lambda run, preserve, *args: run(*args)))
 
 
 @cache
