@@ -215,7 +215,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "nothing with a gradient": (lambda: Last(lambda x: x.detach()), ("Last", "gets a gradient")),
     "a norm that nothing comes of": (
         lambda: Last(lambda x: x, beside=nn.BatchNorm1d(C)),
-        ("Last", "running statistics"),
+        ("Last", "does not depend on BatchNorm1d (beside), whose running statistics", "by its eval()"),
     ),
     "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),

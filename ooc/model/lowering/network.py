@@ -242,10 +242,12 @@ def lower(
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
     if not aggregates:
         raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
-    if not set(assembly.observed).issubset(values_of(training)):
+    in_use = set(values_of(training))
+    if unused := [one.of for one in assembly.observed if one not in in_use]:
         raise ModelError(
-            f"model {type(model).__name__} is not supported: the output does not depend on a norm that it calls, whose "
-            "running statistics would not be kept"
+            f"model {type(model).__name__} is not supported: the output does not depend on {unused[0] or 'a norm'}, "
+            "whose running statistics would not be kept; put that norm into evaluation mode, by its eval(), before it "
+            "is trained here"
         )
     if not evaluation.columns:
         raise ModelError("the model has no outputs")

@@ -25,7 +25,10 @@ def lower_norm(norm: nn.Module, where: str, source: Value, assembly: Assembly, *
     lower = _LOWERINGS.get(type(norm))
     if lower is None:
         raise ModelError(f"norm {where} is not supported")
-    return lower(norm, where, source, assembly)
+    found = lower(norm, where, source, assembly)
+    for moments in assembly.observed:
+        moments.of = moments.of or where
+    return found
 
 
 def _batch_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:

@@ -388,6 +388,9 @@ class Totals:
 class Moments(Value):
     """Mean and variance of every column of the input over all rows, or ``totals``; ``statistics`` holds them."""
 
+    of = ""
+    """The norm that keeps running statistics by them."""
+
     def __init__(
         self,
         index: int,
