@@ -27,7 +27,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import remove_self_loops, softmax, to_dense_batch
+from torch_geometric.utils import degree, remove_self_loops, softmax, to_dense_batch
 
 from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
@@ -476,6 +476,23 @@ class Updated(MessagePassing):
         return x_j * scores[:, :, None]
 
 
+class ByDegrees(MessagePassing):
+    """Takes roots and logarithms of numbers that come of both ends' degrees."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add")
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        degrees = degree(col, x.size(0), dtype=x.dtype) + 1
+        out: Tensor = self.propagate(edge_index, x=self.linear(x), norm=1 / (degrees[row] * degrees[col]))
+        return out
+
+    def message(self, x_i: Tensor, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.sqrt()[:, None] * torch.tanh(x_j - x_i) + norm.log()[:, None] * x_j
+
+
 def one_hop_before(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     """A sum over in-neighbours, of which there will be another."""
     return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
@@ -487,6 +504,7 @@ OPENED: dict[str, Callable[[int, int], nn.Module]] = {
     "several hops": lambda f, c: Twice(f, c),
     "normalised by both ends": lambda f, c: Twice(f, c, norm=True),
     "norm inside": lambda f, c: Inside(f, c),
+    "roots of degrees": twice(ByDegrees),
 }
 AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
     "by how many edges there are": lambda s, x, e: x * 2 if len(e[0]) < 1e9 else x,

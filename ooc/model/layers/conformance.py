@@ -595,7 +595,10 @@ class _Probe:
         near = replace(near, others_S=torch.arange(nodes, nodes + others))
         counts = torch.bincount(targets, minlength=nodes)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        return self._numbers(nodes + others, self.columns, self.whole[0], torch.float64, generator), near, offsets
+        x_NC = self._numbers(nodes + others, self.columns, self.whole[0], torch.float64, generator)
+        positive = self.layer.positive_columns
+        x_NC[:, positive] = x_NC[:, positive].abs() + 0.1
+        return x_NC, near, offsets
 
     @staticmethod
     def _numbers(

@@ -23,7 +23,7 @@ from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import AnyScaling, RelationScaling, Scaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.values import Codes, Value
+from ooc.model.lowering.values import Codes, Ones, Value
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType
 
@@ -197,7 +197,8 @@ class Layer:
     numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes
     those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge
     leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes, which rows are of
-    targets: they lie side by side in a matrix of their own.
+    targets: they lie side by side in a matrix of their own. ``counts``: which rows come of how many edges there are,
+    and of nothing else.
     """
 
     module: nn.Module
@@ -214,6 +215,7 @@ class Layer:
     ends: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     relation: EdgeType | None = None
     own: Collection[str] = ()
+    counts: Collection[str] = ()
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
@@ -281,11 +283,20 @@ class Layer:
 
     def whole_columns(self, edge_features: int) -> tuple[list[int], list[int]]:
         """Which columns of its rows, and which features of edges, have to be whole numbers from 0 on."""
+        return self._columns(self.codes), [
+            column for one in self.carried.values() for column in one.whole_columns(edge_features)
+        ]
+
+    @property
+    def positive_columns(self) -> list[int]:
+        """Which columns of its rows are no less than 0, so that it may take their roots and logarithms."""
+        return self._columns(self.counts)
+
+    def _columns(self, of: Collection[str]) -> list[int]:
         starts = dict[str, int]()
         for names in (self.of_sources, self.own):
             starts |= zip(names, accumulate((self.rows[name] for name in names), initial=0), strict=False)
-        of_rows = [starts[name] + column for name in self.codes for column in range(self.rows[name])]
-        return of_rows, [column for one in self.carried.values() for column in one.whole_columns(edge_features)]
+        return [starts[name] + column for name in of for column in range(self.rows[name])]
 
     def forward(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Tensor:
         """Its rows → [R, O]."""
@@ -347,7 +358,8 @@ def layer_of(
     columns = {name: value.columns for name, value in rows.items()}
     tails = {name: codes[name].tail if name in codes else value.tail for name, value in rows.items()}
     flipped, relation = (any(g.flipped for g in edges.values()), next((g.relation for g in edges.values()), None))
-    options: dict[str, Any] = {"ends": ends, "relation": relation}
+    counts = tuple(name for name, value in rows.items() if _counts_edges(value))
+    options: dict[str, Any] = {"ends": ends, "relation": relation, "counts": counts}
     layer = Layer(module, where, columns, "".join(edges), carried, plain, part, tuple(codes), tails, flipped, **options)
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
@@ -402,6 +414,11 @@ def given_as(rows: Mapping[str, Any], ends: Mapping[str, tuple[str | None, str |
         return one[end] if isinstance(one, tuple) else one
 
     return found | {name: tuple(at(end, one) for end, one in enumerate(pair)) for name, pair in ends.items()}
+
+
+def _counts_edges(value: Value) -> bool:
+    """Whether it comes of sums of ones alone."""
+    return isinstance(value, Ones) or (bool(value.inputs) and all(map(_counts_edges, value.inputs)))
 
 
 @cache
