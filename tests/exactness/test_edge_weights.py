@@ -264,7 +264,9 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     tuned_trainer(sage, store, ignore_edge_data="weight").close()
     with pytest.raises(OptionError, match="'some' is not one of none, weight, features, all"):
         tuned_trainer(sage, store, ignore_edge_data="some")
-    with pytest.raises(ModelError, match="sigmoid is given the edges; only graph convolutions may look at them"):
+    with pytest.raises(
+        ModelError, match="since what it is given of edges is not what the store has but computed of that"
+    ):
         tuned_trainer(Weighing().double(), store)
     data.edge_weight = data.edge_weight - 5
     gcn = GCN(ROUGH.features, H, 2, ROUGH.classes).double()

@@ -305,6 +305,25 @@ class Stacking(nn.Module):
         return out
 
 
+def of_edges() -> nn.Module:
+    return nn.Sequential(nn.Linear(K, H), nn.ReLU(inplace=True), nn.Linear(H, K))
+
+
+class Encoded(nn.Module):
+    """Two layers that are given the same of what edges carry, made by functions and a network."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.encoder = of_edges()
+        self.first, self.last = GATConv(features, H, edge_dim=K + 1), GINEConv(nn.Linear(H, classes), edge_dim=K + 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        made = torch.cat([self.encoder(edge_attr), edge_attr[:, :1].abs().sqrt()], dim=-1)
+        x = self.first(x, edge_index, edge_attr=made)
+        out: Tensor = self.last(x.relu(), edge_index, made)
+        return out
+
+
 class Checkpointed(nn.Module):
     """Has torch keep less of its layers, in both of torch's ways, where there is a gradient."""
 
@@ -351,6 +370,8 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "hasty": (Hasty, {}),
     "stacking": (Stacking, {}),
     "checkpointed": (Checkpointed, {}),
+    "an encoder of edges": (lambda f, c: Between(f, c, of_edges(), edges=True), {"edge_features": K}),
+    "an encoder of edges, shared": (Encoded, {"edge_features": K}),
     "weights and batch": (Untold, {"weighted": True}),
 }
 
@@ -561,10 +582,18 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         {"edge_features": K},
         ("a stand-in for a tensor does not support item assignment", "tensors go to tensors' functions"),
     ),
-    "a network of what edges carry": (
-        lambda f, c: Between(f, c, nn.Linear(K, K), edges=True),
+    "dropout of what edges carry": (
+        lambda f, c: Between(f, c, nn.Dropout(), edges=True),
         {"edge_features": K},
-        ("Linear (between) is given what edges carry", "a subclass whose forward calls it"),
+        ("Dropout (between): dropout of what edges carry is not supported outside of a convolution",),
+    ),
+    "features of edges by all edges": (
+        lambda f, c: Between(f, c, lambda e: e / e.max(), edges=True),
+        {"edge_features": K},
+        (
+            "depends on more than the node",
+            "it runs as it is, since what it is given of edges is not what the store has",
+        ),
     ),
 }
 

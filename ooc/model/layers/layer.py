@@ -59,6 +59,9 @@ class EdgeInput:
     relation: EdgeType | None = None
     steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.data, str(self.steps), self.relation))  # slices have none
+
     def of(self, values: Tensor) -> Tensor:
         """[E, …], of what the edges carry."""
         for name, arguments in self.steps:

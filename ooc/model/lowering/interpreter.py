@@ -24,7 +24,7 @@ from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 from ooc.errors import ModelError
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
-from ooc.model.layers.propagation import OfEdges
+from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
@@ -78,6 +78,17 @@ class OneBatch:
     rows: Value
 
 
+class _Together(nn.Module):
+    """A convolution and the modules that make what it is given of edges, by the ``names`` of their paths."""
+
+    def __init__(self, conv: MessagePassing, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.names = {path: f"part_{number}" for number, path in enumerate(parts)}
+        for path, part in parts.items():
+            self.add_module(self.names[path], part)
+        self.flow, self.training = conv.flow, conv.training
+
+
 @dataclass(frozen=True)
 class Stacked:
     """Several matrices one above the other, [K, N, …], kept as ``rows`` [N, K, …]."""
@@ -93,6 +104,9 @@ class Parts:
     function: Callable[..., Any]
     inputs: tuple[Value, ...]
     parameters: tuple[nn.Parameter, ...]
+
+
+_OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
 def placed(error: ModelError, place: str) -> ModelError:
@@ -173,11 +187,13 @@ class Interpreter:
         args, kwargs = self._arguments(node)
         assembly = self._assembly
         if isinstance(module, MessagePassing):
+            if any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
+                return self._with_edges(node, module, where, args, kwargs)
             as_it_is = partial(self._lower_as_it_is, module, assembly)
             return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
-        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in (*args, *kwargs.values())):
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in (*args, *kwargs.values())):
             return self._look_at_edges(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
@@ -228,15 +244,53 @@ class Interpreter:
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if not any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values())):
-            raise ModelError(
-                f"{where} is given what edges carry, and no rows; a network of these belongs into the convolution: a "
-                "subclass whose forward calls it"
-            )
+            return self._of_edges(node, where, args, kwargs, bool(getattr(module, "inplace", False)))
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         users = [user for user in node.users if user.users]
         keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
         lower = partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs)
         return {key: lower(key) for key in keys} if keys and all(type(key) is int for key in keys) else lower()
+
+    def _of_edges(self, node: fx.Node, where: str, args: list[Any], kwargs: dict[str, Any], in_place: bool) -> OfEdges:
+        """What the model makes of what edges carry, and of nothing else: put by until a convolution is given it."""
+        leaves, module = leaves_of((args, kwargs)), self._modules.get(str(node.target))
+        parts = [*module.modules()] if node.op == "call_module" and module is not None else []
+        if self._assembly.setting.types is not None or any(isinstance(one, (Free, Graph, EdgeKinds)) for one in leaves):
+            raise ModelError(
+                f"{where} is given what edges carry, and something else; outside of a convolution modules and "
+                "functions of these alone are supported"
+            )
+        if node.target in (F.dropout, torch.dropout) or any(isinstance(one, nn.Dropout) for one in parts):
+            raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
+        self._check_in_place(node, where, in_place)
+        return OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
+
+    def _with_edges(
+        self, node: fx.Node, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Value:
+        """What a convolution gives that is given such: all of it runs as it is."""
+        last = OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
+        rows = next((one for one in leaves_of((args, kwargs)) if isinstance(one, Value)), None)
+        if rows is None:
+            raise ModelError(f"{where} is given no rows")
+        steps = last.with_all_before()
+        paths = dict.fromkeys(str(one.target) for one in steps if one.kind == "call_module")
+        traced, key = self._assembly.setting.traced, (conv, "with edges", *paths)
+        if key not in traced:
+            traced[key] = _Together(conv, {path: self._modules[path] for path in paths})
+        traced[key].train(conv.training)
+        own = dict[OfEdges, OfEdges]()
+        for one in steps:
+            given = map_aggregate(
+                (one.args, one.kwargs), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
+            )
+            target = f"conv.{traced[key].names[str(one.target)]}" if one.kind == "call_module" else one.target
+            own[one] = OfEdges(one.number, one.kind, target, *given)
+        try:
+            return lower_propagation(traced[key], where, own[last], {"": rows}, None, self._assembly)
+        except ModelError as error:
+            more = "it runs as it is, since what it is given of edges is not what the store has but computed of that"
+            raise ModelError(f"{error}; {more}") from error
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """What a module gives that looks something up by whole numbers of rows."""
@@ -285,7 +339,12 @@ class Interpreter:
             return self._as_it_is(name, args, kwargs)
         if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
             return replace(args[0], steps=(*args[0].steps, step))
-        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds)) for a in leaves_of((args, kwargs))):
+        leaves = leaves_of((args, kwargs))
+        if any(isinstance(a, (EdgeInput, OfEdges)) for a in leaves) and not any(
+            isinstance(a, _OF_ROWS) for a in leaves
+        ):
+            return self._of_edges(node, name, args, kwargs, target is not node.target or bool(kwargs.get("inplace")))
+        if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
             raise ModelError(
                 f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
                 "do nothing else; self-loops, both directions and numbers of neighbours are added to the graph before"

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv, TransformerConv
 
 from ooc.model.layers.layer import EdgeInput, Graph
+from ooc.model.layers.propagation import OfEdges
 from ooc.model.lowering.interpreter import OneBatch, OneGraph, Parts
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
 from ooc.model.lowering.symbolic import replaced_functions
@@ -142,8 +143,8 @@ class _Run(fx.Interpreter):
                 return found[:rows]
             if isinstance(what, Graph):
                 return found[:, :edges]
-            if isinstance(what, EdgeInput):
-                whole = isinstance(plan.known.get(n), EdgeInput)  # columns of it, for who knows which edges
+            if isinstance(what, EdgeInput | OfEdges):
+                whole = isinstance(plan.known.get(n), EdgeInput | OfEdges)  # columns of it, for who knows which edges
                 return found if found is None or whole else found[:edges]
             if isinstance(what, Parts) and isinstance(found, Tensor):  # truths
                 return found[:rows]

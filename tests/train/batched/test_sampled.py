@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import SGConv
+from torch_geometric.nn import GraphConv, SGConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
@@ -93,6 +93,36 @@ def test_a_model_may_take_data_in_one(store: Store, trimmed: bool, monkeypatch: 
         monkeypatch.setattr(Trimmed, "of", lambda *_: None)
     of_parts, of_data = (_train(model, store, _FEW, 2) for model in (_model(GCN), OfData()))
     assert [one.loss for one in of_parts] == [one.loss for one in of_data]
+
+
+class OfMadeWeights(nn.Module):
+    """Sums by what it makes of the edges' weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = GraphConv(9, 8), GraphConv(8, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        made = edge_weight.sigmoid()
+        out: Tensor = self.last(self.first(x, edge_index, made).relu(), edge_index, made)
+        return out
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_what_is_made_of_edges_is_that_of_the_edges_that_are_read(
+    store: Store, trimmed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not trimmed:
+        monkeypatch.setattr(Trimmed, "of", lambda *_: None)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(OfMadeWeights().double())
+    optimizer = torch.optim.Adam(models[0].parameters(), lr=0.02)
+    with ooc.Trainer(models[0], store, memory="100M", optimizer=optimizer) as trainer:
+        full = trainer.fit(2, progress=False)
+    for one, two in zip(full, _train(models[1], store, _ALL, 2), strict=True):
+        assert two.loss == pytest.approx(one.loss, rel=1e-12)
 
 
 class Several(nn.Module):
