@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import (
     DNAConv,
     FiLMConv,
+    GCNConv,
     GeneralConv,
     GraphConv,
     MessagePassing,
@@ -520,6 +521,24 @@ def test_what_looks_at_rows_alone_is_computed_as_between_layers(
     """So layers may do there what models may, and look as far as they like."""
     data, store = converted(ROUGH)
     assert_agrees(CustomCase(make=OPENED[name]), data, tmp_path, epochs=EPOCHS, store=store)
+
+
+def test_what_a_layer_has_kept_of_another_graph_is_not_used(tmp_path: Path) -> None:
+    """As PyG's keep it with ``cached``, of a graph that there was before."""
+
+    class Doubled(GCNConv):  # type: ignore[misc]
+        def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
+            return torch.tanh(x_j) * edge_weight[:, None]
+
+    data, other = random_data(ROUGH), random_data(replace(ROUGH, nodes=90))
+    losses = []
+    for cached in (True, False):
+        torch.manual_seed(1)
+        conv = Doubled(data.x.shape[1], 4, cached=cached).double()
+        conv(other.x, other.edge_index)
+        with Trainer(conv, store_of(data, tmp_path), memory="64M") as trainer:
+            losses.append([record.loss for record in trainer.fit(epochs=2, progress=False)])
+    assert losses[0] == losses[1]
 
 
 def test_what_looks_at_edges_is_computed_with_what_sums_over_them(

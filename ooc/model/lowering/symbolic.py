@@ -220,7 +220,10 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        with _as_it_was(self._module), torch.set_grad_enabled(training), _uncompiled(), _nothing_recomputed():
+        plain = _as_it_was(self._module), _uncompiled(), _nothing_recomputed(), _uncached(self._opened)
+        with ExitStack() as stack, torch.set_grad_enabled(training):
+            for one in plain:
+                stack.enter_context(one)
             for generator in (torch.default_generator, *torch.cuda.default_generators):
                 generator.manual_seed(1)  # torch.manual_seed keeps the stack, for devices that are not there
             result = module(*given)
@@ -447,8 +450,7 @@ class _Tracer(fx.Tracer):
             for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
                 f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
                 stack.enter_context(mock.patch.object(self._opened, name, f))
-            if hasattr(self._opened, "cached"):
-                stack.enter_context(mock.patch.object(self._opened, "cached", False))
+            stack.enter_context(_uncached(self._opened))
             yield
 
     def _call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -665,6 +667,17 @@ def _uncompiled() -> Iterator[None]:
         yield
         return
     with _nested_traces(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _uncached(conv: nn.Module | None) -> Iterator[None]:
+    """Within it one of PyG's convolutions neither keeps what it makes of edges nor has it from an earlier call, which
+    may have been of another graph."""
+    with ExitStack() as stack:
+        for name in [*vars(conv)] if isinstance(getattr(conv, "cached", None), bool) else []:
+            if name == "cached" or name.startswith("_cached"):
+                stack.enter_context(mock.patch.object(conv, name, False if name == "cached" else None))
         yield
 
 
