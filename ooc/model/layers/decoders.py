@@ -112,9 +112,9 @@ def binary_cross_entropy(scores_E: Tensor, labels_E: Tensor) -> Tensor:
 class LinkPredictor(nn.Module):
     """``encoder``, a PyG model whose outputs are embeddings [N, C], and ``decoder``: ``"dot"``, ``"distmult"``,
     ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C] and gives scores
-    [E], each of its pair alone; ``channels`` is C, which all but ``"dot"`` need. ``relations``: of links of several
-    types of edges how many these are; ``"distmult"`` and ``"complex"`` have a vector for each then, and a module may
-    take the numbers of links' types [E] as a third argument.
+    [E] or [E, 1], each of its pair alone; ``channels`` is C, which all but ``"dot"`` need. ``relations``: of links of
+    several types of edges how many these are; ``"distmult"`` and ``"complex"`` have a vector for each then, and a
+    module may take the numbers of links' types [E] as a third argument.
 
     An encoder may give ``(embeddings [N, C], penalty [N, 1])``: the mean of these numbers over all nodes is added to
     the loss of every step.
@@ -147,4 +147,11 @@ class LinkPredictor(nn.Module):
         them; in memory, as any PyG model."""
         z_NC = self.encoder(x, edge_index, **edge_data)
         z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
-        return cast(Tensor, self.decoder(z_NC[links_2E[0]], z_NC[links_2E[-1]], *links_2E[1:-1]))
+        return scores_of(self.decoder, z_NC[links_2E[0]], z_NC[links_2E[-1]], *links_2E[1:-1])
+
+
+def scores_of(decoder: nn.Module, *given: Tensor) -> Tensor:
+    """Scores [E] that a decoder gives for rows of heads and of tails [E, C], and numbers of types [E] if it takes them;
+    OGB's gives [E, 1]."""
+    found: Tensor = decoder(*given)
+    return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found

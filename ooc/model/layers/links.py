@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
-from ooc.model.layers.decoders import LinkLoss, LinkPredictor, takes_kinds
+from ooc.model.layers.decoders import LinkLoss, LinkPredictor, scores_of, takes_kinds
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key
@@ -41,7 +41,7 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
 
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
         left_out_E = label.isnan()
-        scores_E = self.decoder(z_i, z_j) if kind is None else self.decoder(z_i, z_j, kind)
+        scores_E = scores_of(self.decoder, z_i, z_j, *([] if kind is None else [kind]))
         losses_E = self.loss(scores_E, label.masked_fill(left_out_E, 0))
         return losses_E.masked_fill(left_out_E, 0)[:, None]
 
@@ -71,7 +71,7 @@ class OfScoredLinks(OfLinks):
                     near = neighbourhood(piece, len(source))
                     z_SC, (tails_E, heads_E) = near.gather(source), near.edge_index_2E
                     kinds = [] if near.features_EK is None else [near.features_EK[:, 0].long()]
-                    scores_E = decoder(z_SC[heads_E], z_SC[tails_E], *kinds)
+                    scores_E = scores_of(decoder, z_SC[heads_E], z_SC[tails_E], *kinds)
                     if near.weight_E is not None:  # NaN: there is no such pair
                         scores_E = scores_E + near.weight_E
                     self.scores[at : at + count] = scores_E.numpy()
@@ -90,7 +90,8 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         if beside[1:] != (1,):
             given = ", ".join(map(str, beside))
             raise ModelError(
-                f"the encoder gives matrices of {given} columns: embeddings may have one column beside them"
+                f"the encoder gives matrices of {given} columns: embeddings may have one column beside them, as a VGAE "
+                "has in docs/links.md"
             )
         penalty = [assembly.rowwise("the encoder's results", lambda rows: rows[:, -1:], [embeddings])]
         embeddings = assembly.rowwise("the encoder's results", lambda rows: rows[:, :-1], [embeddings])
@@ -110,6 +111,11 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
         if penalty:
             losses = assembly.rowwise("losses", lambda *rows: torch.cat(rows, dim=1), [losses, *penalty])
         return losses
+    except ModelError as error:
+        if " fails on " not in str(error):
+            raise
+        called = "a decoder is called with rows of heads and of tails [E, C], and gives their scores [E]"
+        raise ModelError(f"{error}; {called}") from error
     finally:
         assembly.edge_data = of_edges  # links have labels whatever edges carry
         for part, training in modes:

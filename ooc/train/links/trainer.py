@@ -283,7 +283,7 @@ class LinkTrainer(Trainer):
         **options: Any,
     ) -> None:
         if not isinstance(model, LinkPredictor):
-            raise ModelError(f"links are trained with an ooc.LinkPredictor, not with {type(model).__name__}")
+            raise ModelError(f"links are trained with an ooc.LinkPredictor(encoder), not with {type(model).__name__}")
         if options.get("loss") is not None:
             raise OptionError("loss= is of nodes; the loss of links is the LinkPredictor's own")
         if negatives < 1 or steps < 1:

@@ -100,6 +100,42 @@ def _train_by_pyg(
     return losses
 
 
+class OfOgb(nn.Module):
+    """Gives scores in a column, or by themselves."""
+
+    def __init__(self, *, column: bool) -> None:
+        super().__init__()
+        self.lin, self.column = nn.Linear(6, 1), column
+
+    def forward(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        scores: Tensor = self.lin(x_i * x_j)
+        return scores if self.column else scores.squeeze(-1)
+
+
+def test_scores_may_be_a_column(store: Store, links: ooc.Links) -> None:
+    found = []
+    for column in (False, True):
+        torch.manual_seed(1)
+        model = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), OfOgb(column=column)).double()
+        with ooc.LinkTrainer(model, store, links, memory="100M") as trainer:
+            losses = [record.loss for record in trainer.fit(2, progress=False)]
+            found.append((losses, trainer.evaluate(), trainer.score(links.test).tolist()))
+            assert model(torch.ones(9, 7).double(), torch.arange(8).view(2, 4), torch.arange(6).view(2, 3)).shape == (
+                3,
+            )
+    assert found[0] == found[1]
+
+
+def test_a_decoder_is_told_how_it_is_called(store: Store, links: ooc.Links) -> None:
+    class OfPairs(nn.Module):
+        def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
+            row, column = pairs
+            return (z[row] * z[column]).sum(dim=-1)
+
+    with pytest.raises(ooc.ModelError, match=r"a decoder is called with rows of heads and of tails \[E, C\]"):
+        ooc.LinkTrainer(ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), OfPairs()).double(), store, links, memory="100M")
+
+
 @pytest.mark.parametrize(
     ("encoder", "decoder"),
     [(GraphSAGE, "dot"), (GCN, "mlp"), (GAT, "bilinear"), (GraphSAGE, "distmult"), (GCN, "complex")],
