@@ -139,6 +139,7 @@ SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "max": lambda i, o: Own(i, o, "max"),
     "several": lambda i, o: OfRows(i, o, "sum"),
     "pairs": OfSources,
+    "pairs, the other way": lambda i, o: OfSources(i, o, flow="target_to_source"),
     "a subclass": Subclass,
     "a subclass of SAGE": type("Sage", (SAGEConv,), {}),
     "a subclass of GCN": type("Gcn", (GCNConv,), {}),

@@ -220,11 +220,13 @@ def _end_of(index: Any) -> tuple[Any, int]:
 
 
 def _of_source(conv: Any, given: Mapping[str, Any], name: str) -> Any:
-    """What ``message`` is given by this name: of rows those of the edges' sources."""
+    """What ``message`` is given by this name: of rows those of the edges' sources, of a pair the first, whichever way
+    these go, but where PyG has made no ``propagate`` for the class."""
     if not name.endswith("_j"):
         return given.get(name, inspect.signature(conv.message).parameters[name].default)
     one = given.get(name.removesuffix("_j"))
-    return one[conv.flow == "target_to_source"] if isinstance(one, (tuple, list)) and len(one) == 2 else one
+    at = conv.flow == "target_to_source" and type(conv).propagate is MessagePassing.propagate
+    return one[at] if isinstance(one, (tuple, list)) and len(one) == 2 else one
 
 
 class _Message(nn.Module):
