@@ -139,7 +139,6 @@ class RelationScaling(_Weighing):
     relation: EdgeType
 
     def __post_init__(self) -> None:
-        assert not self.scaling.reversed
         assert not self.scaling.within_a_type or self.relation.source == self.relation.target
 
     @property
@@ -160,7 +159,15 @@ AnyScaling = Scaling | RelationScaling
 
 def ends_of(scaling: AnyScaling) -> tuple[str, str]:
     """The types of the nodes that are summed, and of those that get the sums; "" where there is but one."""
-    return (scaling.relation.source, scaling.relation.target) if isinstance(scaling, RelationScaling) else ("", "")
+    if not isinstance(scaling, RelationScaling):
+        return "", ""
+    return ends_of_edges(scaling.relation, flipped=scaling.reversed)
+
+
+def ends_of_edges(relation: EdgeType | None, *, flipped: bool) -> tuple[str, str]:
+    """The types of nodes that edges lead from and to, taken as they are or the other way round; "" of all edges."""
+    source, target = ("", "") if relation is None else (relation.source, relation.target)
+    return (target, source) if flipped else (source, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,11 +443,10 @@ def most_joined(store: Store) -> float:
 
 
 def most_edges(store: Store, relation: EdgeType | None = None) -> int:
-    """The most edges or links of any row, before offsets are loaded; of a graph with types links, or the edges into it
-    of one type."""
+    """The most edges or links of any row, before offsets are loaded; of a graph with types links, or edges of one."""
     known = Direction.IN, Direction.OUT, Direction.LINKS, Direction.SCORED_LINKS
     if relation is not None:
-        sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, Direction.IN)]
+        sides: Sequence[EdgesKey] = [RelationEdges(relation.folder, side) for side in (Direction.IN, Direction.OUT)]
     else:
         sides = [side for side in (_swept(store) if store.types is None else _of_links(store)) if side in known]
     offsets = (store.topology(side.value)[0] for side in sides)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ooc.errors import ModelError, OptionError, StoreError
-from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, most_edges
+from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, ends_of, most_edges
 from ooc.model.lowering.assembly import Results, Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
@@ -214,7 +214,7 @@ def lower_model(
     def edges_per_row(scaling: AnyScaling) -> float:
         if store.types is None or not isinstance(scaling, RelationScaling):
             return store.num_edges / store.num_nodes
-        return store.types.edges[scaling.relation] / store.types.nodes[scaling.relation.target]
+        return store.types.edges[scaling.relation] / store.types.nodes[ends_of(scaling)[1]]
 
     x = store.sparse_features
     of_a_row = cache(lambda relation: inf if "statistics" in store.source else most_edges(store, relation))

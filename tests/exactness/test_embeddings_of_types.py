@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
+from torch_geometric.nn import FiLMConv, GATConv, HeteroConv, SAGEConv
 
 import ooc
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
@@ -48,13 +48,19 @@ def graph(*, all_bare: bool = False) -> HeteroData:
 
 
 class Net(nn.Module):
-    """Attention or means over rows as they are, then once more over what they gave, beside these rows."""
+    """Attention or means over rows as they are, then once more over what they gave, beside these rows. With
+    ``as_it_is`` by a layer without a formula."""
 
-    def __init__(self, data: HeteroData, widths: Mapping[str, int], attends: bool) -> None:
+    def __init__(
+        self, data: HeteroData, widths: Mapping[str, int], attends: bool = False, as_it_is: bool = False
+    ) -> None:
         super().__init__()
         edges = [kind for kind in data.edge_types if kind[2] != "venue"]
 
         def convolution(source: int, target: int) -> nn.Module:
+            if as_it_is:
+                film: nn.Module = FiLMConv((source, target), HIDDEN)
+                return film
             made: nn.Module = GATConv((source, target), HIDDEN, add_self_loops=False)
             return made if attends else SAGEConv((source, target), HIDDEN)
 
@@ -80,6 +86,7 @@ def relational(data: HeteroData, widths: Mapping[str, int]) -> nn.Module:
 MODELS: dict[str, Any] = {
     "means": lambda data, widths: Net(data, widths, attends=False),
     "attention": lambda data, widths: Net(data, widths, attends=True),
+    "as it is": lambda data, widths: Net(data, widths, as_it_is=True),
     "rgcn": relational,
 }
 
@@ -110,7 +117,12 @@ def rows_of(trainer: ooc.Trainer, spaces: Sequence[str] = ()) -> dict[str, Tenso
 
 @pytest.mark.parametrize(
     ("name", "beside", "clip", "order"),
-    [("means", False, None, "none"), ("rgcn", False, 0.1, "hop"), ("attention", True, None, "hop")],
+    [
+        ("means", False, None, "none"),
+        ("rgcn", False, 0.1, "hop"),
+        ("attention", True, None, "hop"),
+        ("as it is", True, None, "hop"),
+    ],
 )
 def test_rows_losses_and_gradients_are_pygs(
     name: str, beside: bool, clip: float | None, order: str, tmp_path: Path

@@ -82,6 +82,20 @@ class Counted(Own):
         return norm.view(-1, 1) * x_j
 
 
+class Symmetric(Own):
+    """GCN's norm, by the degrees of sources and of targets, which may be of two types."""
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        source, target = (x, x) if isinstance(x, Tensor) else x
+        size = source.size(0), target.size(0)
+        roots = [degree(edge_index[end], size[end], dtype=target.dtype).clamp(min=1).pow(-0.5) for end in (0, 1)]
+        norm = roots[0][edge_index[0]] * roots[1][edge_index[1]]
+        return self.propagate(edge_index, x=(self.neighbours(source), target), norm=norm, size=size) + self.own(target)
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
 class Differences(Own):
     """Looks at both ends."""
 
@@ -144,6 +158,29 @@ class Called(nn.Module):
         return self.out(self.cites(found.relu(), cites) + self.cites((found, found.tanh()), cites))
 
 
+class OtherWay(nn.Module):
+    """Layers over edges taken the other way round, between types and within one."""
+
+    def __init__(self, data: HeteroData, conv: type[Own] = Own) -> None:
+        super().__init__()
+        self.lift, self.out = typed.Relations(data, Own).lift, nn.Linear(HIDDEN, CLASSES)
+        self.of_features = SAGEConv((data["author"].x.shape[1], data["paper"].x.shape[1]), HIDDEN)
+        self.convs = nn.ModuleList([conv(aggr="sum"), SAGEConv((HIDDEN, HIDDEN), HIDDEN), Symmetric(aggr="sum")])
+        self.within = nn.ModuleList([conv(flow="target_to_source"), SAGEConv(HIDDEN, HIDDEN, flow="target_to_source")])
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        written, ends = edge_index_dict["paper", "written by", "author"], (x_dict["author"], x_dict["paper"])
+        x_dict = self.lift(x_dict)
+        author, paper = x_dict["author"], x_dict["paper"] + self.of_features(ends, written.flip(0))
+        for conv in self.convs:
+            paper = conv((author, paper), edge_index_dict["paper", "written by", "author"].flip(0)).relu()
+            author = conv((paper, author), edge_index_dict["author", "writes", "paper"].flip(0)).tanh()
+        for conv in self.within:
+            paper = conv(paper, edge_index_dict["paper", "cites", "paper"]).relu()
+        found: Tensor = self.out(paper)
+        return found
+
+
 class Wider(Own):
     """Rows of sources and of targets are not as wide."""
 
@@ -157,6 +194,7 @@ SUMS: dict[str, typed.Make] = {
     "max": relations(lambda: Own(aggr="max"), "max"),
     "sized": relations(lambda: Sized(aggr="sum")),
     "counted": relations(lambda: Counted(aggr="sum")),
+    "GCN's norm": relations(lambda: Symmetric(aggr="sum")),
     "a subclass of SAGE": relations(lambda: type("Sage", (SAGEConv,), {})((HIDDEN, HIDDEN), HIDDEN)),
     "a subclass of GraphConv": relations(lambda: type("Sums", (GraphConv,), {})((HIDDEN, HIDDEN), HIDDEN)),
     "to_hetero": lambda data: to_hetero(Layers(Own), data.metadata()),
@@ -174,6 +212,8 @@ GENERAL: dict[str, typed.Make] = {
     "MFConv": relations(lambda: MFConv((HIDDEN, HIDDEN), HIDDEN, max_degree=4)),
     "to_hetero": lambda data: to_hetero(Layers(Differences), data.metadata()),
     "of features, called": Called,
+    "the other way round": OtherWay,
+    "the other way round, both ends": lambda data: OtherWay(data, Differences),
 }
 
 
@@ -253,17 +293,18 @@ WIDE = 48
 
 
 class Wide(nn.Module):
-    """Wide rows are gathered."""
+    """Wide rows are gathered, over edges as they are or the other way round."""
 
-    def __init__(self, data: HeteroData, conv: Callable[..., nn.Module] = Differences) -> None:
+    def __init__(self, data: HeteroData, conv: Callable[..., nn.Module], flipped: bool = False) -> None:
         super().__init__()
         self.lift = nn.ModuleDict({kind: nn.Linear(data[kind].x.shape[1], WIDE) for kind in data.node_types})
-        self.convs = nn.ModuleList(
-            HeteroConv({kind: conv((WIDE, WIDE), WIDE) for kind in data.edge_types}) for _ in range(2)
-        )
-        self.out = nn.Linear(WIDE, CLASSES)
+        kinds = [kind[::-1] if flipped else kind for kind in data.edge_types]
+        self.convs = nn.ModuleList(HeteroConv({kind: conv((WIDE, WIDE), WIDE) for kind in kinds}) for _ in range(2))
+        self.out, self.flipped = nn.Linear(WIDE, CLASSES), flipped
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        if self.flipped:
+            edge_index_dict = {kind[::-1]: edge_index.flip(0) for kind, edge_index in edge_index_dict.items()}
         x_dict = {kind: self.lift[kind](x).relu() for kind, x in x_dict.items()}
         for conv in self.convs:
             x_dict = x_dict | {kind: x.relu() for kind, x in conv(x_dict, edge_index_dict).items()}
@@ -288,15 +329,15 @@ def large() -> HeteroData:
     return data
 
 
-@pytest.mark.parametrize("conv", [Own, Differences, Dropping])
+@pytest.mark.parametrize(("conv", "flipped"), [(Own, True), (Differences, False), (Dropping, True)])
 def test_budgets_change_no_bit_and_what_is_gathered_need_not_fit(
-    conv: type[Own], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    conv: type[Own], flipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 32)  # so that rows of more edges come in pieces
     monkeypatch.setattr(opaque, "EDGES_AT_ONCE", 32)
     monkeypatch.setattr(opaque, "_FEWEST_EDGES", 32)
     data, options = large(), {"_tuning": Tuning(tile_rows=32), "threads": 1}
-    model = made(lambda data: Wide(data, conv), data)
+    model = made(lambda data: Wide(data, conv, flipped), data)
     store, again = store_of(data, tmp_path), copy.deepcopy(model)
     pyg = copy.deepcopy(model)
     expected = trained(model, store, tmp_path, **options)
@@ -340,7 +381,7 @@ class OfOtherEdges(nn.Module):
         author, paper = x_dict["author"], x_dict["paper"]
         kinds = {kind[1]: edge_index for kind, edge_index in edge_index_dict.items()}
         if self.edges == "flipped":
-            return self.out(self.conv((author, paper), kinds["written by"].flip(0)))
+            return self.out(self.conv((author, paper), kinds["writes"].flip(0)))
         return self.out(self.conv(author if self.edges == "writes" else (author, paper), kinds[self.edges]))
 
 
@@ -351,8 +392,11 @@ REFUSED: dict[str, tuple[typed.Make, str]] = {
     ),
     "rows of others": (OfOtherEdges, "'author' where the edges topic covers paper have 'topic'"),
     "one matrix": (lambda data: OfOtherEdges(data, "writes"), "it is given no rows of 'paper'"),
-    "the other way round": (lambda data: OfOtherEdges(data, "flipped"), "edges are taken as they are"),
-    "against the edges": (relations(lambda: Differences(flow="target_to_source")), "edges are taken as they are"),
+    "edges the other way round": (lambda data: OfOtherEdges(data, "flipped"), "x.0 has rows of 'author'"),
+    "against the edges": (
+        relations(lambda: Differences(flow="target_to_source")),
+        "PyG's flow is for nodes of one type",
+    ),
 }
 
 
@@ -364,10 +408,11 @@ def test_what_is_not_exact_is_refused_by_name(name: str, tmp_path: Path) -> None
         ooc.Trainer(make(typed.graph()).double(), store_of(typed.graph(), tmp_path))
 
 
-def test_in_hop_order_losses_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [relations(Differences), OtherWay], ids=["as they are", "the other way round"])
+def test_in_hop_order_losses_are_the_same(make: typed.Make, tmp_path: Path) -> None:
     """Where rows that reach no labelled node are not computed."""
     data = typed.graph()
-    model = made(relations(Differences), data)
+    model = made(make, data)
     ordered = ooc.convert(data, tmp_path / "hops.ooc", dtype="float64", order="hop")
     expected = trained(copy.deepcopy(model), store_of(data, tmp_path), tmp_path, _tuning=Tuning(tile_rows=8))
     found = trained(model, ordered, tmp_path, _tuning=Tuning(tile_rows=8))

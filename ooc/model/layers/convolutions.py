@@ -130,8 +130,7 @@ def _bound(conv: gnn.MessagePassing, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _takes_relations(conv: gnn.MessagePassing) -> bool:
     """Whether it can be run over the edges of one type, or of all."""
-    known = type(conv) not in _OF_ANY_AGGREGATION or conv.aggr in ALL_KNOWN
-    return known and conv.flow == "source_to_target"
+    return type(conv) not in _OF_ANY_AGGREGATION or conv.aggr in ALL_KNOWN
 
 
 def replaced_part(conv: Any) -> str:

@@ -20,7 +20,7 @@ from ooc.kernels.neighbourhood import Neighbourhood
 from ooc.kernels.pieces.quantiles import Quantiles
 from ooc.kernels.pieces.selections import Highest, selected_of_rows
 from ooc.kernels.tensors import gradients_of
-from ooc.model.graph import AnyScaling, RelationScaling, Scaling
+from ooc.model.graph import AnyScaling, RelationScaling, Scaling, ends_of_edges
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Codes, Ones, Value
@@ -110,7 +110,7 @@ class Call:
         source, target = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, given)
         if not isinstance(source, Value) or not isinstance(target, Value):
             raise self.refuse(f"{name} must be rows of the sources and rows of the targets of its edges")
-        for rows, space in ((source, relation.source), (target, relation.target)):
+        for rows, space in zip((source, target), ends_of_edges(relation, flipped=self.flipped), strict=True):
             if rows.space != space:
                 raise self.refuse(f"{name} has rows of {rows.space!r} where the edges {relation} have {space!r}")
         return source, target
@@ -158,22 +158,20 @@ class Call:
         return self.assembly.per_edge(make, *inputs, trains=trains, relation=self.relation)
 
     def _check_source(self, rows: Value) -> None:
-        relation = self.relation
-        if relation is not None and rows.space != relation.source:
-            raise self.refuse(f"it is given rows of {rows.space!r} where the edges {relation} have {relation.source!r}")
+        relation, (space, _) = self.relation, ends_of_edges(self.relation, flipped=self.flipped)
+        if relation is not None and rows.space != space:
+            raise self.refuse(f"it is given rows of {rows.space!r} where the edges {relation} have {space!r}")
 
     def _oriented(self, rows: Value, scaling: Scaling) -> AnyScaling:
-        if self.relation is not None:
-            self._check_source(rows)
-            if self.flipped:
-                raise self.refuse("of a graph with types, edges are taken as they are")
-            if scaling.within_a_type and self.relation.source != self.relation.target:
-                raise self.refuse(f"edges between two types, {self.relation}, are summed or averaged over")
-            return RelationScaling(scaling, self.relation)
         other = scaling.against_the_edges() if self.flipped else scaling
         if other is None:
             raise self.refuse(_NOT_FLIPPED)
-        return other
+        if self.relation is None:
+            return other
+        self._check_source(rows)
+        if scaling.within_a_type and self.relation.source != self.relation.target:
+            raise self.refuse(f"edges between two types, {self.relation}, are summed or averaged over")
+        return RelationScaling(other, self.relation)
 
     def needs(self, known: bool) -> None:
         """NoFormulaError unless options and arguments are ``known`` to be those that the formula is for."""
@@ -390,8 +388,9 @@ def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
     relation, spaces = layer.relation, {name: value.space for name, value in rows.items()}
     pairs = [(spaces[a], spaces[b]) for a, b in layer.ends.values() if a is not None and b is not None]
     first = next(iter(spaces.values()))
-    source, target = next(iter(pairs), (first, first)) if relation is None else (relation.source, relation.target)
-    source, target = (target, source) if layer.flipped else (source, target)
+    source, target = next(iter(pairs), (first, first))
+    if relation is not None:
+        source, target = ends_of_edges(relation, flipped=layer.flipped)
     wanted = {name: {source, target} for name in rows}
     for pair in layer.ends.values():
         wanted |= {name: {space} for name, space in zip(pair, (source, target), strict=True) if name is not None}
@@ -401,6 +400,8 @@ def _own_rows(layer: Layer, rows: Mapping[str, Value]) -> tuple[str, ...]:
             told = " or ".join(sorted(map(repr, wanted[name])))
             raise layer.refuse(f"{name} has rows of {space!r} where {edges} have {told}")
     own = tuple(name for name, space in spaces.items() if space == target) if source != target else ()
+    if own and layer.sums_at_sources:
+        raise layer.refuse("PyG's flow is for nodes of one type; between two give it edge_index.flip(0)")
     for space in (source, target):
         if space not in spaces.values():
             raise layer.refuse(f"it is given no rows of {space!r}, as its edges have; give (x_source, x_target)")

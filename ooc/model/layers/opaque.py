@@ -437,11 +437,8 @@ def lower_opaque(
     source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one
     target = assembly.matrix(where, [rows[name] for name in layer.own]) if layer.own else None
     against = layer.flipped != layer.sums_at_sources
-    if setting.types is not None and kind is Opaque:
-        if relation is None:
-            raise layer.refuse("of a graph with types it must be given edges of one")
-        if against or layer.flipped:
-            raise layer.refuse("of a graph with types, edges are taken as they are")
+    if setting.types is not None and kind is Opaque and relation is None:
+        raise layer.refuse("of a graph with types it must be given edges of one")
     assembly.edge_data.update(layer.edge_data)
     module, all_edges = sharing(conv, where), setting.edges_of(relation)
     rows_train = source.trains or (target is not None and target.trains)

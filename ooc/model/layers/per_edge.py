@@ -26,7 +26,7 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.kernels.pulls import are_compiled, pulls_for
-from ooc.model.graph import AnyScaling, RelationScaling, Scaling
+from ooc.model.graph import AnyScaling, RelationScaling, Scaling, ends_of
 from ooc.model.lowering.values import Aggregate, Gradients, Rows, Value
 from ooc.plan.workload import Direction, EdgesKey, EdgeWork, PerEdge, RelationEdges
 from ooc.storage.types import EdgeType
@@ -133,9 +133,9 @@ class EdgeAggregate(Aggregate):
 
     def over(self, relation: EdgeType) -> None:
         """Have it over the edges of one type, of a graph with several."""
-        self.scaling = RelationScaling(Scaling.SUM, relation)
-        self.direction = RelationEdges(relation.folder, Direction.IN)
-        self.space = relation.target
+        self.scaling = scaling = RelationScaling(self.scaling.basic, relation)
+        self.direction = RelationEdges(relation.folder, Direction.OUT if scaling.reversed else Direction.IN)
+        self.space = ends_of(scaling)[1]
 
     @property
     def takes_gradient(self) -> bool:

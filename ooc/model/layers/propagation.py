@@ -24,7 +24,6 @@ from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import OF_BOTH_ENDS, called
 from ooc.model.lowering.values import Codes, Ones, RowCount, Value
-from ooc.storage.types import EdgeType
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +109,12 @@ def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
 
 
 def lower_propagation(
-    conv: nn.Module, where: str, last: OfEdges, like: Mapping[str, Value], relation: EdgeType | None, assembly: Assembly
+    conv: nn.Module, where: str, last: OfEdges, like: Mapping[str, Value], ends: tuple[str, str], assembly: Assembly
 ) -> Value:
     """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
-    any rows of these nodes, by type; ``relation``: the type of the edges."""
+    any rows of these nodes, by type; ``ends``: the types of nodes that edges lead from and to."""
     given, names = dict[str, Any](), dict[Any, _Given]()
-    source, target = ("", "") if relation is None else (relation.source, relation.target)
+    source, target = ends
 
     def is_own(value: Value) -> bool:
         return source != target and value.space == target

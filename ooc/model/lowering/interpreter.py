@@ -287,7 +287,7 @@ class Interpreter:
             target = f"conv.{traced[key].names[str(one.target)]}" if one.kind == "call_module" else one.target
             own[one] = OfEdges(one.number, one.kind, target, *given)
         try:
-            return lower_propagation(traced[key], where, own[last], {"": rows}, None, self._assembly)
+            return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
         except ModelError as error:
             more = "it runs as it is, since what it is given of edges is not what the store has but computed of that"
             raise ModelError(f"{error}; {more}") from error

@@ -16,6 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
+from ooc.model.graph import ends_of_edges
 from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
@@ -183,7 +184,8 @@ class _OfConvolution(Interpreter):
         if step.target is degree:
             with suppress(ModelError), self._assembly.attempt():
                 return lower_degree(self._where, step, self._assembly, rows)
-        return lower_propagation(self._conv, self._where, step, rows, self._layer.relation, self._assembly)
+        ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
+        return lower_propagation(self._conv, self._where, step, rows, ends, self._assembly)
 
     def _step(self, node: fx.Node) -> OfEdges:
         """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""

@@ -21,7 +21,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree
 
 from ooc.errors import ModelError
-from ooc.model.graph import Scaling
+from ooc.model.graph import Scaling, ends_of_edges
 from ooc.model.layers.convolutions import replaced_part
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges
@@ -157,7 +157,7 @@ def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[st
     graph = replace(found.graph, flipped=found.graph.flipped != (end == 0))
     call = Call(where, {"edge_index": graph}, assembly, lambda module, rows: rows)
     if graph not in assembly.degrees:
-        source = "" if graph.relation is None else graph.relation.source
+        source, _ = ends_of_edges(graph.relation, flipped=graph.flipped)
         assembly.degrees[graph] = call.aggregate(Ones(assembly.next_index(), like[source]), Scaling.SUM)
     more = float(found.loops)
     return assembly.rowwise(where, lambda count: count[:, 0] + more, [assembly.degrees[graph]])

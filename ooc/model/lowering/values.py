@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ooc.errors import ModelError
 from ooc.kernels.dropout.rows import dropped, keep_scale, noise
 from ooc.kernels.tensors import first_rows, gradients_of, shaped, with_zeros
-from ooc.model.graph import AnyScaling, RelationScaling
+from ooc.model.graph import AnyScaling, RelationScaling, ends_of
 from ooc.model.lowering.products import IN_FULL, Products, SharedFactor
 from ooc.plan.workload import EdgeData
 
@@ -211,7 +211,7 @@ class Aggregate(Value):
         super().__init__(index, (source,), source.tail)
         self.scaling = scaling
         if isinstance(scaling, RelationScaling):
-            self.space = scaling.relation.target
+            self.space = ends_of(scaling)[1]
         self.hops: int = 1 + (source.hops if isinstance(source, Aggregate) and once else 0)
         self.once = once
         """Of constant features: the same in every epoch, A^hops(x)."""

@@ -189,7 +189,9 @@ class StageContext:
     def direction(self, scaling: AnyScaling, *, backward: bool = False) -> EdgesKey:
         """Of the edges that are summed over; of those that its gradient is, with ``backward``."""
         if isinstance(scaling, RelationScaling):
-            return RelationEdges(scaling.relation.folder, Direction.OUT if backward else Direction.IN)
+            return RelationEdges(
+                scaling.relation.folder, Direction.IN if scaling.reversed == backward else Direction.OUT
+            )
         return Direction.IN if scaling.reversed == backward else self.backward_direction
 
     def along(self, aggregate: EdgeAggregate) -> EdgesKey:
