@@ -63,20 +63,46 @@ class OwnLayer(MessagePassing):
         return self.neighbours(x_j).relu()
 
 
+class EndsLayer(OwnLayer):
+    """A mean of what a small network makes of the rows at both ends of an edge."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels)
+        self.neighbours = nn.Sequential(
+            nn.Linear(2 * in_channels, out_channels), nn.ReLU(), nn.Linear(*[out_channels] * 2)
+        )
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.neighbours(torch.cat((x_i, x_j - x_i), dim=-1))
+
+
 class Own(BasicGNN):
     """A model of such layers."""
 
     supports_edge_weight = supports_edge_attr = False
+    layer = OwnLayer
 
     def init_conv(self, in_channels: int, out_channels: int, **options: Any) -> MessagePassing:
         """One layer."""
-        return OwnLayer(in_channels, out_channels, **options)
+        return self.layer(in_channels, out_channels, **options)
+
+
+class Ends(Own):
+    """The same of the others."""
+
+    layer = EndsLayer
+
+
+KINDS: dict[str, type[BasicGNN]] = {
+    **{"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gatv2": GAT},
+    **{"own": Own, "ends": Ends},
+}
 
 
 def build_model(job: Job, store: Store, **options: Any) -> BasicGNN:
     """The same model, with the same initial weights, for either side of a benchmark."""
     torch.manual_seed(job.seed)
-    kind: type[BasicGNN] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "gatv2": GAT, "own": Own}[job.model]
+    kind = KINDS[job.model]
     if kind is GAT:
         options |= {"heads": job.heads, "v2": job.model == "gatv2"}
     return kind(store.num_features, job.hidden, job.layers, store.num_classes, dropout=job.dropout, **options)

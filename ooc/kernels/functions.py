@@ -13,6 +13,8 @@ H heads of C channels.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -111,29 +113,84 @@ class Rectified:
         return message_EW, None if self.temperature is None else message_EW * self.temperature
 
 
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and Laurent, "Residual Gated Graph ConvNets", 2017).
+class Activation(Enum):
+    """What is done to each number of a factor, as torch.nn.functional has it."""
 
-    Sources bring query and value, 2 C columns a group; targets the key, C columns a group. An edge's term is added to
-    query and value.
+    IDENTITY, RELU, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, SOFTPLUS = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """f(s_j + t_i), with an activation f, whose ``constant`` is the slope below 0 or ELU's α; sources or targets may
+    bring nothing to it."""
+
+    activation: Activation = Activation.IDENTITY
+    constant: float = 0.0
+    of_source: bool = True
+    of_target: bool = True
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Of values, every entry of which is rounded as those are that fill a register."""
+        match self.activation:
+            case Activation.IDENTITY:
+                return values
+            case Activation.RELU:
+                return values.relu()
+            case Activation.LEAKY_RELU:
+                return F.leaky_relu(values, self.constant)
+            case Activation.ELU:
+                activate: Callable[[Tensor], Tensor] = partial(F.elu, alpha=self.constant)
+            case _:
+                activate = getattr(F, self.activation.name.lower())
+        filled = activate(F.pad(values.reshape(-1), (0, -values.numel() % _FILLED)))
+        return filled[: values.numel()].view_as(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One factor or the product of two, column by column: σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and
+    Laurent, "Residual Gated Graph ConvNets", 2017), and messages of one's own.
+
+    Sources bring C columns a group for every factor that they have a part in, in their order, and so do targets. An
+    edge's term is added to what each factor is of, C columns a group for each.
     """
 
     groups: int
+    factors: tuple[Factor, ...]
+
+    @property
+    def by_sources(self) -> int:
+        """Factors that sources have a part in."""
+        return sum(factor.of_source for factor in self.factors)
+
+    @property
+    def by_targets(self) -> int:
+        return sum(factor.of_target for factor in self.factors)
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> Computed:
-        if term_ET is not None:
-            source_EW = source_EW + term_ET
-        query_EGC, value_EGC = source_EW.view(len(source_EW), self.groups, 2, -1).unbind(2)
-        gate_EGC = _logistic(target_EV.reshape(query_EGC.shape) + query_EGC)
-        return (gate_EGC * value_EGC).flatten(1), None
+        shape = len(source_EW), self.groups
+        sources, targets = (
+            iter(rows.reshape(*shape, count, -1).unbind(2) if count else ())
+            for rows, count in ((source_EW, self.by_sources), (target_EV, self.by_targets))
+        )
+        terms = None if term_ET is None else term_ET.view(*shape, len(self.factors), -1).unbind(2)
+        found: Tensor | None = None
+        for number, factor in enumerate(self.factors):
+            parts = [next(sources)] if factor.of_source else []
+            parts += [] if terms is None else [terms[number]]
+            parts = [sum(parts[1:], parts[0])] if parts else []
+            if factor.of_target:
+                parts.insert(0, next(targets))
+            one = factor(sum(parts[1:], parts[0]))
+            found = one if found is None else found * one
+        assert found is not None
+        return found.flatten(1), None
+
+
+def gated(groups: int) -> Product:
+    """That of ``ResGatedGraphConv``, to which sources bring query and value, targets the key."""
+    return Product(groups, (Factor(Activation.SIGMOID), Factor(of_target=False)))
 
 
 def _by_head(matrix_EW: Tensor, heads: int) -> Tensor:
     return matrix_EW.view(len(matrix_EW), heads, -1)
-
-
-def _logistic(values: Tensor) -> Tensor:
-    """σ, every entry of which is rounded as those are that fill a register."""
-    filled = F.pad(values.reshape(-1), (0, -values.numel() % _FILLED)).sigmoid()
-    return filled[: values.numel()].view_as(values)

@@ -49,7 +49,8 @@ class MfAsItIs(MFConv):
 
 
 class MlpMessages(MessagePassing):
-    """A network on every edge, of both ends; written for one kind of node."""
+    """A network on every edge, of both ends, of which nothing is computed once a row since it is told of the edges;
+    written for one kind of node."""
 
     def __init__(self, inputs: int, outputs: int, aggr: Any = "mean") -> None:
         super().__init__(aggr=aggr)
@@ -59,7 +60,7 @@ class MlpMessages(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.own(x) + self.propagate(edge_index, x=x)
 
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
         return self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))
 
 

@@ -100,7 +100,7 @@ class Differences(Own):
     """Looks at both ends."""
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return (self.own(x_i) - self.neighbours(x_j)).tanh()
+        return (self.own(x_i) - self.neighbours(x_j)).erf()
 
 
 class Indexing(Own):

@@ -254,7 +254,7 @@ class Scaled(MessagePassing):
         return times * self.propagate(edge_index, x=torch.tanh(self.lin(x)))
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return x_j - x_i
+        return (x_j - x_i).abs()
 
 
 def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +756,7 @@ class Widened(MessagePassing):
         return self.propagate(edge_index, x=self.wide(self.norm(x)))[:, :C]
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return x_j - x_i
+        return (x_j - x_i).abs()
 
 
 @pytest.mark.parametrize(("centred", "columns"), [(False, F_IN), (True, 4 * F_IN)])

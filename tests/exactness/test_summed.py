@@ -204,13 +204,6 @@ class UpdateWithRows(Own):
         return aggr_out + x
 
 
-class OfBothEnds(Own):
-    """Looks at the target."""
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return x_j - x_i
-
-
 class Squared(Normalized):
     """Takes what the norm is made of, and makes something else of it."""
 
@@ -246,7 +239,6 @@ OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "own aggregate": OwnAggregate,
     "own propagate": OwnPropagate,
     "update with rows": UpdateWithRows,
-    "both ends": OfBothEnds,
     "self-loops": Looped,
     "the norm squared": Squared,
     "other edges": OfOtherEdges,

@@ -19,7 +19,7 @@ from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, Rectified, TransformerAttention, gated
 from ooc.plan.workload import Direction
 from tests.examples import examples
 from tests.gpu.device import (
@@ -381,7 +381,7 @@ def test_features_of_added_self_loops(graph: KernelGraph, seed: int, filling: Fi
 def test_other_functions_are_refused_by_name() -> None:
     graph = KernelGraph(2, torch.tensor([[0], [1]]))
     ((_, _, tile),) = graph.tiles(Direction.IN, 2)
-    function = Gated(1)
+    function = gated(1)
     named = dict(source_NW=numbers(0, 2, 2), target_RV=numbers(1, 2, 2), columns=2, heads=Heads(range(1)))
-    with pytest.raises(ModelError, match="Gated has no program for a GPU"):
+    with pytest.raises(ModelError, match="Product has no program for a GPU"):
         on_gpu(edge_function.pull_messages, function, tile, **named)

@@ -15,7 +15,16 @@ from ooc.kernels import pulls
 from ooc.kernels.compiled.loop_features import loop_features
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
+from ooc.kernels.functions import (
+    EdgeFunction,
+    Factor,
+    Gatv2,
+    GatWithFeatures,
+    Product,
+    Rectified,
+    TransformerAttention,
+    gated,
+)
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate, GatAttention, Maximum, Pulling
 from ooc.model.lowering.values import Features
@@ -82,7 +91,12 @@ AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
     ),
     "ResGated": lambda: FunctionSum(
         *(2, Features(0, 2 * WIDTH), Features(1, WIDTH)),
-        channels=CHANNELS, functions=lambda groups: Gated(len(groups)), term=term_of(OF_BOTH, 2 * CHANNELS), keep=True,
+        channels=CHANNELS, functions=lambda groups: gated(len(groups)), term=term_of(OF_BOTH, 2 * CHANNELS), keep=True,
+    ),
+    "two factors of both ends": lambda: FunctionSum(
+        *(2, Features(0, 2 * WIDTH), Features(1, 2 * WIDTH)),
+        channels=CHANNELS, columns=WIDTH, functions=lambda groups: Product(len(groups), (Factor(), Factor())),
+        term=None, keep=True,
     ),
     "GINE": lambda: FunctionSum(
         1, Features(0, WIDTH), channels=1, functions=lambda groups: Rectified(), term=term_of(LINEAR, 1), keep=True

@@ -16,7 +16,7 @@ from ooc.kernels.compiled import edge_function as compiled
 from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import Gated, Rectified
+from ooc.kernels.functions import Activation, Factor, Product, Rectified
 from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 from tests.kernels.test_compiled_attention import Narrow
@@ -85,8 +85,22 @@ class Case:
         return [one for one in (value, lse, sources, targets, of_map) if one is not None]
 
 
-def gated(channels: int) -> Case:
-    return Case(Gated, 2 * channels, channels, channels, 2 * channels)
+def product(channels: int, *factors: Factor) -> Case:
+    like = Product(1, factors or (Factor(Activation.SIGMOID), Factor(of_target=False)))
+    return Case(
+        lambda groups: replace(like, groups=groups),
+        like.by_sources * channels,
+        like.by_targets * channels,
+        channels,
+        len(like.factors) * channels,
+    )
+
+
+@st.composite
+def factors(draw: st.DrawFn) -> Factor:
+    """Of sources, of targets or both."""
+    of_source, of_target = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
+    return Factor(draw(st.sampled_from(Activation)), draw(st.sampled_from([0.2, 1.0, 1.5])), of_source, of_target)
 
 
 RECTIFIED = Case(lambda _: Rectified(), source=1, target=0, message=1, term=1)
@@ -94,12 +108,15 @@ SOFTMAX = Case(lambda _: Rectified(0.7, 1e-3), source=1, target=0, message=1, te
 
 
 @given(
-    tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 20), st.sampled_from(["", "map", "bias"])
-)
-@settings(max_examples=60, deadline=None)
-def test_gated(tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, map: str) -> None:
+    tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 20), st.sampled_from(["", "map", "bias"]),
+    st.lists(factors(), min_size=1, max_size=2).filter(lambda some: any(factor.of_source for factor in some)),
+)  # fmt: skip
+@settings(max_examples=120, deadline=None)
+def test_products(
+    tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, map: str, factors: list[Factor]
+) -> None:
     edges, pulled = tile
-    case = gated(channels)
+    case = product(channels, *factors)
     numbers = case.numbers(pulled, edges, groups, dtype)
     found, expected = (case.pulls(module, numbers, edges, pulled, map) for module in (compiled, edge_function))
     for one, other in zip(found, expected, strict=True):
@@ -122,7 +139,7 @@ def test_rectified(tile: tuple[TileEdges, int], dtype: torch.dtype, case: Case, 
 
 
 @given(
-    tiles(), st.sampled_from(list(DTYPES)), st.sampled_from([*map(gated, (1, 7, 8, 20)), RECTIFIED, SOFTMAX]),
+    tiles(), st.sampled_from(list(DTYPES)), st.sampled_from([*map(product, (1, 7, 8, 20)), RECTIFIED, SOFTMAX]),
     st.integers(2, 40), st.integers(1, 39),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
@@ -141,7 +158,7 @@ def test_columns_have_the_same_bits_whichever_are_computed(
         assert torch.equal(others(one), other)
 
 
-@pytest.mark.parametrize("case", [gated(3), RECTIFIED, SOFTMAX])
+@pytest.mark.parametrize("case", [product(3), RECTIFIED, SOFTMAX])
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
 def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float) -> None:
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 2, 4]).int(), 0, 4)
@@ -160,7 +177,7 @@ def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float)
 def test_features_of_other_types(dtype: torch.dtype) -> None:
     """Those that loops read, and those that are converted."""
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 1, 4]).int(), 0, 4)
-    case = gated(8)
+    case = product(8)
     numbers = case.numbers(4, edges, 3, torch.float32)
     numbers["features"] = numbers["features"].to(dtype)
     found, expected = (case.pulls(module, numbers, edges, 4, "bias") for module in (compiled, edge_function))
@@ -168,7 +185,7 @@ def test_features_of_other_types(dtype: torch.dtype) -> None:
         same(one, other)
 
 
-@pytest.mark.parametrize("case", [gated(3), RECTIFIED, SOFTMAX])
+@pytest.mark.parametrize("case", [product(3), RECTIFIED, SOFTMAX])
 def test_rows_of_bfloat16_are_computed_with_in_float32(case: Case) -> None:
     """Bit for bit as if they had been float32 before."""
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 2, 4]).int(), 0, 4)

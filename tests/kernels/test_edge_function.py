@@ -16,6 +16,7 @@ from torch_geometric.nn import GATv2Conv, GINEConv, MessagePassing, ResGatedGrap
 from torch_geometric.nn.conv import gatv2_conv, transformer_conv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
+from ooc.kernels import functions
 from ooc.kernels.dropout.edges import EdgeDropout
 from ooc.kernels.edge_function import (
     EdgeMessages,
@@ -29,7 +30,7 @@ from ooc.kernels.edge_function import (
 )
 from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gatv2, Product, Rectified, TransformerAttention
 from ooc.plan.workload import Direction
 from tests.examples import examples
 from tests.kernels.kernel_cases import HEIGHTS, PIECES, KernelGraph, by_tiles, graphs, numbers, over_edges, small_pieces
@@ -169,7 +170,7 @@ def gated() -> Case:
     plant(layer.lin_key, "weight", torch.eye(WIDTH).double())
     for linear in (layer.lin_key, layer.lin_query, layer.lin_value):
         plant(linear, "bias", torch.zeros(WIDTH).double())
-    return Case(Gated(HEADS), layer, source=2 * WIDTH, target=WIDTH)
+    return Case(functions.gated(HEADS), layer, source=2 * WIDTH, target=WIDTH)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -196,7 +197,7 @@ def pull(
 ) -> Pulled:
     function, scored = case.function, len(inputs.gradient)
     source, target, gradient = inputs.source.detach(), inputs.target.detach(), inputs.gradient
-    heads = Heads(range(HEADS), dropout) if not isinstance(function, (Gated, Rectified)) else None
+    heads = Heads(range(HEADS), dropout) if not isinstance(function, (Product, Rectified)) else None
     edges = {
         direction: inputs.edges if inputs.edges is None else inputs.edges[graph.order(direction)]
         for direction in Direction
@@ -291,7 +292,7 @@ def test_output_and_gradients_are_pyg_s(
     graph = data.draw(graphs())
     scored = max(1, graph.nodes - unscored)
     inputs = make_inputs(case, graph, seed, scored)
-    drops = not isinstance(case.function, (Gated, Rectified))
+    drops = not isinstance(case.function, (Product, Rectified))
     dropout = EdgeDropout(p, 1, 2, 3) if p is not None and drops else None
     scale = None if dropout is None else scale_of_edges(dropout, with_loops(graph)[0], range(HEADS))
     out = case.expected(graph, inputs, scale).reshape(graph.nodes, WIDTH)[:scored]

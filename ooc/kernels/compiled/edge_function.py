@@ -11,14 +11,14 @@ from ooc.kernels.compiled import attention, dots, sums
 from ooc.kernels.compiled.loops import Walk, array, computed
 from ooc.kernels.compiled.terms import Terms, are_there, readable
 from ooc.kernels.edge_function import EdgeMessages, TargetLayout, Upstream
-from ooc.kernels.functions import Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
+from ooc.kernels.functions import Gatv2, GatWithFeatures, Product, Rectified, TransformerAttention
 from ooc.kernels.tensors import typed
 from ooc.plan.workload import Direction
 
 LOOPS: dict[type, Any] = {
     Gatv2: attention,
     GatWithFeatures: attention,
-    Gated: sums,
+    Product: sums,
     Rectified: sums,
     TransformerAttention: dots,
 }

@@ -409,6 +409,15 @@ def _exp(builder, value):
     return _where_positive(builder, builder.fsub(least, value), _constant(0.0, kind), builder.fmul(found, scale))
 
 
+def _log_of_more(builder, value):
+    """log(1 + u) = 2 artanh(u / (2 + u)) of u from 0 to 1, whose series has a ninth of the last term in each."""
+    kind, terms = value.type, 8 if isinstance(value.type.element, ir.FloatType) else 17
+    ratio = builder.fdiv(value, builder.fadd(value, _constant(2.0, kind)))
+    square = builder.fmul(ratio, ratio)
+    factors = [_constant(2.0 / (2 * term + 1), kind) for term in range(terms - 1, -1, -1)]
+    return builder.fmul(ratio, reduce(lambda sums, factor: _fma(builder, sums, square, factor), factors))
+
+
 fma = _each(_fma)
 """The first two's product and the third, rounded once."""
 larger = _each(_larger)
@@ -422,6 +431,9 @@ where_equal = _each(_where_equal)
 exp = _each(_exp)
 """e to the power of lanes: within two units of the last place, 0 where that would not be a normal number, and of what
 is larger than any power the largest."""
+
+log_of_more = _each(_log_of_more)
+"""The logarithm of 1 and lanes from 0 to 1, within some units of the last place."""
 
 
 def _halving(combine):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc.kernels.edge_function``'s pulls of ``Gated`` and ``Rectified`` as compiled loops: what is done to a column has
-nothing to do with the others.
+"""``ooc.kernels.edge_function``'s pulls of ``Product`` and ``Rectified`` as compiled loops: what is done to a column
+has nothing to do with the others.
 
 Of a row's edges some dozens are taken at a time, and of these one register of columns after the other: the terms of
 all of them, then messages or gradients, which are summed in registers. Columns of small groups, such as keys' that have
@@ -9,7 +9,7 @@ gradients between them, come as halves of a register (``lanes.load_halves``).
 Shapes as there; L numbers of a register.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from ooc.kernels.compiled.lanes import (
     larger,
     load,
     load_halves,
+    log_of_more,
     row_of,
     seconds,
     spread,
@@ -38,18 +39,54 @@ from ooc.kernels.compiled.lanes import (
 from ooc.kernels.compiled.loops import EDGES, TAKEN, Walk, clear, compiled, fetch, gather, part
 from ooc.kernels.compiled.terms import Terms, read
 from ooc.kernels.edge_function import TargetLayout
-from ooc.kernels.functions import Gated, Rectified
+from ooc.kernels.functions import Activation, Product, Rectified, gated
 
-Function = Gated | Rectified
+Function = Product | Rectified
 Matrix = npt.NDArray[Any]
+
+IDENTITY, RELU, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, SOFTPLUS = (one.value for one in Activation)
+_LINEAR_FROM = 20.0
+"""Above it torch's softplus is the identity."""
+
+
+class Factors(NamedTuple):
+    """``Product``'s: how many there are, columns of a group that sources and targets bring for each, and of either
+    activation, constant and whose columns of the two they are (-1: none). ``is_gate``: they are ``gated``'s, for which
+    nothing is asked edge by edge: that takes a tenth of the time."""
+
+    is_gate: bool
+    number: int
+    by_sources: int
+    by_targets: int
+    activation: int
+    constant: float
+    source: int
+    target: int
+    other_activation: int
+    other_constant: float
+    other_source: int
+    other_target: int
+
+    @classmethod
+    def of(cls, product: Product) -> "Factors":
+        numbers, sources, targets = list[Any](), 0, 0
+        for factor in product.factors:
+            numbers += factor.activation.value, float(factor.constant)
+            numbers += sources if factor.of_source else -1, targets if factor.of_target else -1
+            sources, targets = sources + factor.of_source, targets + factor.of_target
+        if len(product.factors) == 1:
+            numbers += IDENTITY, 0.0, -1, -1
+        is_gate = product.factors == gated(1).factors
+        return cls(is_gate, len(product.factors), sources, targets, *numbers)
 
 
 def messages(
     function: Function, walk: Walk, terms: Terms, source_NW: Matrix, target_RV: Matrix, out_RO: Matrix, lse_RO: Matrix
 ) -> None:
     """Forward."""
-    if isinstance(function, Gated):
-        _gated(walk, terms, source_NW, target_RV, function.groups, _registers(out_RO), out_RO)
+    if isinstance(function, Product):
+        factors = Factors.of(function)
+        _product(walk, terms, factors, source_NW, target_RV, function.groups, _registers(out_RO), out_RO)
     elif function.temperature is None:
         _rectified(walk, terms, source_NW, float(function.eps), _registers(out_RO), out_RO)
     else:
@@ -66,10 +103,10 @@ def source_gradients(
 ) -> None:  # fmt: skip
     """Backward, of sources."""
     nothing = np.empty((0, 0), out_RW.dtype)
-    if isinstance(function, Gated):
+    if isinstance(function, Product):
         width = layout.columns // layout.groups
         numbers, rows = (False, layout.groups, width, width, layout.target), (source_RW, target_NP, target_NP)
-        _gated_gradients(walk, terms, *rows, numbers, _registers(out_RW), out_RW, nothing)
+        _product_gradients(walk, terms, Factors.of(function), *rows, numbers, _registers(out_RW), out_RW, nothing)
     else:
         constants, given = (False, *_constants(function)), (_registers(out_RW), nothing, out_RW, nothing)
         _rectified_gradients(walk, terms, source_RW, target_NP, constants, *given)
@@ -80,10 +117,10 @@ def target_gradients(
     statistics_RS: Matrix, out_RV: Matrix, map_RM: Matrix,
 ) -> None:  # fmt: skip
     """Backward, of targets and the map of terms."""
-    if isinstance(function, Gated):
-        channels = target_RV.shape[1] // function.groups
-        numbers, rows = (True, function.groups, channels, channels, 0), (source_NW, target_RV, gradient_RO)
-        _gated_gradients(walk, terms, *rows, numbers, _registers(out_RV), out_RV, map_RM)
+    if isinstance(function, Product):
+        widths = target_RV.shape[1] // function.groups, gradient_RO.shape[1] // function.groups
+        numbers, rows = (True, function.groups, *widths, 0), (source_NW, target_RV, gradient_RO)
+        _product_gradients(walk, terms, Factors.of(function), *rows, numbers, _registers(out_RV), out_RV, map_RM)
     elif map_RM.shape[1]:
         if statistics_RS.shape[1]:
             parts = gradient_RO[:, :, None], statistics_RS.reshape(*gradient_RO.shape, 2)
@@ -105,9 +142,10 @@ def _registers(out: Matrix) -> Matrix:
 
 
 @compiled
-def _gated(walk, terms, source_NW, target_RV, groups, term_EL, out_RO):
+def _product(walk, terms, factors, source_NW, target_RV, groups, term_EL, out_RO):
     near_E, lanes, channels = walk.near_E, NBYTES // out_RO.itemsize, out_RO.shape[1] // groups
-    blocks, one = _blocks(groups, channels, lanes), spread(out_RO.dtype.type(1))
+    blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RO.dtype.type(0)), spread(out_RO.dtype.type(1))
+    of_source, of_target = factors.by_sources * channels, factors.by_targets * channels
     for row in range(len(out_RO)):
         clear(out_RO, row)
         while gather(walk, row):
@@ -116,28 +154,54 @@ def _gated(walk, terms, source_NW, target_RV, groups, term_EL, out_RO):
             for number in range(blocks):
                 fetch(walk, source_NW, blocks - number)
                 block = _block(number, groups, channels, lanes)
-                at = _at(block, channels, 0)
-                query_at, value_at = _at(block, 2 * channels, 0), _at(block, 2 * channels, channels)
+                at, source_at = _at(block, channels, 0), _if_any(block, of_source, factors.source, channels)
+                other_at = _if_any(block, of_source, factors.other_source, channels)
                 if terms.are_there:
-                    _make(walk, terms, count, query_at, value_at, term_EL)
-                key, sums = load_halves(target_RV, row, at, out_RO), load_halves(out_RO, row, at, out_RO)
-                for edge in range(count):
-                    query = load_halves(source_NW, near_E[edge], query_at, out_RO)
-                    value = load_halves(source_NW, near_E[edge], value_at, out_RO)
+                    _make_terms(walk, terms, count, factors.number, block, channels, term_EL)
+                target = other_target = zero
+                if factors.target >= 0:
+                    target_at = _if_any(block, of_target, factors.target, channels)
+                    target = load_halves(target_RV, row, target_at, out_RO)
+                if factors.other_target >= 0:
+                    other_target_at = _if_any(block, of_target, factors.other_target, channels)
+                    other_target = load_halves(target_RV, row, other_target_at, out_RO)
+                sums = load_halves(out_RO, row, at, out_RO)
+                for edge in range(count if factors.is_gate else 0):
+                    query = load_halves(source_NW, near_E[edge], source_at, out_RO)
+                    value = load_halves(source_NW, near_E[edge], other_at, out_RO)
                     if terms.are_there:
                         query = query + load(term_EL, edge, 0, lanes)
                         value = value + load(term_EL, EDGES + edge, 0, lanes)
-                    sums = fma(_logistic(key + query, one), value, sums)
+                    sums = fma(_logistic(target + query, one), value, sums)
+                for edge in range(0 if factors.is_gate else count):
+                    value = other = zero
+                    if factors.source >= 0:
+                        value = load_halves(source_NW, near_E[edge], source_at, out_RO)
+                    if factors.other_source >= 0:
+                        other = load_halves(source_NW, near_E[edge], other_at, out_RO)
+                    if terms.are_there:
+                        value = value + load(term_EL, edge, 0, lanes)
+                        other = other + load(term_EL, EDGES + edge, 0, lanes)
+                    value = _activated(factors.activation, factors.constant, target + value, one)
+                    if factors.number == 2:
+                        other = _activated(factors.other_activation, factors.other_constant, other_target + other, one)
+                        sums = fma(value, other, sums)
+                    else:
+                        sums = sums + value
                 store_halves(out_RO, row, at, sums)
 
 
 @compiled
-def _gated_gradients(walk, terms, source_XW, target_XV, above_XO, numbers, term_EL, out_RX, map_RM):
-    """Of the rows as targets or as sources; the others are those pulled. Groups' keys and gradients are so wide apart,
-    these from a column on."""
-    are_targets, groups, key_width, above_width, above_first = numbers
-    near_E, lanes, channels = walk.near_E, NBYTES // out_RX.itemsize, source_XW.shape[1] // groups // 2
-    blocks, one = _blocks(groups, channels, lanes), spread(out_RX.dtype.type(1))
+def _product_gradients(walk, terms, factors, source_XW, target_XV, above_XO, numbers, term_EL, out_RX, map_RM):
+    """Of the rows as targets or as sources; the others are those pulled. Groups' targets and gradients are so wide
+    apart, these from a column on."""
+    are_targets, groups, target_width, above_width, above_first = numbers
+    near_E, lanes = walk.near_E, NBYTES // out_RX.itemsize
+    of_source = source_XW.shape[1] // groups if factors.by_sources else 0
+    channels = of_source // factors.by_sources if factors.by_sources else target_width // factors.by_targets
+    blocks, zero, one = _blocks(groups, channels, lanes), spread(out_RX.dtype.type(0)), spread(out_RX.dtype.type(1))
+    own, other_own = (factors.target, factors.other_target) if are_targets else (factors.source, factors.other_source)
+    width = out_RX.shape[1] // groups
     with_map = map_RM.shape[1] > 0
     for row in range(len(out_RX)):
         clear(out_RX, row)
@@ -151,38 +215,125 @@ def _gated_gradients(walk, terms, source_XW, target_XV, above_XO, numbers, term_
                 else:
                     fetch(walk, target_XV, blocks - number)
                 block = _block(number, groups, channels, lanes)
-                query_at, value_at = _at(block, 2 * channels, 0), _at(block, 2 * channels, channels)
-                key_at, above_at = _at(block, key_width, 0), _at(block, above_width, above_first)
-                sum_at = key_at if are_targets else query_at
+                source_at = _if_any(block, of_source, factors.source, channels)
+                other_source_at = _if_any(block, of_source, factors.other_source, channels)
+                target_at = _if_any(block, target_width, factors.target, channels)
+                other_target_at = _if_any(block, target_width, factors.other_target, channels)
+                above_at = _at(block, above_width, above_first)
+                own_at, other_own_at = (
+                    _if_any(block, width, own, channels),
+                    _if_any(block, width, other_own, channels),
+                )
                 if terms.are_there:
-                    _make(walk, terms, count, query_at, value_at, term_EL)
-                sums, value_sums = load_halves(out_RX, row, sum_at, out_RX), spread(out_RX.dtype.type(0))
-                if not are_targets:
-                    value_sums = load_halves(out_RX, row, value_at, out_RX)
-                for edge in range(count):
+                    _make_terms(walk, terms, count, factors.number, block, channels, term_EL)
+                sums = load_halves(out_RX, row, own_at, out_RX)
+                other_sums = load_halves(out_RX, row, other_own_at, out_RX)
+                for edge in range(count if factors.is_gate else 0):
                     source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
-                    query = load_halves(source_XW, source, query_at, out_RX)
-                    value = load_halves(source_XW, source, value_at, out_RX)
+                    query = load_halves(source_XW, source, source_at, out_RX)
+                    value = load_halves(source_XW, source, other_source_at, out_RX)
                     if terms.are_there:
                         query = query + load(term_EL, edge, 0, lanes)
                         value = value + load(term_EL, EDGES + edge, 0, lanes)
-                    gate = _logistic(load_halves(target_XV, target, key_at, out_RX) + query, one)
+                    gate = _logistic(load_halves(target_XV, target, target_at, out_RX) + query, one)
                     d_value = load_halves(above_XO, target, above_at, out_RX) * gate
                     d_sum = d_value * value * (one - gate)
                     if with_map:
                         store(term_EL, edge, 0, lanes, d_sum)
                         store(term_EL, EDGES + edge, 0, lanes, d_value)
-                    sums, value_sums = sums + d_sum, value_sums + d_value
-                store_halves(out_RX, row, sum_at, sums)
-                if not are_targets:
-                    store_halves(out_RX, row, value_at, value_sums)
+                    sums, other_sums = sums + d_sum, other_sums + d_value
+                for edge in range(0 if factors.is_gate else count):
+                    source, target = (near_E[edge], row) if are_targets else (row, near_E[edge])
+                    before = other_before = zero  # a load of no lanes takes as long as any
+                    if factors.source >= 0:
+                        before = load_halves(source_XW, source, source_at, out_RX)
+                    if factors.other_source >= 0:
+                        other_before = load_halves(source_XW, source, other_source_at, out_RX)
+                    if terms.are_there:
+                        before = before + load(term_EL, edge, 0, lanes)
+                        other_before = other_before + load(term_EL, EDGES + edge, 0, lanes)
+                    if factors.target >= 0:
+                        before = load_halves(target_XV, target, target_at, out_RX) + before
+                    if factors.other_target >= 0:
+                        other_before = load_halves(target_XV, target, other_target_at, out_RX) + other_before
+                    value = _activated(factors.activation, factors.constant, before, one)
+                    above = load_halves(above_XO, target, above_at, out_RX)
+                    d_before, d_other = above, zero
+                    if factors.number == 2:
+                        code, constant = factors.other_activation, factors.other_constant
+                        other = _activated(code, constant, other_before, one)
+                        d_other = above * value
+                        if code != IDENTITY:
+                            d_other = d_other * _slope(code, constant, other_before, other, one)
+                        d_before = above * other
+                    if factors.activation != IDENTITY:
+                        d_before = d_before * _slope(factors.activation, factors.constant, before, value, one)
+                    if with_map:
+                        store(term_EL, edge, 0, lanes, d_before)
+                        store(term_EL, EDGES + edge, 0, lanes, d_other)
+                    sums, other_sums = sums + d_before, other_sums + d_other
+                store_halves(out_RX, row, own_at, sums)
+                store_halves(out_RX, row, other_own_at, other_sums)
                 if with_map:
-                    map_width = len(terms.weight_KT) * 2 * channels
-                    query_at, value_at = _at(block, map_width, 0), _at(block, map_width, channels)
-                    _add(terms, term_EL, count, query_at, value_at, 2 * channels, is_first, map_RM, row)
+                    map_width = len(terms.weight_KT) * factors.number * channels
+                    first, other_first = _of_terms(block, map_width, factors.number, channels)
+                    columns = factors.number * channels
+                    _add(terms, term_EL, count, first, other_first, columns, is_first, map_RM, row)
             is_first = False
         if is_first:
             clear(map_RM, row)
+
+
+@part
+def _activated(code, constant, lanes, one):
+    """``Activation``'s function of a number, by its number. ``one``: of all lanes."""
+    if code == IDENTITY:
+        return lanes
+    if code == SIGMOID:
+        return _logistic(lanes, one)
+    if code == SILU:
+        return _logistic(lanes, one) * lanes
+    zero = one - one
+    if code == RELU:
+        return larger(lanes, zero)
+    if code == LEAKY_RELU:
+        return where_positive(lanes, lanes, lanes * constant)
+    size = where_positive(lanes, lanes, 0.0 - lanes)
+    if code == TANH:
+        power = exp(-2.0 * size)
+        found = (one - power) / (one + power)
+        return where_positive(lanes, found, 0.0 - found)
+    power = exp(0.0 - size)
+    if code == ELU:
+        return where_positive(lanes, lanes, (power - one) * constant)
+    return where_positive(lanes - _LINEAR_FROM, lanes, larger(lanes, zero) + log_of_more(power))
+
+
+@part
+def _logistic(lanes, one):
+    """1 / (1 + e^-x), without powers of what is positive, which may be too large. ``one``: of all lanes."""
+    power = exp(where_positive(lanes, 0.0 - lanes, lanes))
+    return where_positive(lanes, one, power) / (one + power)
+
+
+@part
+def _slope(code, constant, lanes, value, one):
+    """The derivative where the function of ``lanes`` is ``value``; that of the identity is not asked for."""
+    if code == SIGMOID:
+        return value * (one - value)
+    zero = one - one
+    if code == RELU:
+        return where_positive(lanes, one, zero)
+    if code == LEAKY_RELU:
+        return where_positive(lanes, one, zero + constant)
+    if code == ELU:
+        return where_positive(lanes, one, value + constant)
+    if code == TANH:
+        return one - value * value
+    share = _logistic(lanes, one)
+    if code == SILU:
+        return share + value * (one - share)
+    return where_positive(lanes - _LINEAR_FROM, one, share)
 
 
 @compiled
@@ -339,13 +490,6 @@ def _lay_out(map_1M, rows, groups, map_RM, row):
 
 
 @part
-def _logistic(lanes, one):
-    """1 / (1 + e^-x), without powers of what is positive, which may be too large. ``one``: of all lanes."""
-    power = exp(where_positive(lanes, 0.0 - lanes, lanes))
-    return where_positive(lanes, one, power) / (one + power)
-
-
-@part
 def _blocks(groups, channels, lanes):
     """How many registers hold the columns of all groups, by halves."""
     return (groups * -(-channels // (lanes // 2)) + 1) // 2
@@ -374,6 +518,29 @@ def _register(number, columns, lanes):
     """Where the halves of a register are among columns that lie side by side."""
     begin, half = number * lanes, lanes // 2
     return begin, begin + half, columns - begin, columns - begin - half
+
+
+@part
+def _if_any(block, width, part, channels):
+    """Where so many columns a group are, in groups of ``width``, the ``part``-th of them; of none (-1) nothing."""
+    first, other, count, others = _at(block, width, max(part, 0) * channels)
+    return (first, other, count, others) if part >= 0 else (first, other, 0, 0)
+
+
+@part
+def _of_terms(block, width, factors, channels):
+    """Where terms of a block are, of groups so wide, for one factor and the other, which there may not be."""
+    at, other = _at(block, width, 0), _at(block, width, channels)
+    if factors == 1:
+        other = other[0], other[1], 0, 0
+    return at, other
+
+
+@part
+def _make_terms(walk, terms, count, factors, block, channels, term_EL):
+    """Registers of these edges' terms for either factor."""
+    at, other = _of_terms(block, factors * channels, factors, channels)
+    _make(walk, terms, count, at, other, term_EL)
 
 
 @part

@@ -33,7 +33,7 @@ from torch_geometric import nn as gnn
 
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops
-from ooc.kernels.functions import Gated, Gatv2, GatWithFeatures
+from ooc.kernels.functions import Gatv2, GatWithFeatures, gated
 from ooc.kernels.gat import TARGET_SCALARS
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum, by_dot_products
 from ooc.model.layers.layer import Call
@@ -52,7 +52,7 @@ measured. Narrower ones have more scalars for as many channels."""
 _NARROWEST_SLICE = 16
 """Channels, where those would take more. Rows of narrower ones would be fetched in parts of cache lines."""
 
-_GATED_TOGETHER = 8
+GATED_TOGETHER = 8
 """Columns of a group of gated sums, where that divides them: as narrow as a slab may be, and no slower than 64."""
 _SUMS = ("add", "sum")
 _NOTHING_KEPT = "return_attention_weights is not supported: nothing is kept for an edge"
@@ -366,7 +366,7 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
     key, query, value = conv.lin_key, conv.lin_query, conv.lin_value
     of_source, of_target = slice(x_source.columns), slice(x_target.columns)
     columns = conv.out_channels
-    channels = next(c for c in range(min(_GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
+    channels = next(c for c in range(min(GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
 
     def sources() -> tuple[Tensor, Tensor]:
         weights = (linear.weight[:, of_source] for linear in (query, value))
@@ -384,8 +384,8 @@ def lower_res_gated(conv: Any, call: Call) -> Value:
         if not call.takes("edge_attr", EdgeData.FEATURES):
             raise call.refuse("it is not given the features of edges; let the model's forward take edge_attr")
         term = EdgeTerm(call.num_edge_features, 2 * channels, edges, (key.weight, query.weight, value.weight))
-    gated = partial(FunctionSum, channels=channels, functions=lambda groups: Gated(len(groups)), term=term)
-    terms = [(1.0, call.per_edge(gated, source, target, trains=term is not None and term.trains))]
+    make = partial(FunctionSum, channels=channels, functions=lambda groups: gated(len(groups)), term=term)
+    terms = [(1.0, call.per_edge(make, source, target, trains=term is not None and term.trains))]
     if conv.lin_skip is not None:
         terms.append((1.0, call.assembly.linear(x_target, _plain_weight(call, conv.lin_skip))))
     return call.assembly.sum(terms, () if conv.bias is None else (conv.bias,))

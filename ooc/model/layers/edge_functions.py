@@ -22,7 +22,7 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms, LoopFeatures
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.functions import EdgeFunction, Gated, Gatv2, GatWithFeatures, Rectified, TransformerAttention
+from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, Product, Rectified, TransformerAttention
 from ooc.kernels.pulls import pulls_for
 from ooc.model.layers.per_edge import Attention, AttentionOptions, EdgeAggregate, Key, Pulling, edges_at_once
 from ooc.model.lowering.projection import Weights, through_weights
@@ -93,7 +93,7 @@ _LOOP_TIMES: dict[type, tuple[float, float, float]] = {
     Gatv2: (11, 24, 17),
     GatWithFeatures: (11, 10, 17),
     TransformerAttention: (6, 16, 3),
-    Gated: (34, 42, 41),
+    Product: (34, 42, 41),
     Rectified: (19, 20, 37),
 }
 """How often a message is moved in the time of a compiled loop, what softmaxes take of a row aside: forward, as sources
@@ -352,7 +352,8 @@ def by_dot_products(*values: Any, term: EdgeTerm | None = None, **options: Any) 
 
 
 class FunctionSum(FunctionAggregate):
-    """A sum by an edge function, in groups of ``channels`` columns; without ``target`` by sources alone."""
+    """A sum by an edge function, in groups of ``channels`` columns, ``columns`` in all, as many as targets bring or
+    sources do where that is not said; without ``target`` by sources alone."""
 
     def __init__(
         self,
@@ -364,11 +365,12 @@ class FunctionSum(FunctionAggregate):
         functions: Callable[[range], EdgeFunction],
         term: EdgeTerm | None,
         keep: bool,
+        columns: int | None = None,
     ) -> None:
-        groups = (target or source).columns // channels
+        groups = (columns or (target or source).columns) // channels
         super().__init__(index, source, target, groups=groups, result=channels, kept=0, keep=keep)
         self.function, self.term = functions, term
-        self.target_columns = 0 if target is None else channels
+        self.target_columns = 0 if target is None else target.columns // groups
         self.parameters = () if term is None else term.parameters
 
 

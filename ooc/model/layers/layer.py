@@ -369,7 +369,8 @@ def layer_of(
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
     if any(one.relation != relation for one in carried.values()):
         raise layer.refuse("it is given what edges carry, and other edges")
-    return replace(layer, own=_own_rows(layer, rows)), list(rows.values())
+    own = _own_rows(layer, rows) or tuple(name for name in rows if name in getattr(module, "own_rows", ()))
+    return replace(layer, own=own), list(rows.values())
 
 
 def are_ends(value: Any) -> bool:

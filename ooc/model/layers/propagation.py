@@ -12,7 +12,7 @@ row its degree, and one that is given the roots of these as rows, of sources as 
 Shapes: S nodes of the graph around some rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class Propagation(nn.Module):
         self.conv = conv
         self.flow = getattr(conv, "flow", "source_to_target")
         self.steps = tuple(steps)
+        self.own_rows: tuple[str, ...] = ()
+        """Names of rows of targets that lie in a matrix of their own."""
 
     def forward(self, edge_index: Tensor, **given: Any) -> Any:
         """Rows and what edges carry have the names that ``steps`` know them by. Rows are those of all nodes [S, …], or
@@ -109,15 +111,22 @@ def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:
 
 
 def lower_propagation(
-    conv: nn.Module, where: str, last: OfEdges, like: Mapping[str, Value], ends: tuple[str, str], assembly: Assembly
+    conv: nn.Module,
+    where: str,
+    last: OfEdges,
+    like: Mapping[str, Value],
+    ends: tuple[str, str],
+    assembly: Assembly,
+    own: Collection[Value] = (),
 ) -> Value:
     """What ``last``, a call of ``conv`` on edges, gives for every row. ModelError where it cannot be run so. ``like``:
-    any rows of these nodes, by type; ``ends``: the types of nodes that edges lead from and to."""
+    any rows of these nodes, by type; ``ends``: the types of nodes that edges lead from and to; ``own``: of rows of one
+    type those that only targets have looked up, if no others are."""
     given, names = dict[str, Any](), dict[Any, _Given]()
     source, target = ends
 
     def is_own(value: Value) -> bool:
-        return source != target and value.space == target
+        return value in own or (source != target and value.space == target)
 
     def name_of(leaf: Any) -> Any:
         if isinstance(leaf, RowCount):
@@ -142,5 +151,5 @@ def lower_propagation(
             given[kind] = Ones(assembly.next_index(), like[space])
     key = conv, "propagation", str([(step.kind, step.target, step.args, step.kwargs) for step in steps])
     module = assembly.setting.traced.setdefault(key, Propagation(conv, steps))
-    module.training = conv.training
+    module.training, module.own_rows = conv.training, tuple(name for name in given if name.startswith("own"))
     return lower_opaque(module, where, [], given, assembly)

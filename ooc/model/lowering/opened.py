@@ -21,9 +21,10 @@ from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, give
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
+from ooc.model.lowering.hoisted import lower_hoisted
 from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
 from ooc.model.lowering.rowwise import IN_PLACE
-from ooc.model.lowering.summed import lower_degree, lower_sum, takes_rows_alone
+from ooc.model.lowering.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
@@ -38,7 +39,7 @@ _ADD_UP = scatter, degree
 @dataclass(frozen=True)
 class Opened:
     """A convolution in ``whole``, which gives it its arguments, and what its forward ``calls``; ``sums``: to be run so
-    only if its ``propagate`` is a sum of rows."""
+    only if its ``propagate`` is a sum of rows, or of an edge function."""
 
     whole: nn.Module
     calls: Calls
@@ -91,14 +92,13 @@ def _ways(layer: Layer, setting: Setting) -> list[Opened | None]:
         return [None]
     is_wider = _gathered_columns(opened.calls) > _WIDER * sum(map(prod, layer.tails.values()))
     ways = [None, opened, None] if is_wider else [opened, None]
+    sums = [replace(opened, sums=True)] if is_wider and propagates_as_pyg(layer.module) else []
     if takes_rows_alone(layer.module):
-        sums = [replace(opened, sums=True)] if is_wider else []
         with suppress(ModelError):
             normalized = _calls_of(layer, setting, whole=[gcn_norm])
             if any(node.target is gcn_norm for node in normalized.calls.nodes):
                 sums = [replace(normalized, sums=True)]
-        ways = [*sums, *ways]
-    return ways
+    return [*sums, *ways]
 
 
 def _gathered_columns(calls: Calls) -> int:
@@ -106,11 +106,11 @@ def _gathered_columns(calls: Calls) -> int:
     needed, total = dict[fx.Node, set[fx.Node]](), 0
     for node in calls.nodes:
         of_edges = [needed[one] for one in node.all_input_nodes if one in needed]
-        if of_edges or (node.op == "placeholder" and node not in calls.columns):
-            own = {one for one in node.all_input_nodes if one in calls.columns and one not in needed}
+        if of_edges or (node.op == "placeholder" and node not in calls.tails):
+            own = {one for one in node.all_input_nodes if one in calls.tails and one not in needed}
             needed[node] = own.union(*of_edges)
         if node.target in ("propagate", *_ADD_UP):
-            total += sum(calls.columns[one] for one in needed.pop(node, ())) or 1
+            total += sum(prod(calls.tails[one]) for one in needed.pop(node, ())) or 1
     return total
 
 
@@ -176,11 +176,15 @@ class _OfConvolution(Interpreter):
         if step.target != "propagate" and not adds_up:
             return step
         if step.target == "propagate" and takes_rows_alone(self._conv):
-            with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():
+            with suppress(ModelError), self._assembly.attempt():
                 return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
+        if step.target == "propagate":
+            given = self._conv, self._where, step, rows, self._assembly, self._lower_as_it_is
+            with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():
+                return lower_hoisted(*given, by_formula=self._sums)
         if step.target is degree:
             with suppress(ModelError), self._assembly.attempt():
                 return lower_degree(self._where, step, self._assembly, rows)

@@ -26,7 +26,7 @@ from ooc.model.layers.convolutions import replaced_part
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges
 from ooc.model.layers.sums import SUMS, aggregated, normalization
-from ooc.model.lowering.assembly import Assembly, check_matrix
+from ooc.model.lowering.assembly import Assembly, Setting, check_matrix, first_line
 from ooc.model.lowering.interpreter import AsItIs, Interpreter, leaves_of
 from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal
@@ -35,10 +35,10 @@ from ooc.model.lowering.values import Dense, Linear, Ones, RowCount, Rowwise, Su
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan.workload import EdgeData
 
-_BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
+BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
 """Values whose rows come of the same rows of their inputs and of parameters, with nothing drawn: so what they are of an
 edge's source they are of the source. Norms are none of them: over edges their statistics are others."""
-_PLAIN = (bool, int, float, str)
+PLAIN = (bool, int, float, str)
 _AS_A_COLUMN: dict[Any, list[Any]] = {
     "view": [(-1, 1)],
     "reshape": [(-1, 1)],
@@ -50,25 +50,33 @@ _AS_A_COLUMN: dict[Any, list[Any]] = {
 _VECTOR, _COLUMN = object(), object()
 """Stand for a factor of every edge, as [E] and as [E, 1]."""
 _WEIGHTED = (Scaling.WEIGHTED_GCN, Scaling.WEIGHTED_GCN_IMPROVED, Scaling.WEIGHTED_GCN_NO_LOOPS)
-_MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
+MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 
 
-def takes_rows_alone(conv: nn.Module) -> bool:
+def takes_rows_alone(conv: Any) -> bool:
     """Whether its ``propagate`` may be such a sum, as far as its functions' arguments tell."""
-    if not isinstance(conv, MessagePassing) or replaced_part(conv) or conv.aggr is None or conv.decomposed_layers > 1:
+    if not propagates_as_pyg(conv):
         return False
-    hooks = [found for name, found in vars(conv).items() if name.endswith(("_forward_hooks", "_forward_pre_hooks"))]
-    if any(hooks) or conv.node_dim not in (0, -2) or not _propagates_as_pyg(type(conv)):
-        return False
-    names = _names_of(conv, "message")
-    if not any(name.endswith("_j") for name in names) or _names_of(conv, "update"):
+    names = names_of(conv, "message")
+    if not any(name.endswith("_j") for name in names) or names_of(conv, "update"):
         return False
     return not any(name.endswith("_i") or name in conv.special_args for name in names)
 
 
-def _propagates_as_pyg(kind: type[MessagePassing]) -> bool:
-    """Whether ``propagate`` and what it calls are PyG's, but for ``message`` and ``update``. PyG makes a
+def propagates_as_pyg(conv: nn.Module) -> bool:
+    """Whether its ``propagate`` and what it calls are PyG's, but for ``message`` and ``update``. PyG makes a
     ``propagate`` for a class that has none, in a module that it calls by the class."""
+    kind: Any = type(conv)
+    if (
+        not isinstance(conv, MessagePassing)
+        or replaced_part(conv)
+        or conv.aggr is None
+        or conv.decomposed_layers > 1
+        or conv.node_dim not in (0, -2)
+    ):
+        return False
+    if any(found for name, found in vars(conv).items() if name.endswith(("_forward_hooks", "_forward_pre_hooks"))):
+        return False
     made = tuple(f"{one.__module__}_{one.__name__}" for one in kind.__mro__)
     if kind.propagate is not MessagePassing.propagate and not kind.propagate.__module__.startswith(made):
         return False
@@ -76,7 +84,8 @@ def _propagates_as_pyg(kind: type[MessagePassing]) -> bool:
     return all(getattr(kind, name) is getattr(MessagePassing, name) for name in calls)
 
 
-def _names_of(conv: MessagePassing, function: str) -> list[str]:
+def names_of(conv: MessagePassing, function: str) -> list[str]:
+    """What one of its functions, ``message`` or ``update``, is given by name."""
     return list(conv.inspector.get_param_names(function))
 
 
@@ -105,13 +114,13 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     if edges is None or not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
         raise NoFormulaError(f"{where}: its edges are not the graph's own")
     inputs, plain, factors = dict[str, Any](), dict[str, Any](), list[tuple[Value, int]]()
-    for name in _names_of(conv, "message"):
-        one, weight = _of_source(conv, given, name), _VECTOR
+    for name in names_of(conv, "message"):
+        one, weight = of_end(conv, given, name)[0], _VECTOR
         while isinstance(one, OfEdges) and one.args[1:] in _AS_A_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
         if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):
             inputs[name] = one
-        elif one is None or isinstance(one, _PLAIN):
+        elif one is None or isinstance(one, PLAIN):
             plain[name] = one
         elif any(found is _VECTOR or found is _COLUMN for found in inputs.values()):
             raise NoFormulaError(f"{where}: its messages have several factors")
@@ -142,7 +151,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
         found = assembly.sum([(1.0, found), (1.0, rows)])
     for own, end in factors:
         found = _scaled(call, found, own) if end != at_targets else found
-    return found if type(conv).update is MessagePassing.update else call.apply(_Update(conv), found)
+    return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
 
 
 def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
@@ -156,11 +165,17 @@ def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[st
         raise NoFormulaError(f"{where}: it counts other edges than the graph's own")
     graph = replace(found.graph, flipped=found.graph.flipped != (end == 0))
     call = Call(where, {"edge_index": graph}, assembly, lambda module, rows: rows)
+    more = float(found.loops)
+    return assembly.rowwise(where, lambda count: count[:, 0] + more, [degree_of(call, graph, like)])
+
+
+def degree_of(call: Call, graph: Graph, like: Mapping[str, Value]) -> Value:
+    """How many edges of ``graph``, which ``call`` is given, rows have, [R, 1]. ``like``: any rows, by type of nodes."""
+    assembly = call.assembly
     if graph not in assembly.degrees:
         source, _ = ends_of_edges(graph.relation, flipped=graph.flipped)
         assembly.degrees[graph] = call.aggregate(Ones(assembly.next_index(), like[source]), Scaling.SUM)
-    more = float(found.loops)
-    return assembly.rowwise(where, lambda count: count[:, 0] + more, [assembly.degrees[graph]])
+    return assembly.degrees[graph]
 
 
 def _scaled(call: Call, rows: Value, own: Value) -> Value:
@@ -202,7 +217,7 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
 
 def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
     """Numbers of rows, and of which end of an edge each is, whose product ``one`` is for every edge."""
-    if isinstance(one, OfEdges) and one.target in _MULTIPLY and len(one.args) == 2 and not edges.scaling:
+    if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2 and not edges.scaling:
         return [factor for part in one.args for factor in _factors(where, part, edges)]
     if isinstance(one, OfEdges) and one.target is operator.getitem and not edges.scaling:
         rows, index = one.args
@@ -219,14 +234,16 @@ def _end_of(index: Any) -> tuple[Any, int]:
     return None, 0
 
 
-def _of_source(conv: Any, given: Mapping[str, Any], name: str) -> Any:
-    """What ``message`` is given by this name: of rows those of the edges' sources, of a pair the first, whichever way
-    these go, but where PyG has made no ``propagate`` for the class."""
-    if not name.endswith("_j"):
-        return given.get(name, inspect.signature(conv.message).parameters[name].default)
-    one = given.get(name.removesuffix("_j"))
-    at = conv.flow == "target_to_source" and type(conv).propagate is MessagePassing.propagate
-    return one[at] if isinstance(one, (tuple, list)) and len(one) == 2 else one
+def of_end(conv: Any, given: Mapping[str, Any], name: str) -> tuple[Any, int | None]:
+    """What ``message`` is given by this name, of rows those at one end of the edges; and which: 0 the one that messages
+    come from, 1 the other one, None for what is of neither. Of a pair the former are the first, whichever way messages
+    go, but where PyG has made no ``propagate`` for the class."""
+    if not name.endswith(("_j", "_i")):
+        return given.get(name, inspect.signature(conv.message).parameters[name].default), None
+    one, end = given.get(name[:-2]), int(name.endswith("_i"))
+    if isinstance(one, (tuple, list)) and len(one) == 2:
+        one = one[end ^ (conv.flow == "target_to_source" and type(conv).propagate is MessagePassing.propagate)]
+    return one, end
 
 
 class _Message(nn.Module):
@@ -241,7 +258,7 @@ class _Message(nn.Module):
         return self.conv.message(**dict(zip(self.names, given, strict=True)), **self.plain)
 
 
-class _Update(nn.Module):
+class OfUpdate(nn.Module):
     """Calls ``update`` with what is summed."""
 
     def __init__(self, conv: Any) -> None:
@@ -250,6 +267,35 @@ class _Update(nn.Module):
 
     def forward(self, summed: Tensor) -> Any:
         return self.conv.update(summed)
+
+
+def calls_of_message(
+    conv: nn.Module,
+    where: str,
+    plain: Mapping[str, Any],
+    tails: Sequence[tuple[int, ...]],
+    names: Sequence[str],
+    setting: Setting,
+    *,
+    rows: int | None = None,
+) -> tuple[nn.Module, Calls]:
+    """What ``message`` calls, given rows of these ``tails`` by ``names``, of which the first ``rows`` have gradients;
+    and a module that holds ``conv`` and calls it."""
+    key = conv, "message", conv.training, str((tails, names, plain, rows))
+    if key not in setting.traced:
+        arguments = [f"x_{at}" for at in range(len(names))]
+        whole = with_arguments(_Message, arguments, conv, names, plain)
+        tried = [small_rows(tail, dtype=setting.dtype) for tail in tails]
+        options: dict[str, Any] = {"training": setting.training, "rows": len(tried) if rows is None else rows}
+        try:
+            calls = Calls(whole, where, tried, **options, opened=None if rows is None else conv)
+        except ModelError:
+            raise
+        except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+            raise NoFormulaError(f"{where}: its message cannot be traced: {first_line(error)}") from error
+        setting.traced[key] = whole, calls
+    found: tuple[nn.Module, Calls] = setting.traced[key]
+    return found
 
 
 class _OfMessage(Interpreter):
@@ -266,13 +312,7 @@ class _OfMessage(Interpreter):
     ) -> None:
         setting, of_weight = assembly.setting, {_VECTOR: (), _COLUMN: (1,)}
         tails = [one.tail if isinstance(one, Value) else of_weight[one] for one in inputs.values()]
-        key = conv, "message", conv.training, str((tails, [*inputs], plain))
-        if key not in setting.traced:
-            names = [f"x_{at}" for at in range(len(inputs))]
-            whole = with_arguments(_Message, names, conv, [*inputs], plain)
-            tried = [small_rows(tail, dtype=setting.dtype) for tail in tails]
-            setting.traced[key] = whole, Calls(whole, where, tried, training=setting.training, rows=len(tried))
-        whole, calls = setting.traced[key]
+        whole, calls = calls_of_message(conv, where, plain, tails, [*inputs], setting)
         super().__init__(whole, assembly, as_it_is)
         self.weighs = False
         self.rows = self.run(calls, [*inputs.values()])
@@ -282,7 +322,7 @@ class _OfMessage(Interpreter):
             one = waiting.pop()
             if one in known:
                 continue
-            if not isinstance(one, _BY_ROWS):
+            if not isinstance(one, BY_ROWS):
                 raise NoFormulaError(f"{where}: its message is not made row by row")
             waiting += one.inputs
 
@@ -298,7 +338,7 @@ class _OfMessage(Interpreter):
             return _COLUMN
         rows = [one for one in given if isinstance(one, Value)]
         is_last = all(user.op == "output" for user in node.users)
-        if node.target in _MULTIPLY and len(given) == 2 and _COLUMN in given and rows and is_last:
+        if node.target in MULTIPLY and len(given) == 2 and _COLUMN in given and rows and is_last:
             self.weighs = True
             return rows[0]
         raise ModelError(f"{node.name} makes something else of the edges' weights than a factor")

@@ -75,7 +75,7 @@ class Calls:
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
     to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
     but whose own calls are looked for, ``whole``: functions of edges that are calls in it besides PyG's utilities;
-    ``columns``: of each of these that gives rows.
+    ``tails``: of a row of each of these that gives rows.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Calls:
         self.cut_off: list[nn.Parameter] = []
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
-        self.columns: dict[fx.Node, int] = {}
+        self.tails: dict[fx.Node, tuple[int, ...]] = {}
         self._rows = rows
         self._inputs = inputs
         self._whole = whole
@@ -195,7 +195,7 @@ class Calls:
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
         made = ((node, one) for node, one in calls.env.items() if isinstance(one, Tensor) and one.dim())
-        self.columns = {node: one[0].numel() for node, one in made if node.op != "get_attr" and len(one) == _NODES}
+        self.tails = {node: one.shape[1:] for node, one in made if node.op != "get_attr" and len(one) == _NODES}
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "

@@ -1,0 +1,613 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ``propagate`` whose messages begin with linear maps of the rows at both ends of an edge, which are computed once a
+row: W (x_i, x_j, e) = W_i x_i + W_j x_j + W_e e.
+
+Most layers that are no sums are such: ``EdgeConv``, ``CGConv``, or a network of one's own of ``torch.cat((x_i, x_j))``.
+PyG multiplies for every edge. Here a message is cut in two. Whatever it makes of the rows of one end alone, and linear
+maps of sums, differences and concatenations of both, become values, computed for every row. What is left for edges is
+often a sum with an activation, or the product of two such, and then perhaps a linear map, which a sum over edges leaves
+for rows, too: σ(z_i + z_j) is an edge function (``ooc.kernels.functions.Product``), for which nothing is made of edges.
+Anything else runs by the general path (``ooc.model.layers.propagation``), from what values give at the ends of edges.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch_geometric.nn import MessagePassing
+
+from ooc.errors import ModelError
+from ooc.kernels.functions import Activation, Factor, Product
+from ooc.model.layers.attention import GATED_TOGETHER
+from ooc.model.layers.edge_functions import EdgeTerm, FunctionSum
+from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
+from ooc.model.layers.propagation import OfEdges, lower_propagation
+from ooc.model.layers.sums import SUMS
+from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, Parts, leaves_of
+from ooc.model.lowering.rowwise import IN_PLACE
+from ooc.model.lowering.summed import (
+    BY_ROWS,
+    MULTIPLY,
+    PLAIN,
+    OfUpdate,
+    calls_of_message,
+    degree_of,
+    names_of,
+    of_end,
+    propagates_as_pyg,
+)
+from ooc.model.lowering.symbolic import is_linear, writes_in_place
+from ooc.model.lowering.values import Codes, RowCount, Value
+from ooc.plan.workload import EdgeData
+
+_WIDER = 2.0
+"""Times the columns that are gathered of rows as they are: of more, linear maps stay where they are."""
+_SOURCE, _TARGET, _EDGE = 0, 1, 2
+"""Ends of an edge, where rows are looked up; and the edge itself, with what it carries."""
+_ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
+_CONCATENATE = (torch.cat, torch.concat, torch.hstack)
+
+
+_MODULES = {
+    nn.ReLU: "RELU",
+    nn.LeakyReLU: "LEAKY_RELU",
+    nn.ELU: "ELU",
+    nn.Sigmoid: "SIGMOID",
+    nn.Tanh: "TANH",
+    nn.SiLU: "SILU",
+    nn.Softplus: "SOFTPLUS",
+}
+_FUNCTIONS: dict[Any, Activation] = {"relu": Activation.RELU, "sigmoid": Activation.SIGMOID, "tanh": Activation.TANH}
+_FUNCTIONS |= {
+    getattr(owner, name.lower()): Activation[name]
+    for owner in (F, torch)
+    for name in _MODULES.values()
+    if hasattr(owner, name.lower())
+}
+
+
+@dataclass(frozen=True)
+class _Term:
+    """``factor`` times rows at one ``end`` of edges, or of edges themselves."""
+
+    end: int
+    factor: float
+    of: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _OfEnds:
+    """Stands for a matrix [E, C] of edges: ``blocks``, each of so many columns and the sum of its terms, side by side.
+    Of one block and one term rows may have any ``tail``."""
+
+    blocks: tuple[tuple[int, tuple[_Term, ...]], ...]
+
+    @property
+    def ends(self) -> set[int]:
+        return {term.end for _, terms in self.blocks for term in terms}
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """Stands for the product of one or two such matrices, of one block each, with their activations; ``mapped`` by a
+    linear map's weight and bias, if by any; which ``node`` gives."""
+
+    factors: tuple[tuple[Activation, float, _OfEnds], ...]
+    node: fx.Node
+    mapped: tuple[nn.Parameter, nn.Parameter | None] | None = None
+
+
+@dataclass(frozen=True)
+class _MappedEdges:
+    """Stands for some columns of a weight, each part times a factor, times what edges carry."""
+
+    of: Any
+    weight: nn.Parameter
+    taken: tuple[tuple[float, slice], ...]
+
+
+def _at(end: int, value: Any, columns: int | None = None) -> _OfEnds:
+    return _OfEnds(((value.columns if columns is None else columns, (_Term(end, 1.0, value),)),))
+
+
+def lower_hoisted(
+    conv: Any,
+    where: str,
+    last: OfEdges,
+    like: Mapping[str, Value],
+    assembly: Assembly,
+    as_it_is: AsItIs,
+    *,
+    by_formula: bool,
+) -> Value:
+    """What ``last``, a call of its ``propagate``, gives for every row. ModelError where nothing is saved so, or
+    ``by_formula`` is asked for and there is none. ``like``: any rows, by type of nodes."""
+    (owner, index, *sizes), given = last.args, dict(last.kwargs)
+    sizes.append(given.pop("size", None))
+    if not propagates_as_pyg(conv) or names_of(conv, "update"):
+        raise NoFormulaError(f"{where}: it has a propagate of its own")
+    if not all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes)):
+        raise NoFormulaError(f"{where}: it is told how many rows there are")
+    message = _OfMessage(conv, where, given, last, index, assembly, as_it_is)
+    found = message.by_formula(like)
+    if found is None and (by_formula or assembly.setting.types is not None):
+        raise NoFormulaError(f"{where}: its messages are no edge function")
+    if found is None:
+        target = message.step("call_function", operator.getitem, (index, int(conv.flow == "source_to_target")))
+        messages, own = message.of_edges()
+        result = message.step("call_method", "aggregate", (owner, messages, target, None, RowCount(like[""])))
+        found = lower_propagation(conv, where, result, like, ("", ""), assembly, own)
+    return found if type(conv).update is MessagePassing.update else message.apply(OfUpdate(conv), found)
+
+
+class _OfMessage(Interpreter):
+    """Runs ``message``: on rows what looks at one end, on stand-ins the rest."""
+
+    def __init__(
+        self,
+        conv: Any,
+        where: str,
+        given: Mapping[str, Any],
+        last: OfEdges,
+        index: Any,
+        assembly: Assembly,
+        as_it_is: AsItIs,
+    ) -> None:
+        plain, rows, edges = dict[str, Any](), dict[str, _OfEnds](), dict[str, _OfEnds]()
+        tails, carried_tails = list[tuple[int, ...]](), list[tuple[int, ...]]()
+        for name in names_of(conv, "message"):
+            one, end = of_end(conv, given, name)
+            if isinstance(one, Value) and end is not None and (len(one.tail) == 1 or conv.node_dim == 0):
+                rows[name] = _at(end, one)
+                tails.append(one.tail)
+            elif isinstance(one, EdgeInput) and end is None:
+                features = assembly.setting.features_of_edges(one.relation)
+                values = torch.zeros(1, *[features] * (one.data is EdgeData.FEATURES))
+                carried_tails.append(tuple(one.of(values).shape[1:]))
+                edges[name] = _at(_EDGE, one, prod(carried_tails[-1]))
+            elif name not in conv.special_args and (one is None or isinstance(one, PLAIN)):
+                plain[name] = one
+            else:
+                raise NoFormulaError(f"{where}: its message takes other things than rows and what edges carry")
+        inputs, setting = rows | edges, assembly.setting
+        tails += carried_tails
+        whole, self._calls = calls_of_message(conv, where, plain, tails, [*inputs], setting, rows=len(rows))
+        super().__init__(whole, assembly, as_it_is)
+        self._where, self._index, self._conv = where, index, conv
+        self._number = last.number
+        self._steps: dict[Any, OfEdges] = {}
+        self._hoists = False
+        self._given = {term.of for one in rows.values() for _, terms in one.blocks for term in terms}
+        assembly.calls.append(self._calls)
+        waiting = iter(inputs.values())
+        for node in self._calls.nodes:
+            if node.op == "output":
+                self._found = self._look_up(node.args[0])
+                return
+            self.known[node] = next(waiting) if node.op == "placeholder" else self._result(node)
+            self._memory[node] = frozenset([node])  # nothing is written in place
+
+    def of_edges(self) -> tuple[OfEdges, set[Value]]:
+        """The call that gives messages, and rows that targets alone look up. ModelError where no more is saved by
+        linear maps of rows than it costs."""
+        result: OfEdges = self._edges_of(self._found)
+        looked_up = {
+            leaf for one in result.with_all_before() for leaf in leaves_of(one.args) if isinstance(leaf, Value)
+        }
+        sources, targets = ({one for one in looked_up if (one, end) in self._steps} for end in (_SOURCE, _TARGET))
+        own = targets if sources and not sources & targets and looked_up == sources | targets else set[Value]()
+        if not self._hoists or _columns(looked_up - own) > _WIDER * _columns(self._given):
+            raise NoFormulaError(f"{self._where}: nothing is saved by linear maps of rows")
+        return result, own
+
+    def by_formula(self, like: Mapping[str, Value]) -> Value | None:
+        """What is summed of messages, by an edge function; None where they are none. ``like``: any rows, by type."""
+        found, index, conv, assembly = self._found, self._index, self._conv, self._assembly
+        if isinstance(found, _OfEnds) and len(found.blocks) == 1:
+            found = _Product(((Activation.IDENTITY, 0.0, found),), self._calls.nodes[-1])
+        is_mean = conv.aggr == "mean"
+        if not isinstance(found, _Product) or not (is_mean or conv.aggr in SUMS) or not assembly.setting.on_cpu:
+            return None
+        if not isinstance(index, Graph) or index.flipped or conv.flow != "source_to_target":
+            return None
+        columns = found.factors[0][2].blocks[0][0]
+        channels = next(c for c in range(min(GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
+        sources, targets, maps, factors = list[Value](), list[Value](), list[list[_Term]](), list[Factor]()
+        for activation, constant, matrix in found.factors:
+            ((_, terms),) = matrix.blocks
+            at_ends = [[term for term in terms if term.end == end] for end in (_SOURCE, _TARGET, _EDGE)]
+            maps.append(at_ends[_EDGE])
+            if not (at_ends[_SOURCE] or at_ends[_TARGET]) or not all(
+                _maps_features(term, index) for term in at_ends[_EDGE]
+            ):
+                return None
+            for rows, some in ((sources, at_ends[_SOURCE]), (targets, at_ends[_TARGET])):
+                rows += [self._sum_of(some)] if some else []
+            factors.append(Factor(activation, constant, bool(at_ends[_SOURCE]), bool(at_ends[_TARGET])))
+        if not sources:
+            return None
+        call = Call(self._where, {"edge_index": index}, assembly, self.apply)
+        features = assembly.setting.features_of_edges(index.relation)
+        term, function = self._term(maps, features, channels), Product(1, tuple(factors))
+        make = partial(
+            FunctionSum,
+            channels=channels,
+            columns=columns,
+            functions=lambda groups: replace(function, groups=len(groups)),
+            term=term,
+        )
+        if term is not None:
+            assembly.edge_data.add(EdgeData.FEATURES)
+        ends = [self._interleaved(rows, channels) for rows in (sources, targets) if rows]
+        total = call.per_edge(make, *ends, trains=term is not None and term.trains)
+        if is_mean:
+            count = degree_of(call, index, like)
+            total = assembly.rowwise(self._where, lambda rows, n: rows / n.clamp(min=1.0), [total, count])
+        if found.mapped is None:
+            return total
+        weight, bias = found.mapped
+        if bias is None:
+            return assembly.linear(total, weight)
+        return self._with_bias(total, degree_of(call, index, like), weight, bias, is_mean=is_mean)
+
+    def _with_bias(
+        self, total: Value, count: Value, weight: nn.Parameter, bias: nn.Parameter, *, is_mean: bool
+    ) -> Value:
+        """What is summed, or averaged, of messages that were to be mapped: the bias as often as there are edges."""
+
+        def beside(rows: Tensor, count: Tensor) -> Tensor:
+            return torch.cat((rows, count.clamp(max=1.0) if is_mean else count), dim=1)
+
+        def made() -> tuple[Tensor, None]:
+            return torch.cat((weight, bias[:, None]), dim=1), None
+
+        with_count = self._assembly.rowwise(self._where, beside, [total, count])
+        return self._assembly.projection(with_count, made, [weight, bias])
+
+    @staticmethod
+    def _term(maps: Sequence[Sequence[_Term]], features: int, channels: int) -> EdgeTerm | None:
+        """What so many features of edges add to each factor."""
+        weights = tuple(dict.fromkeys(term.of.weight for terms in maps for term in terms))
+        if not weights:
+            return None
+        like = weights[0]
+
+        def made() -> tuple[Tensor, None]:
+            none = like.new_zeros(len(like), features)
+            parts = [
+                sum((_of_columns(t.of.weight, t.of.taken) * t.factor for t in terms), none) if terms else none
+                for terms in maps
+            ]
+            by_group = torch.stack([part.view(-1, channels, features) for part in parts], dim=1)
+            return by_group.flatten(0, 2), None
+
+        return EdgeTerm(features, len(maps) * channels, made, weights)
+
+    def _interleaved(self, rows: Sequence[Value], channels: int) -> Value:
+        """So many columns of each in turn."""
+        if len(rows) == 1:
+            return rows[0]
+
+        def in_turn(*parts: Tensor) -> Tensor:
+            return torch.stack([part.reshape(len(part), -1, channels) for part in parts], dim=2).flatten(1)
+
+        return self._assembly.rowwise(self._where, in_turn, rows)
+
+    def apply(self, module: nn.Module, rows: Value) -> Value:
+        """What a module gives for rows."""
+        return self._apply_module(module, rows)
+
+    def step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> OfEdges:
+        """One more call that looks at edges."""
+        self._number += 1
+        return OfEdges(self._number, kind, target, args, kwargs or {})
+
+    def _result(self, node: fx.Node) -> Any:
+        given = [self.known[one] for one in node.all_input_nodes]
+        of_edges = [one for one in given if isinstance(one, (_OfEnds, _Product, OfEdges))]
+        if not of_edges:
+            return super()._result(node)
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        if self._writes_in_place(node) and not self._is_made_for(node):
+            raise NoFormulaError(f"{self._where}: its message writes in place")
+        args, kwargs = self._arguments(node)
+        found: Any = self._combined(node, args, kwargs)
+        if found is None:
+            found = self._mapped(node, module, args, kwargs)
+        if found is None and len({end for one in of_edges if isinstance(one, _OfEnds) for end in one.ends}) == 1:
+            found = self._of_one_end(node, given)
+        if found is None:
+            found = self._as_product(node, module, args, kwargs)
+        return self._call_of_edges(node) if found is None else found
+
+    def _writes_in_place(self, node: fx.Node) -> bool:
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        in_place = node.target in IN_PLACE or writes_in_place(node.op, node.target) or node.kwargs.get("inplace")
+        return bool(in_place or getattr(module, "inplace", False))
+
+    def _is_made_for(self, node: fx.Node) -> bool:
+        """Whether what ``node`` is given is what a linear map has made for it alone."""
+        (operand,) = node.all_input_nodes if len(node.all_input_nodes) == 1 else (node,)
+        maker = self._modules.get(str(operand.target)) if operand.op == "call_module" else None
+        return maker is not None and is_linear(maker) and len(operand.users) == 1
+
+    # ---- what is linear ----------------------------------------------------------------------------------
+
+    def _combined(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _OfEnds | None:
+        """A sum, a difference or a multiple of such matrices, or several side by side; None for anything else."""
+        target = node.target
+        if target in _CONCATENATE and args:
+            rest = [*args[1:], *kwargs.values()]
+            given: Any = node.args[0]
+            parts = [part for pair in zip(given, args[0], strict=True) if (part := self._block(*pair)) is not None]
+            if len(parts) == len(given) and (rest in ([1], [-1]) or (target is torch.hstack and not rest)):
+                return _OfEnds(tuple(block for part in parts for block in part.blocks))
+        if kwargs or len(args) != 2 - (target in (operator.neg, torch.neg, "neg")):
+            return None
+        if target in _ADD:
+            first, second = (self._block(*pair) for pair in zip(node.args, args, strict=True))
+            if first is not None and second is not None and _widths(first) == _widths(second):
+                return _added(first, _times(second, _ADD[target]))
+        elif target in (operator.neg, torch.neg, "neg"):
+            first = self._block(node.args[0], args[0])
+            return None if first is None else _times(first, -1.0)
+        elif target in (operator.mul, torch.mul, "mul"):
+            numbers = [one for one in args if isinstance(one, (int, float))]
+            found = [self._block(*pair) for pair in zip(node.args, args, strict=True) if isinstance(pair[0], fx.Node)]
+            if numbers and found and found[0] is not None:
+                return _times(found[0], float(numbers[0]))
+        return None
+
+    def _block(self, node: Any, found: Any) -> _OfEnds | None:
+        """``found``, which ``node`` gives, where it is a matrix of edges."""
+        if isinstance(found, OfEdges):
+            sample = self._calls.tails.get(node)
+            return _at(_EDGE, found, sample[0]) if sample is not None and len(sample) == 1 else None
+        is_matrix = isinstance(found, _OfEnds) and len(self._calls.tails.get(node, ())) == 1
+        return found if is_matrix else None
+
+    def _mapped(
+        self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _OfEnds | _Product | None:
+        """A linear map of a matrix of which some is of ends, or of a product; None for anything else."""
+        if not args or kwargs:
+            return None
+        weight: Any = None
+        bias: Any = None
+        if module is not None and is_linear(module) and len(args) == 1:
+            weight, bias = module.weight, module.bias
+        elif node.target is F.linear:
+            weight, bias = (one.parameters[0] if _is_parameter(one) else one for one in (*args[1:], None, None)[:2])
+        if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
+            return None
+        if isinstance(args[0], _Product) and args[0].mapped is None:
+            return replace(args[0], node=node, mapped=(weight, bias))
+        matrix = self._block(node.args[0], args[0])
+        if matrix is None or matrix.ends == {_EDGE}:
+            return None
+        self._hoists = True
+        stops = [*accumulate(columns for columns, _ in matrix.blocks)]
+        places = [slice(*ends) for ends in pairwise((0, *stops))]
+        by_rows = dict[tuple[int, Any], list[tuple[float, slice]]]()
+        for place, (_, terms) in zip(places, matrix.blocks, strict=True):
+            for term in terms:
+                by_rows.setdefault((term.end, term.of), []).append((term.factor, place))
+        found = list[_Term]()
+        for end, of in sorted(by_rows, key=lambda one: (_TARGET, _SOURCE, _EDGE).index(one[0])):
+            taken, own = by_rows[end, of], None if found else bias
+            if end == _EDGE:
+                rows: Any = _MappedEdges(of, weight, tuple(taken))
+            else:
+                rows = self._multiplied_rows(of, weight, own, taken)
+            found.append(_Term(end, 1.0, rows))
+        return _OfEnds(((weight.shape[0], tuple(found)),))
+
+    def _multiplied_rows(
+        self, rows: Value, weight: nn.Parameter, bias: nn.Parameter | None, taken: Sequence[tuple[float, slice]]
+    ) -> Value:
+        """Rows times the sum of some columns of the weight, each times a factor."""
+        if taken == [(1.0, slice(0, weight.shape[1]))]:
+            return self._linear(rows, weight, bias, self._where)
+
+        def made() -> tuple[Tensor, Tensor | None]:
+            return _of_columns(weight, taken), bias
+
+        return self._assembly.projection(rows, made, [one for one in (weight, bias) if one is not None])
+
+    def _as_product(
+        self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _Product | None:
+        """A matrix of both ends with an activation, or the product of two such; None for anything else."""
+        if node.target in MULTIPLY and len(args) == 2 and not kwargs:
+            factors = [self._factors(*pair) for pair in zip(node.all_input_nodes, args, strict=False)]
+            if len(factors) == 2 and len(factors[0]) == len(factors[1]) == 1:
+                pair = factors[0][0], factors[1][0]
+                return _Product(pair, node) if _widths(pair[0][2]) == _widths(pair[1][2]) else None
+            return None
+        known = _activation(node.target if module is None else module, args, kwargs)
+        matrix = None if known is None else self._block(node.all_input_nodes[0], args[0])
+        if known is None or matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
+            return None
+        return _Product(((*known, matrix),), node)
+
+    def _factors(self, node: fx.Node, found: Any) -> tuple[tuple[Activation, float, _OfEnds], ...]:
+        if isinstance(found, _Product):
+            return found.factors if found.mapped is None else ()
+        matrix = self._block(node, found)
+        if matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
+            return ()
+        return ((Activation.IDENTITY, 0.0, matrix),)
+
+    # ---- rows, and edges ---------------------------------------------------------------------------------
+
+    def _of_one_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
+        """What a function makes of rows at one end of edges; None where it has to be made of edges."""
+        ends = {end for one in given if isinstance(one, _OfEnds) for end in one.ends}
+        if ends == {_EDGE} or any(isinstance(one, OfEdges) for one in given):
+            return None
+        (end,) = ends
+        before = {one: self.known[one] for one in node.all_input_nodes}
+        with suppress(ModelError), self._assembly.attempt():
+            self.known |= {one: self._rows_of(found) for one, found in before.items() if isinstance(found, _OfEnds)}
+            known = {found for one in before if isinstance(found := self.known[one], Value)}
+            try:
+                found = super()._result(node)
+            finally:
+                self.known |= before
+            if isinstance(found, Value):
+                self._check(found, known)
+                self._hoists |= found.heavy
+                return _at(end, found)
+            if not any(isinstance(one, RowCount) for one in leaves_of(found)) and not _looks_at_rows(found):
+                return found
+        return None
+
+    def _rows_of(self, matrix: _OfEnds) -> Value:
+        """The rows whose look-up gives ``matrix``, of one end."""
+        parts = [self._sum_of(terms) for _, terms in matrix.blocks]
+        return self._assembly.matrix(self._where, parts) if len(parts) > 1 else parts[0]
+
+    def _sum_of(self, terms: Sequence[_Term]) -> Value:
+        if len(terms) == 1 and terms[0].factor == 1:
+            found: Value = terms[0].of
+            return found
+        return self._assembly.sum([(term.factor, term.of) for term in terms])
+
+    def _check(self, found: Value, known: set[Value]) -> None:
+        """ModelError unless rows come of the same rows of ``known`` and nothing else."""
+        waiting = [found]
+        while waiting:
+            one = waiting.pop()
+            if one in known:
+                continue
+            if not isinstance(one, BY_ROWS):
+                raise NoFormulaError(f"{self._where}: its message is not made row by row")
+            waiting += one.inputs
+
+    def _call_of_edges(self, node: fx.Node) -> OfEdges:
+        """A call that is made of edges, with what it is given."""
+
+        def given(one: fx.Node) -> Any:
+            found = self.known[one]
+            if isinstance(found, (Codes, RowCount)) or _looks_at_rows(found):
+                raise NoFormulaError(f"{self._where}: its message takes parts of rows")
+            return self._call_of_edges(one) if isinstance(found, Free) else self._edges_of(found)
+
+        if self._writes_in_place(node):
+            raise NoFormulaError(f"{self._where}: its message writes in place")
+        if node not in self._steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+            self._steps[node] = self.step(node.op, node.target, args, kwargs)
+        return self._steps[node]
+
+    def _edges_of(self, found: Any) -> Any:
+        """The call that looks up rows of both ends, where ``found`` is made of these."""
+        if isinstance(found, _Product):
+            return self._call_of_edges(found.node)
+        if not isinstance(found, _OfEnds):
+            return found
+        if found not in self._steps:
+            blocks = [self._added_edges(terms) for _, terms in found.blocks]
+            several = partial(self.step, "call_function", torch.cat, (blocks, -1))
+            self._steps[found] = several() if len(blocks) > 1 else blocks[0]
+        return self._steps[found]
+
+    def _added_edges(self, terms: Sequence[_Term]) -> Any:
+        ends = [[term for term in terms if term.end == end and len(terms) > 1] for end in (_SOURCE, _TARGET)]
+        alone = [of_end for of_end in ends if len(of_end) > 1]
+        for several in alone:  # are added up row by row
+            terms = [
+                *(term for term in terms if term not in several),
+                _Term(several[0].end, 1.0, self._sum_of(several)),
+            ]
+        total: Any = None
+        for term in sorted(terms, key=lambda term: term.factor != 1):
+            part = self._carried(term.of) if term.end == _EDGE else self._looked_up(term.of, term.end)
+            if total is None:
+                total = part if term.factor == 1 else self.step("call_function", torch.mul, (part, term.factor))
+            else:
+                total = self.step("call_function", torch.add, (total, part), {"alpha": term.factor})
+        return total
+
+    def _carried(self, of: Any) -> Any:
+        """What edges themselves bring."""
+        if not isinstance(of, _MappedEdges):
+            return of
+        name = next(name for name, one in self._whole.named_parameters() if one is of.weight)
+        weight = self.step("call_function", _of_columns, (self.step("get_attr", name, ()), of.taken))
+        return self.step("call_function", F.linear, (of.of, weight))
+
+    def _looked_up(self, rows: Value, end: int) -> OfEdges:
+        """Rows at one end of the edges."""
+        if (rows, end) not in self._steps:
+            at = int(end == _TARGET) if self._conv.flow == "source_to_target" else int(end == _SOURCE)
+            if end not in self._steps:
+                self._steps[end] = self.step("call_function", operator.getitem, (self._index, at))
+            self._steps[rows, end] = self.step("call_function", torch.index_select, (rows, 0, self._steps[end]))
+        return self._steps[rows, end]
+
+
+def _columns(rows: Iterable[Value]) -> int:
+    return sum(one.columns for one in rows)
+
+
+def _widths(matrix: _OfEnds) -> list[int]:
+    return [columns for columns, _ in matrix.blocks]
+
+
+def _times(matrix: _OfEnds, factor: float) -> _OfEnds:
+    scaled = ((columns, [_Term(t.end, factor * t.factor, t.of) for t in terms]) for columns, terms in matrix.blocks)
+    return _OfEnds(tuple((columns, tuple(terms)) for columns, terms in scaled))
+
+
+def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
+    pairs = zip(first.blocks, second.blocks, strict=True)
+    return _OfEnds(tuple((columns, (*terms, *others)) for (columns, terms), (_, others) in pairs))
+
+
+def _activation(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Activation, float] | None:
+    """Which activation of its one operand a function or a module is, with its constant."""
+    if isinstance(target, nn.Module):
+        name, options = _MODULES.get(type(target)), vars(target)
+        if (
+            name is None
+            or len(args) != 1
+            or kwargs
+            or (options.get("beta", 1), options.get("threshold", 20)) != (1, 20)
+        ):
+            return None
+        return Activation[name], float(options.get("negative_slope", options.get("alpha", 0.0)))
+    kind, constants = _FUNCTIONS.get(target), [*args[1:], *(kwargs[name] for name in kwargs if name != "inplace")]
+    if kind in (Activation.LEAKY_RELU, Activation.ELU) and len(constants) < 2:
+        defaults = {Activation.LEAKY_RELU: 0.01, Activation.ELU: 1.0}
+        return kind, float(*constants or [defaults[kind]])
+    return None if kind is None or constants else (kind, 0.0)
+
+
+def _maps_features(term: _Term, graph: Graph) -> bool:
+    """Whether it is a linear map of all features of the graph's edges."""
+    return isinstance(term.of, _MappedEdges) and term.of.of == EdgeInput(EdgeData.FEATURES, graph.relation)
+
+
+def _is_parameter(one: Any) -> bool:
+    return isinstance(one, Free) and len(one.parameters) == 1 and one.evaluate() is one.parameters[0]
+
+
+def _looks_at_rows(found: Any) -> bool:
+    """Whether it is parts of what is computed of rows."""
+    return any(isinstance(one, (Parts, Value)) for one in leaves_of(found))
+
+
+def _of_columns(weight: Tensor, taken: Sequence[tuple[float, slice]]) -> Tensor:
+    """Some columns of a weight, each part times a factor, added up."""
+    parts = [weight[:, place] if factor == 1 else weight[:, place] * factor for factor, place in taken]
+    return sum(parts[1:], parts[0])
