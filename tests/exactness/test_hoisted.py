@@ -81,6 +81,14 @@ class Pairs(Own):
         return F.silu(self.of_ends(torch.cat((x_i, scale * x_j), dim=-1)) + y_j)
 
 
+class Twice(Own):
+    """The same rows again and again, and the same map."""
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        z = (x_j + x_j - 0.5 * x_i) + x_i
+        return torch.tanh(self.gate(z - x_j)) * self.gate(x_i + x_i)
+
+
 class Bare(Own):
     """A linear map and nothing else."""
 
@@ -119,6 +127,7 @@ FORMULAS: dict[str, Make] = {
     "one of each end": OneOfEach,
     "pairs": lambda i, o: Pairs(i, o, "mean"),
     "linear": Bare,
+    "twice": Twice,
 }
 
 
@@ -268,7 +277,7 @@ def messages(draw: st.DrawFn) -> Callable[[Any, Tensor, Tensor], Tensor]:
     def message(layer: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
         known = [x_i, x_j]
         for number, step in enumerate(steps):
-            known.append(step(layer.maps[number], known[-1], known[-2]))
+            known.append(step(layer.maps[number % 2], known[-1], known[-2]))
         return known[-1] + 0.1 * known[-2]
 
     return message
@@ -298,7 +307,7 @@ def test_random_messages(
     class Layer(MessagePassing):
         def __init__(self) -> None:
             super().__init__(aggr=aggr)
-            self.maps = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(6))
+            self.maps = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(2))
             self.fixed = message
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

@@ -55,8 +55,6 @@ _SOURCE, _TARGET, _EDGE = 0, 1, 2
 """Ends of an edge, where rows are looked up; and the edge itself, with what it carries."""
 _ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
 _CONCATENATE = (torch.cat, torch.concat, torch.hstack)
-
-
 _MODULES = {
     nn.ReLU: "RELU",
     nn.LeakyReLU: "LEAKY_RELU",
@@ -106,7 +104,7 @@ class _Product:
     mapped: tuple[nn.Parameter, nn.Parameter | None] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _MappedEdges:
     """Stands for some columns of a weight, each part times a factor, times what edges carry."""
 
@@ -452,7 +450,7 @@ class _OfMessage(Interpreter):
     def _of_one_end(self, node: fx.Node, given: Sequence[Any]) -> Any:
         """What a function makes of rows at one end of edges; None where it has to be made of edges."""
         ends = {end for one in given if isinstance(one, _OfEnds) for end in one.ends}
-        if ends == {_EDGE} or any(isinstance(one, OfEdges) for one in given):
+        if ends == {_EDGE} or any(isinstance(one, (OfEdges, _Product)) for one in given):
             return None
         (end,) = ends
         before = {one: self.known[one] for one in node.all_input_nodes}
@@ -570,8 +568,14 @@ def _times(matrix: _OfEnds, factor: float) -> _OfEnds:
 
 
 def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
-    pairs = zip(first.blocks, second.blocks, strict=True)
-    return _OfEnds(tuple((columns, (*terms, *others)) for (columns, terms), (_, others) in pairs))
+    """The sum of both, each of whose terms is of something else."""
+    blocks = list[tuple[int, tuple[_Term, ...]]]()
+    for (columns, terms), (_, others) in zip(first.blocks, second.blocks, strict=True):
+        factors = dict[tuple[int, Any], float]()
+        for term in (*terms, *others):
+            factors[term.end, term.of] = factors.get((term.end, term.of), 0.0) + term.factor
+        blocks.append((columns, tuple(_Term(end, factor, of) for (end, of), factor in factors.items())))
+    return _OfEnds(tuple(blocks))
 
 
 def _activation(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Activation, float] | None:
