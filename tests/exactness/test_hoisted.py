@@ -155,6 +155,25 @@ class Parts(Own):
         return torch.cat((first, others[0].abs()[..., : x_j.size(-1)]), dim=1)
 
 
+class Stacked(Own):
+    """Puts rows of one end one above the other, and looks at the other end's then."""
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.gate(torch.stack((x_j, x_j.tanh())).mean(dim=0) - x_i).relu() + torch.stack((x_i, x_j)).sum(dim=0)
+
+
+class LookedUp(Own):
+    """Looks up by whole numbers that are features of one end."""
+
+    def __init__(self, inputs: int, outputs: int, aggr: Any = "add") -> None:
+        super().__init__(inputs, outputs, aggr)
+        self.table = nn.Embedding(3, inputs)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        kinds = x_j[:, 0].abs().long().clamp(max=2)
+        return self.gate(self.table(kinds) - x_i).relu()
+
+
 class Overwritten(Own):
     """Writes into rows that it looks at again."""
 
@@ -179,6 +198,7 @@ GENERAL: dict[str, Make] = {
     "pairs, the other way": lambda i, o: Pairs(i, o, flow="target_to_source"),
     "deep": lambda i, o: Deep(i, o, "mean"),
     "parts": Parts,
+    "stacked": Stacked,
     "overwritten": lambda i, o: Overwritten(i, o, "mean"),
     "a softmax": Normalized,
     "EdgeConv": lambda i, o: EdgeConv(nn.Sequential(nn.Linear(2 * i, o), nn.ReLU(), nn.Linear(o, o))),
@@ -200,6 +220,20 @@ def test_formulas(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GENERAL)
 def test_general(name: str, tmp_path: Path) -> None:
     check(GENERAL[name], tmp_path, general=True)
+
+
+def test_what_is_looked_up_at_one_end(tmp_path: Path) -> None:
+    """By numbers among the features, as they are: the first of two layers."""
+
+    class Model(nn.Module):
+        def __init__(self, features: int, classes: int) -> None:
+            super().__init__()
+            self.first, self.second = LookedUp(features, WIDTH), Own(WIDTH, classes)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.second(self.first(x, edge_index), edge_index)
+
+    assert_agrees(CustomCase(make=Model), random_data(GraphCase(**ROUGH)), tmp_path, epochs=EPOCHS)
 
 
 def test_dropout_of_edges(tmp_path: Path) -> None:

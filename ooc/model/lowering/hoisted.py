@@ -32,7 +32,7 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, Parts, leaves_of
+from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, leaves_of
 from ooc.model.lowering.rowwise import IN_PLACE
 from ooc.model.lowering.summed import (
     BY_ROWS,
@@ -46,7 +46,7 @@ from ooc.model.lowering.summed import (
     propagates_as_pyg,
 )
 from ooc.model.lowering.symbolic import is_linear, writes_in_place
-from ooc.model.lowering.values import Codes, RowCount, Value
+from ooc.model.lowering.values import RowCount, Value
 from ooc.plan.workload import EdgeData
 
 _WIDER = 2.0
@@ -197,7 +197,9 @@ class _OfMessage(Interpreter):
     def of_edges(self) -> tuple[OfEdges, set[Value]]:
         """The call that gives messages, and rows that targets alone look up. ModelError where no more is saved by
         linear maps of rows than it costs."""
-        result: OfEdges = self._edges_of(self._found)
+        result = self._edges_of(self._found)
+        if not isinstance(result, OfEdges):
+            raise NoFormulaError(f"{self._where}: its message gives nothing of edges")
         looked_up = {
             leaf for one in result.with_all_before() for leaf in leaves_of(one.args) if isinstance(leaf, Value)
         }
@@ -465,7 +467,7 @@ class _OfMessage(Interpreter):
                 self._check(found, known)
                 self._hoists |= found.heavy
                 return _at(end, found)
-            if not any(isinstance(one, RowCount) for one in leaves_of(found)) and not _looks_at_rows(found):
+            if all(map(_is_known, leaves_of(found))):
                 return found
         return None
 
@@ -496,8 +498,6 @@ class _OfMessage(Interpreter):
 
         def given(one: fx.Node) -> Any:
             found = self.known[one]
-            if isinstance(found, (Codes, RowCount)) or _looks_at_rows(found):
-                raise NoFormulaError(f"{self._where}: its message takes parts of rows")
             return self._call_of_edges(one) if isinstance(found, Free) else self._edges_of(found)
 
         if self._writes_in_place(node):
@@ -606,9 +606,9 @@ def _is_parameter(one: Any) -> bool:
     return isinstance(one, Free) and len(one.parameters) == 1 and one.evaluate() is one.parameters[0]
 
 
-def _looks_at_rows(found: Any) -> bool:
-    """Whether it is parts of what is computed of rows."""
-    return any(isinstance(one, (Parts, Value)) for one in leaves_of(found))
+def _is_known(one: Any) -> bool:
+    """Whether it has nothing to do with rows, so that it is the same at either end: a number of columns, for one."""
+    return one is None or isinstance(one, (*PLAIN, torch.dtype, torch.device, Free))
 
 
 def _of_columns(weight: Tensor, taken: Sequence[tuple[float, slice]]) -> Tensor:
