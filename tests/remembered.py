@@ -21,7 +21,8 @@ from torch_geometric.nn import MessagePassing
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import interpreter, opened, summed, tracing
+from ooc.model.lowering import interpreter, opened, tracing
+from ooc.model.lowering.messages import summed
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan import Hardware, Limits, Workload

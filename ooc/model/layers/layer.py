@@ -197,9 +197,9 @@ class Layer:
     of. ``where`` is what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole
     numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes
     those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge
-    leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes, which rows are of
-    targets: they lie side by side in a matrix of their own. ``counts``: which rows come of how many edges there are,
-    and of nothing else.
+    leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes, or targets alone
+    look some rows up, which of the rows are of targets: they lie side by side in a matrix of their own. ``counts``:
+    which rows come of how many edges there are, and of nothing else.
     """
 
     module: nn.Module

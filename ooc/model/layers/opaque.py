@@ -82,7 +82,7 @@ _NUMBER_BYTES = 8
 """Of which in-neighbour that is, besides."""
 
 
-class _BetweenTypes:
+class _JoinedRows:
     """Sources [N, C] and ``own`` rows of targets [R, C], the first of which is number ``first``, seen as one matrix of
     so many ``columns``, zeros behind the narrower: targets behind sources."""
 
@@ -289,11 +289,11 @@ class Opaque(EdgeAggregate):
         return found[0], found[1][:, : self.source.columns]
 
     def joined(self, tile: TileEdges, source: Any, own: Tensor) -> tuple[TileEdges, Any]:
-        """The tile and what it gathers from, where targets are of another type than sources."""
+        """The tile and what it gathers from, where targets' own rows lie in another matrix than sources'."""
         if self.target is None:
             return tile, source
         columns = self.layer.columns
-        return replace(tile, start=len(source) + tile.start), _BetweenTypes(source, own, tile.start, columns)
+        return replace(tile, start=len(source) + tile.start), _JoinedRows(source, own, tile.start, columns)
 
     def _backward_parts(
         self,
@@ -332,7 +332,7 @@ class Opaque(EdgeAggregate):
 
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         taken, columns, between = self.probed, self.layer.columns, self.target is not None
-        per_node = taken.node_bytes + (1 + between) * columns * itemsize  # of two types once more, as wide as both
+        per_node = taken.node_bytes + (1 + between) * columns * itemsize  # of two matrices once more, as wide as both
         masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
         padding = taken.padding_bytes
         of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding

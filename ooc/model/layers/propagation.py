@@ -71,7 +71,7 @@ class Propagation(nn.Module):
     def forward(self, edge_index: Tensor, **given: Any) -> Any:
         """Rows and what edges carry have the names that ``steps`` know them by. Rows are those of all nodes [S, …], or
         a pair of these and those of targets, which are the first ones: then nothing is made for other nodes. Where
-        targets are of another type than sources, their rows are ``own``."""
+        targets are of another type than sources, or alone look some rows up, those are ``own``."""
         rows = next(values for name, values in given.items() if name.startswith("rows"))
         known: dict[Any, Any] = {**given, "edge_index": edge_index}
         targets = next((values for name, values in given.items() if name.startswith("own")), rows)

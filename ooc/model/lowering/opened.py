@@ -21,10 +21,10 @@ from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, give
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.hoisted import lower_hoisted
 from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
+from ooc.model.lowering.messages.hoisted import lower_hoisted
+from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
 from ooc.model.lowering.rowwise import IN_PLACE
-from ooc.model.lowering.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments

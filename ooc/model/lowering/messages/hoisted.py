@@ -33,18 +33,18 @@ from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, leaves_of
-from ooc.model.lowering.rowwise import IN_PLACE
-from ooc.model.lowering.summed import (
-    BY_ROWS,
+from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
     OfUpdate,
     calls_of_message,
+    check_by_rows,
     degree_of,
     names_of,
     of_end,
     propagates_as_pyg,
 )
+from ooc.model.lowering.rowwise import IN_PLACE
 from ooc.model.lowering.symbolic import is_linear, writes_in_place
 from ooc.model.lowering.values import RowCount, Value
 from ooc.plan.workload import EdgeData
@@ -464,7 +464,7 @@ class _OfMessage(Interpreter):
             finally:
                 self.known |= before
             if isinstance(found, Value):
-                self._check(found, known)
+                check_by_rows(self._where, found, known)
                 self._hoists |= found.heavy
                 return _at(end, found)
             if all(map(_is_known, leaves_of(found))):
@@ -481,17 +481,6 @@ class _OfMessage(Interpreter):
             found: Value = terms[0].of
             return found
         return self._assembly.sum([(term.factor, term.of) for term in terms])
-
-    def _check(self, found: Value, known: set[Value]) -> None:
-        """ModelError unless rows come of the same rows of ``known`` and nothing else."""
-        waiting = [found]
-        while waiting:
-            one = waiting.pop()
-            if one in known:
-                continue
-            if not isinstance(one, BY_ROWS):
-                raise NoFormulaError(f"{self._where}: its message is not made row by row")
-            waiting += one.inputs
 
     def _call_of_edges(self, node: fx.Node) -> OfEdges:
         """A call that is made of edges, with what it is given."""
@@ -520,13 +509,11 @@ class _OfMessage(Interpreter):
         return self._steps[found]
 
     def _added_edges(self, terms: Sequence[_Term]) -> Any:
-        ends = [[term for term in terms if term.end == end and len(terms) > 1] for end in (_SOURCE, _TARGET)]
-        alone = [of_end for of_end in ends if len(of_end) > 1]
-        for several in alone:  # are added up row by row
-            terms = [
-                *(term for term in terms if term not in several),
-                _Term(several[0].end, 1.0, self._sum_of(several)),
-            ]
+        for end in (_SOURCE, _TARGET):
+            several = [term for term in terms if term.end == end]
+            if len(several) > 1:  # are added up row by row
+                others = (term for term in terms if term.end != end)
+                terms = [*others, _Term(end, 1.0, self._sum_of(several))]
         total: Any = None
         for term in sorted(terms, key=lambda term: term.factor != 1):
             part = self._carried(term.of) if term.end == _EDGE else self._looked_up(term.of, term.end)

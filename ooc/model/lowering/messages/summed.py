@@ -10,7 +10,7 @@ edge's weight, what ``gcn_norm`` makes, or a product of numbers of the rows at i
 
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from ooc.model.lowering.values import Dense, Linear, Ones, RowCount, Rowwise, Su
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan.workload import EdgeData
 
-BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
+_BY_ROWS = (Dense, ExponentialLinear, Linear, Projection, Rectified, Rowwise, Sigmoidal, Sum)
 """Values whose rows come of the same rows of their inputs and of parameters, with nothing drawn: so what they are of an
 edge's source they are of the source. Norms are none of them: over edges their statistics are others."""
 PLAIN = (bool, int, float, str)
@@ -258,6 +258,18 @@ class _Message(nn.Module):
         return self.conv.message(**dict(zip(self.names, given, strict=True)), **self.plain)
 
 
+def check_by_rows(where: str, found: Value, known: Collection[Any]) -> None:
+    """ModelError unless rows come of the same rows of ``known`` and nothing else."""
+    waiting = [found]
+    while waiting:
+        one = waiting.pop()
+        if one in known:
+            continue
+        if not isinstance(one, _BY_ROWS):
+            raise NoFormulaError(f"{where}: its message is not made row by row")
+        waiting += one.inputs
+
+
 class OfUpdate(nn.Module):
     """Calls ``update`` with what is summed."""
 
@@ -317,14 +329,7 @@ class _OfMessage(Interpreter):
         self.weighs = False
         self.rows = self.run(calls, [*inputs.values()])
         check_matrix(self.rows)
-        waiting, known = [self.rows], {*inputs.values()}
-        while waiting:
-            one = waiting.pop()
-            if one in known:
-                continue
-            if not isinstance(one, BY_ROWS):
-                raise NoFormulaError(f"{where}: its message is not made row by row")
-            waiting += one.inputs
+        check_by_rows(where, self.rows, {*inputs.values()})
 
     def apply(self, module: nn.Module, rows: Value) -> Value:
         """What a module gives for rows."""
