@@ -2,7 +2,7 @@
 """Several processes that train one full graph: each computes a share of the rows, and they send each other what rows
 of other shares need.
 
-A share is a run of panels (``ooc.model.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
+A share is a run of panels (``ooc.stages.panels``). Of whatever is gathered along edges, a matrix or a slab of its
 columns, every process is sent the rows that edges into its own lead to (its halo), or all rows, before it pulls; a
 row's sum then runs over its edges as it does in one process. They are sent by a thread of its own while others compute:
 rows of a matrix part by part as these are there, and a slab while the one before it is pulled. Or slabs are sharded:

@@ -29,8 +29,6 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import BucketsRows, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
-from ooc.model.stages import Inputs, PanelSums, Tile, nowhere
-from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, pulled_by, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.received import sent_parts_of, sharded_by
@@ -38,6 +36,8 @@ from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Kind
 from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
+from ooc.stages import Inputs, PanelSums, Tile, nowhere
+from ooc.stages import Step as StageStep
 
 
 def run_program(

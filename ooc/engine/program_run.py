@@ -16,13 +16,13 @@ from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader, SummedRows, SumsWriter
 from ooc.engine.workers import OrderedPipeline
 from ooc.interruption import stop_if_asked
-from ooc.model.stages import PanelSums, Tile
-from ooc.model.stages import Step as StageStep
 from ooc.plan.layout.layout import Region
 from ooc.plan.layout.passes import Pass, RowPass
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Pull
+from ooc.stages import PanelSums, Tile
+from ooc.stages import Step as StageStep
 
 
 class ProgramRun:

@@ -25,7 +25,6 @@ from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import typed
 from ooc.model.graph import AnyScaling, damaged
-from ooc.model.stages import Kernel, Tile
 from ooc.plan.layout.passes import (
     ColumnPass,
     RowPass,
@@ -41,6 +40,7 @@ from ooc.plan.program.received import returned_parts
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Direction, EdgeData, Pull
 from ooc.prefetch.engine import Event
+from ooc.stages import Kernel, Tile
 
 CPU = torch.device("cpu")
 _BROUGHT = -1

@@ -28,7 +28,6 @@ from ooc.kernels.dropout.edges import UNSORTED
 from ooc.kernels.edges import Retained, SelfLoops, Spare, TileEdges
 from ooc.kernels.pulls import pulls_for
 from ooc.model.graph import AnyScaling, GraphRows, damaged
-from ooc.model.workload import edge_array
 from ooc.plan.layout.passes import edges_name
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.staging import CopyTo
@@ -41,6 +40,7 @@ from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_eng
 from ooc.prefetch.frames import HostWorkspace, Workspace
 from ooc.prefetch.spill import create_spill
 from ooc.prefetch.transfers import Transfers
+from ooc.stages.workload import edge_array
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 

@@ -25,11 +25,11 @@ from ooc.memory import return_freed_memory
 from ooc.model.graph import AnyScaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network, values_of
-from ooc.model.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.plan import Fate
 from ooc.plan.workload import Direction
 from ooc.prefetch.engine import Engine
 from ooc.sizes import format_size
+from ooc.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.storage.versioned_array import VersionedArray
 
 

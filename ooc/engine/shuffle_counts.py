@@ -23,10 +23,10 @@ from ooc.engine.pull_run import relative_offsets
 from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import neighbourhood, runs
 from ooc.model.graph import are_between_types, damaged
-from ooc.model.workload import ScatterCounts
-from ooc.model.workload import TileEdges as CountedEdges
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import Direction, EdgesKey
+from ooc.stages.workload import ScatterCounts
+from ooc.stages.workload import TileEdges as CountedEdges
 from ooc.storage.store import Store
 
 _CHUNK_BYTES = 1 << 20

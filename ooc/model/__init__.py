@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyG model on a graph: taken apart into values, put into stages, described to the planner.
+"""A PyG model on a graph, taken apart into values; ``ooc.stages`` says when each is computed.
 
 Reading order: ``lowering`` (the model as values, most of them rows computed from rows), ``layers`` (PyG's convolutions
-as such values, and layers that run as they are), ``stages`` (when each value is computed, forward and backward),
-``graph`` (what an aggregation knows of every row), ``workload`` (what all that asks of memory, for the planner).
+as such values, and layers that run as they are), ``graph`` (what an aggregation knows of every row).
 """

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import torch
 
 from ooc.engine.workers import OrderedPipeline, WorkerPool
-from ooc.model.workload import TASKS_AHEAD
+from ooc.stages.workload import TASKS_AHEAD
 
 _ROUNDS, _MOST_ROUNDS = 5, 15
 _ALIKE = 0.03

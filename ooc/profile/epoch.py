@@ -19,10 +19,10 @@ import torch
 from ooc.engine.executor import run_program
 from ooc.engine.runtime import Planned, Runtime
 from ooc.model.graph import GraphRows
-from ooc.model.stages import PanelSums, Step, Tile
-from ooc.model.workload import TASKS_AHEAD
 from ooc.plan import Kind, Limits, Matrix, Stage, Workload, make_plan
 from ooc.profile.bench import Round, settled
+from ooc.stages import PanelSums, Step, Tile
+from ooc.stages.workload import TASKS_AHEAD
 
 _TILE_ROWS = 1024
 _TILES = 128

@@ -12,10 +12,10 @@ import numpy as np
 
 from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
 from ooc.model.graph import reverse_of
-from ooc.model.workload import EdgeCounts, ScatterCounts, TileEdges, stored
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import Direction, EdgesKey
+from ooc.stages.workload import EdgeCounts, ScatterCounts, TileEdges, stored
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 

@@ -22,10 +22,10 @@ import torch
 from ooc.engine.exchange import joined_checksum
 from ooc.errors import OptionError, RunError, SpillError, as_error
 from ooc.kernels.row_optimizers import RowOptimizer
-from ooc.model.stages import RowStep, embedding_name
 from ooc.prefetch.spill import open_nameless
 from ooc.ranks import ALONE, Ranks
 from ooc.sizes import format_size
+from ooc.stages import RowStep, embedding_name
 from ooc.storage.array import flush, make_folders, write_at
 from ooc.storage.checksums import of_zeros
 from ooc.storage.store import Store

@@ -19,8 +19,6 @@ from ooc.engine.session import Prepared
 from ooc.errors import BudgetError, ModelError
 from ooc.model.graph import LAPLACIANS, ActiveRows, GraphRows, load_rows, rows_nbytes
 from ooc.model.lowering.network import Network
-from ooc.model.stages import StageBuilder, Step
-from ooc.model.workload import EdgeCounts, counted, describe_workload, matrix_columns, store_matrices
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.planner import choose_workload
 from ooc.plan.problem import Problem
@@ -29,6 +27,8 @@ from ooc.plan.solver import minimum_memory
 from ooc.plan.workload import Direction
 from ooc.ranks import Ranks
 from ooc.sizes import format_size
+from ooc.stages import StageBuilder, Step
+from ooc.stages.workload import EdgeCounts, counted, describe_workload, matrix_columns, store_matrices
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows

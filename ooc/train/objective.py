@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ooc.engine.exchange import Exchange
-from ooc.model.stages import Contribution, Tile
 from ooc.model.task import Targets
+from ooc.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.loss import Loss
 from ooc.train.metrics import Metric, Scorer

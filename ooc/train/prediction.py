@@ -26,9 +26,9 @@ from ooc.kernels.tensors import largest_columns
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network
-from ooc.model.stages import Sink, StageBuilder, Step
 from ooc.plan import Limits
 from ooc.sizes import format_size
+from ooc.stages import Sink, StageBuilder, Step
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest

@@ -22,10 +22,10 @@ from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, 
 from ooc.model.lowering.assembly import Results, Setting
 from ooc.model.lowering.network import Network, lower
 from ooc.model.lowering.products import IN_FULL, Products
-from ooc.model.stages import StageBuilder, Step
-from ooc.model.workload import matrix_columns
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction, EdgeData
+from ooc.stages import StageBuilder, Step
+from ooc.stages.workload import matrix_columns
 from ooc.storage.store import Store
 from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts, store_of_statistics

@@ -15,7 +15,6 @@ import torch
 from ooc.engine.exchange import Exchange, HaloMemory, Staging, divide_rows, halo_memory, wanted_rows
 from ooc.errors import OptionError
 from ooc.model.graph import damaged
-from ooc.model.stages import TELLING_BYTES, StageBuilder, Step, panel_rows
 from ooc.plan import Hardware, Limits, Plan, Workload
 from ooc.plan.cost import stage_seconds
 from ooc.plan.layout.layout import Layout
@@ -25,6 +24,7 @@ from ooc.plan.program.build import build_plan
 from ooc.plan.program.capacity import Capacity, ExchangeForm
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Share
+from ooc.stages import TELLING_BYTES, StageBuilder, Step, panel_rows
 from ooc.train.job import Candidate, Job
 
 _WORTH_PLANNING_S, _UNEVEN, _UNLIKE = 0.1, 0.1, 0.5

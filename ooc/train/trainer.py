@@ -29,13 +29,13 @@ from ooc.errors import BudgetError, OptionError, RunError, TrainingError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.lowering.network import dtype_of
-from ooc.model.workload import drop_gradients_cut_off, zero_gradients
 from ooc.plan import Hardware
 from ooc.prefetch.device import Device
 from ooc.progress.live import Tier, TrainingView
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
+from ooc.stages.workload import drop_gradients_cut_off, zero_gradients
 from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows

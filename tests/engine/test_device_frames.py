@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ooc.engine.program_run import ProgramRun
 from ooc.errors import BudgetError, SpillError
-from ooc.model.stages import PanelSums
 from ooc.plan import ColumnPass, Limits, Plan, make_plan
 from ooc.plan.layout.passes import sweeps_of
 from ooc.plan.program.sequence import Use
@@ -34,6 +33,7 @@ from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
 from ooc.prefetch.engine import Counters, Engine, Event
 from ooc.prefetch.transfers import Transfers
+from ooc.stages import PanelSums
 from tests.engine.cuda_on_fake import StandIn, Stream, cuda_on
 from tests.engine.fake_device import COPIES, Extent, FakeDevice, FakeEvent, Race, WatchedTicket
 from tests.examples import examples

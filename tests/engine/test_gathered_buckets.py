@@ -20,7 +20,6 @@ from ooc.errors import SpillError, StoreError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows
 from ooc.model.layers.per_edge import Pulling
-from ooc.model.workload import stored
 from ooc.plan.layout.bucketing import shuffle_scratch
 from ooc.plan.layout.shuffle import BucketedRows, plan_bucketed_rows
 from ooc.plan.workload import Direction
@@ -28,6 +27,7 @@ from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.spill import create_spill
+from ooc.stages.workload import stored
 from ooc.storage.store import Store
 from tests.exactness.comparison import store_of
 from tests.graphs import GraphCase, random_data

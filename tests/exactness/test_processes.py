@@ -20,9 +20,9 @@ import ooc
 from ooc.engine import exchange, runtime
 from ooc.engine.executor import RowPassRun, ShardedPassRun
 from ooc.engine.pull_run import SlabBuffers
-from ooc.model.stages import panels
 from ooc.plan.layout.passes import ColumnPass
 from ooc.plan.program import received
+from ooc.stages import panels
 from ooc.storage.store import Store
 from ooc.train import sharing
 from tests.exactness import layers, models, test_global_attention

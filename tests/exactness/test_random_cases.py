@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooc.model.stages import panels
+from ooc.stages import panels
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.examples import examples

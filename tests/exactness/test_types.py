@@ -39,9 +39,9 @@ from ooc.kernels.dropout.rows import keep_scale
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import values_of
 from ooc.model.lowering.values import Sum
-from ooc.model.stages.recomputation import read_backward
 from ooc.models import Relational, RelationalAttention
 from ooc.plan.planner import Chosen, make_plan
+from ooc.stages.recomputation import read_backward
 from ooc.storage.verification import verify
 from ooc.train.setup import Saving, Tuning
 

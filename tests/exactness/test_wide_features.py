@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import FiLMConv
 
 import ooc
-from ooc.model.stages import builder
 from ooc.plan.layout.passes import RowPass
+from ooc.stages import builder
 from ooc.train.resources import usual_tile_rows
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.layers import LeAsItIs

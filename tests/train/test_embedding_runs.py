@@ -14,8 +14,8 @@ from torch_geometric.nn import GCNConv
 
 import ooc
 from ooc.errors import ModelError, OocError, OptionError, RunError, SpillError, TrainingError
-from ooc.model.stages import PanelSums, Tile
 from ooc.prefetch.frames import HostWorkspace
+from ooc.stages import PanelSums, Tile
 from ooc.storage.array import PAGE_BYTES
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows

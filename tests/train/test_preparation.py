@@ -11,10 +11,10 @@ from torch_geometric.nn.models import GAT, GCN
 
 import ooc
 from ooc.errors import BudgetError
-from ooc.model.workload import stored
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
+from ooc.stages.workload import stored
 from ooc.storage.store import Store
 from ooc.train.edge_counts import store_of_statistics
 from ooc.train.metrics import Metric

@@ -28,8 +28,8 @@ from ooc.errors import ModelError, OptionError
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.lowering.network import dtype_of
-from ooc.model.stages import Contribution, Tile
 from ooc.plan.workload import Direction
+from ooc.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job

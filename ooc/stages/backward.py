@@ -26,13 +26,13 @@ from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate, Pulling
 from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
-from ooc.model.stages.context import Kernel, Step, Tensors, Tile
-from ooc.model.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
-from ooc.model.stages.names import embedding_gradient
-from ooc.model.stages.places import gradient_places, hands_on
-from ooc.model.stages.program import Program
-from ooc.model.stages.schedule import Recipe, last_uses
 from ooc.plan.workload import Pull
+from ooc.stages.context import Kernel, Step, Tensors, Tile
+from ooc.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
+from ooc.stages.names import embedding_gradient
+from ooc.stages.places import gradient_places, hands_on
+from ooc.stages.program import Program
+from ooc.stages.schedule import Recipe, last_uses
 
 _ONLY_PULLED = Recipe((), (), pulled=True)
 

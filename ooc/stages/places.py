@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Linear, Multiplied, Sum, Value
-from ooc.model.stages.schedule import Recipe, kept_beyond, rows_in
+from ooc.stages.schedule import Recipe, kept_beyond, rows_in
 
 
 @dataclass(frozen=True, slots=True)

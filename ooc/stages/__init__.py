@@ -3,14 +3,14 @@
 
 Reading order: schedule (which value in which stage, what is kept), recomputation (what is not kept but computed again),
 program (how stages are described, and what they store for each other), forward and backward (the stages as functions of
-tiles), places (where they compute rows), embedding (the step of an embedding's rows), builder (the programs), panels
-(the order in which tiles are added up), names (what matrices are called), context (what these share).
+tiles), places (where they compute rows), builder (the programs), panels (the order in which tiles are added up), names
+(what matrices are called), context (what these share), workload (what all that asks of memory, for the planner).
 """
 
-from ooc.model.stages.builder import StageBuilder
-from ooc.model.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
-from ooc.model.stages.names import embedding_name
-from ooc.model.stages.panels import TELLING_BYTES, PanelSums, panel_rows
+from ooc.stages.builder import StageBuilder
+from ooc.stages.context import Contribution, Inputs, Kernel, RowStep, Sink, Step, Tensors, Tile, nowhere
+from ooc.stages.names import embedding_name
+from ooc.stages.panels import TELLING_BYTES, PanelSums, panel_rows
 
 __all__ = [
     "TELLING_BYTES",

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from ooc.model.layers.opaque import Opaque
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Aggregate, Value
-from ooc.model.stages.schedule import Recipe, Schedule, in_order
+from ooc.stages.schedule import Recipe, Schedule, in_order
 
 
 @dataclass(frozen=True, slots=True)

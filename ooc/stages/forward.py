@@ -20,11 +20,11 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Rows, Value
-from ooc.model.stages.context import Sink, Step, Tensors, Tile
-from ooc.model.stages.places import Place, nothing_else, places_of
-from ooc.model.stages.program import Program
-from ooc.model.stages.recomputation import Forward
-from ooc.model.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
+from ooc.stages.context import Sink, Step, Tensors, Tile
+from ooc.stages.places import Place, nothing_else, places_of
+from ooc.stages.program import Program
+from ooc.stages.recomputation import Forward
+from ooc.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
 
 RowsOf = dict[Value, Tensor]
 """Rows of values, or of their gradients, at hand."""

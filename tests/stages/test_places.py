@@ -11,8 +11,8 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from ooc.engine.operands import Output
 from ooc.model.lowering.rectified import Rectified, Signs
 from ooc.model.lowering.values import Features, Linear, Sum, Value
-from ooc.model.stages.places import Place, places_of
-from ooc.model.stages.schedule import Recipe
+from ooc.stages.places import Place, places_of
+from ooc.stages.schedule import Recipe
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data

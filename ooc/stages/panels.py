@@ -16,7 +16,7 @@ from torch import Tensor
 from ooc.model.lowering.network import Network, values_of
 from ooc.model.lowering.projection import Projection
 from ooc.model.lowering.values import Moments, Summed
-from ooc.model.stages.context import Contribution, Tile
+from ooc.stages.context import Contribution, Tile
 
 PANELS = 32
 """At most."""

@@ -37,11 +37,11 @@ from ooc.model.lowering.values import (
     Sum,
     Value,
 )
-from ooc.model.stages.context import Kernel, StageContext, Step, Tensors, Tile
-from ooc.model.stages.names import Names, embedding_gradient, embedding_name
-from ooc.model.stages.recomputation import Recomputation
-from ooc.model.stages.schedule import Recipe, Schedule, is_constant, kept_beyond, last_uses, rows_in
 from ooc.plan.workload import ALL_ROWS, EdgesKey, PerEdge, Pull, Stage
+from ooc.stages.context import Kernel, StageContext, Step, Tensors, Tile
+from ooc.stages.names import Names, embedding_gradient, embedding_name
+from ooc.stages.recomputation import Recomputation
+from ooc.stages.schedule import Recipe, Schedule, is_constant, kept_beyond, last_uses, rows_in
 
 _SCORING_COPIES = 8
 """Matrices as wide as the output that a loss with its gradient, or scoring, makes of it."""

@@ -18,8 +18,8 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
 from ooc.engine.executor import RowPassRun
-from ooc.model.stages import Tile
 from ooc.plan.layout.temporaries import scratch_nbytes
+from ooc.stages import Tile
 from tests.exactness.comparison import tuned_trainer
 
 WIDTH, CLASSES, TILE = 64, 32, 1024

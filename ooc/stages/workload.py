@@ -11,7 +11,6 @@ from ooc.kernels.cuda import memory
 from ooc.kernels.pulls import are_compiled
 from ooc.model.graph import GraphRows, are_between_types, ends_of, reverse_of
 from ooc.model.lowering.network import Network
-from ooc.model.stages import StageBuilder, Step
 from ooc.model.task import label_columns
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.layout.temporaries import most_edges
@@ -30,6 +29,7 @@ from ooc.plan.workload import (
     Workload,
     results_at_once,
 )
+from ooc.stages import StageBuilder, Step
 from ooc.storage.array import Array
 from ooc.storage.store import Store
 from ooc.storage.types import features_name

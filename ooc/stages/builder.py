@@ -10,13 +10,13 @@ from torch import Tensor
 from ooc.kernels.tensors import typed
 from ooc.model.graph import ActiveRows, AnyScaling, ends_of
 from ooc.model.lowering.values import Aggregate, Summed, Value
-from ooc.model.stages.backward import backward_steps, loss_step
-from ooc.model.stages.context import Sink, StageContext, Step, Tensors, Tile
-from ooc.model.stages.forward import forward_steps, output_step, score_step
-from ooc.model.stages.program import Program
-from ooc.model.stages.recomputation import first_messages_of, read_backward, recomputable
-from ooc.model.stages.schedule import Schedule
 from ooc.plan.workload import ALL_ROWS, Kept, Pull
+from ooc.stages.backward import backward_steps, loss_step
+from ooc.stages.context import Sink, StageContext, Step, Tensors, Tile
+from ooc.stages.forward import forward_steps, output_step, score_step
+from ooc.stages.program import Program
+from ooc.stages.recomputation import first_messages_of, read_backward, recomputable
+from ooc.stages.schedule import Schedule
 from ooc.storage.types import features_name
 
 _SCALED_NUMBERS = 1 << 17

@@ -26,7 +26,7 @@ from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network
 from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import Aggregate, Features, Learnt, Linear, Moments, Rowwise, Sum, Value
-from ooc.model.stages.schedule import Schedule, is_constant, is_told_by_result
+from ooc.stages.schedule import Schedule, is_constant, is_told_by_result
 from ooc.storage.types import NODES, features_name
 
 
