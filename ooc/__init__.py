@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ooc.model.layers.decoders import LinkPredictor as LinkPredictor
     from ooc.offloading.offload import offload as offload
     from ooc.plan.chain import plan_chain as plan_chain
-    from ooc.remote import remote_backend as remote_backend
     from ooc.sampling.graphs import GraphLoader as GraphLoader
     from ooc.sampling.loader import NeighborLoader as NeighborLoader
+    from ooc.sampling.remote import remote_backend as remote_backend
     from ooc.sources.names import dataset as dataset
     from ooc.storage.store import Store as Store
     from ooc.storage.store import open_store as open  # noqa: F401
@@ -61,7 +61,7 @@ _HOMES = {
     "offload": ("ooc.offloading.offload", "offload"),
     "open": ("ooc.storage.store", "open_store"),
     "plan_chain": ("ooc.plan.chain", "plan_chain"),
-    "remote_backend": ("ooc.remote", "remote_backend"),
+    "remote_backend": ("ooc.sampling.remote", "remote_backend"),
 }
 # There is no __all__: a star would hide the builtin open, and help() would print every class in full.
 

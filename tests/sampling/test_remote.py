@@ -15,7 +15,7 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import ooc
 from ooc.errors import StoreError
-from ooc.remote import StoreFeatures, StoreGraph
+from ooc.sampling.remote import StoreFeatures, StoreGraph
 from ooc.storage.store import Store
 from tests.conversion.arrays import in_order, open_descriptors, random_arrays
 
