@@ -4,11 +4,14 @@
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
 parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list or dictionary of
 these, or of what is around a function (globals, what encloses it), decided what is planned; changed later, they would
-count for nothing. Nor would hooks, or another ``forward``, that are set on a module later.
+count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that are neither
+parameters nor buffers.
 """
 
 from collections.abc import Iterator
+from dis import get_instructions
 from functools import partial
+from inspect import isfunction, unwrap
 from itertools import chain
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 
@@ -21,6 +24,8 @@ from ooc.model.lowering.network import has_hooks, hooks_of
 PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
 """What every module has: its mode, which programs decide, and what is looked at by itself."""
+_CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updater", "edge_update")
+"""Of a module's functions, those that it or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
 _EMPTY = CellType()
@@ -37,6 +42,7 @@ class ModelSnapshot:
     def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         self._model, self._with_around = model, around
         self._constants = dict(constants(model, around=around))
+        self._tensors = _plain_tensors(model) if around else {}
         self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
 
     def check(self, *, tried: bool = False) -> None:
@@ -46,6 +52,11 @@ class ModelSnapshot:
             before, now = self._constants.get(name), there.get(name)
             is_equal = isinstance(before, (*PLAIN, list)) and isinstance(now, (*PLAIN, list)) and before == now
             if before is not now and not is_equal:
+                raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
+        now_there = _plain_tensors(self._model) if self._tensors else {}
+        for name, (tensor, version) in self._tensors.items():
+            now, times = now_there.get(name, (tensor, version))
+            if now is not tensor or times != version:
                 raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
         for at, (name, buffer, version, value) in enumerate(self._numbers):
             if buffer._version == version:
@@ -89,6 +100,31 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
             functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
             if isinstance(value, (*PLAIN, list, tuple, dict)):
                 yield name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
+
+
+def _plain_tensors(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Tensors that are attributes of modules, and neither parameters nor buffers, with how often they were written
+    into; but for those that a forward pass puts by."""
+    found = [
+        (path, name, value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and not value.is_inference()
+    ]
+    kept = {name for kind in {type(module) for module in model.modules()} for name in _put_by(kind)} if found else ()
+    return {f"{path}.{name}".lstrip("."): (one, one._version) for path, name, one in found if name not in kept}
+
+
+def _put_by(kind: type[nn.Module]) -> set[str]:
+    """The attributes that its forward sets, or what that may call of the class."""
+    found, waiting, seen = set[str](), [*_CALLED], set[str]()
+    while waiting:
+        seen.add(name := waiting.pop())
+        function = unwrap(part) if isfunction(part := getattr(kind, name, None)) else None
+        if isfunction(function):
+            found |= {str(one.argval) for one in get_instructions(function) if one.opname == "STORE_ATTR"}
+            waiting += [one for one in function.__code__.co_names if one not in seen]
+    return found
 
 
 def _functions_in(value: object) -> list[FunctionType]:

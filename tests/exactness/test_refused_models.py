@@ -128,6 +128,26 @@ class Counting(nn.Module):
         return self.conv(x, edge_index)
 
 
+class CountingAnew(Counting):
+    """Has another buffer after each run."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.runs = self.runs + 1
+        return self.conv(x, edge_index)
+
+
+class Writing(Counting):
+    """Writes into a tensor that is no buffer, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.total += 1
+        return self.conv(x * self.total, edge_index)
+
+
 class Weighing(Growing):
     """Takes the number of its runs as a weight, which it keeps in a list."""
 
@@ -205,6 +225,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "layers by chance": (Chancy, ("Chancy", "random numbers")),
     "noise without rows": (lambda: Between(lambda x: x + torch.randn(8)), ("Between", "random numbers")),
     "counting its runs": (Counting, ("Counting", "changes its buffer runs")),
+    "another buffer": (CountingAnew, ("CountingAnew", "changes its buffer runs")),
+    "a tensor written into": (Writing, ("Writing", "changes its attribute total")),
     "asking for tensors": (lambda: Between(lambda x: x if torch.is_tensor(x) else -x), ("isinstance(x, Tensor)",)),
     "gradients off": (lambda: Between(nn.Linear(8, 8), without_gradients=True), ("between", "gradients off")),
     "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv, SAGEConv
 
@@ -53,11 +54,13 @@ class Model(nn.Module):
         self.multiplied, self.doubled = enclosed()
         self.register_buffer("shift", torch.zeros(8))
         self.shift: Tensor
+        self.factor = torch.ones(())
         self.second = SAGEConv(8, GRAPH.classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.drop(moved(self.norm(self.multiplied(self.first(x, edge_index)))) + self.shift)
-        return self.second(self.act(x) * (self.scale * self.shares["own"][0]), edge_index)
+        x = self.act(x) * (1.0 - self.shift.square()) * self.factor
+        return self.second(x * (self.scale * self.shares["own"][0]), edge_index)
 
 
 def give(model: Model, **values: float) -> None:
@@ -74,6 +77,8 @@ CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "another layer": (lambda m: setattr(m, "norm", nn.BatchNorm1d(8)), "norm"),
     "another parameter": (lambda m: setattr(m.norm, "bias", nn.Parameter(torch.zeros(8))), "norm.bias"),
     "another buffer": (lambda m: setattr(m, "shift", torch.ones(8)), "shift"),
+    "another tensor": (lambda m: setattr(m, "factor", torch.zeros(())), "factor"),
+    "a tensor written into": (lambda m: m.factor.zero_(), "factor"),
     "a layer more": (lambda m: setattr(m, "third", nn.Linear(2, 2)), "third"),
     "a hook": (lambda m: m.second.lin_l.register_forward_hook(lambda *_: None), "second.lin_l.forward_hooks"),
     "a hook of PyG": (lambda m: m.first.register_propagate_forward_hook(lambda *_: None), "propagate_forward_hooks"),
@@ -120,6 +125,40 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
         model.eval()
         trainer.fit(1, eval_every=0)
         model.train()
+        trainer.fit(1, eval_every=0)
+
+
+def test_what_is_computed_of_a_buffer_alone_is_computed_anew(tmp_path: Path) -> None:
+    """Once it was written into."""
+    data, model = random_data(GRAPH, dtype=torch.float32), Model()
+    model.drop.p = 0.0
+    with ooc.Trainer(model, store_of(data, tmp_path), "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        model.shift.fill_(0.5)
+        with torch.no_grad():
+            expected = F.cross_entropy(model(data.x, data.edge_index)[data.train_mask], data.y[data.train_mask])
+        (record,) = trainer.fit(1, eval_every=0)
+    assert record.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_what_a_forward_pass_puts_by_may_change(store: Store, tmp_path: Path) -> None:
+    """Which somebody has made run between two epochs."""
+
+    class Keeping(Model):
+        kept: Tensor
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self._remembered(super().forward(x, edge_index))
+
+        def _remembered(self, x: Tensor) -> Tensor:
+            self.kept = x
+            return x
+
+    model = Keeping()
+    model.kept = torch.zeros(1)
+    with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        model.kept = torch.ones(1)
         trainer.fit(1, eval_every=0)
 
 

@@ -400,7 +400,7 @@ class Interpreter:
             return args[0][args[1]]
         if target is operator.getitem and isinstance(args[0], Parts) and not node.users:
             return None  # of several results one that is not asked for
-        if target in ("to", "float", "double") and isinstance(args[0], Parts):
+        if target in ("to", "float", "double") and isinstance(args[0], (Free, Parts)):
             wanted = [one for one in args if one != torch.device("cpu")]
             return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
         special = self._shape(target, args) if len(args) >= 1 else None

@@ -109,7 +109,7 @@ class Calls:
             if not _alike(drawn, _random_states()):
                 raise self._refuse("it draws random numbers other than by dropout")
             for what in before.changed():
-                raise self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+                raise self._changes(what)
             self._check_again()
         vars(module).update(constants)  # tensors that forward makes, which the calls refer to
         self.constants = constants
@@ -132,6 +132,9 @@ class Calls:
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
 
+    def _changes(self, what: str) -> ModelError:
+        return self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
         for node in (again := self._tracer().trace(self._module)).nodes:
@@ -148,9 +151,17 @@ class Calls:
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
+        put = nn.Module.__setattr__
+
+        def keep(module: nn.Module, name: str, value: Any) -> None:
+            if isinstance(value, fx.Proxy) and name in module._buffers:
+                raise self._changes(f"buffer {name}")
+            put(module, name, value)
+
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
             patches.enter_context(_nothing_recomputed())
+            patches.enter_context(mock.patch.object(nn.Module, "__setattr__", keep))
             for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new"), (Tensor, "__new__")):
                 said = "Tensor" if owner is Tensor else name
                 made = _Maker(getattr(owner, name), self._refuse(f"torch.{said} is given what only a run knows"))
@@ -183,6 +194,8 @@ class Calls:
             inputs = [(one > 0).to(one.dtype) if one.is_floating_point() else one for one in inputs]
         try:
             expected = self._run(self._module, inputs, training=training)
+        except ModelError:
+            raise
         except Exception:
             if self._opened is not None:
                 raise
@@ -220,13 +233,17 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        plain = _as_it_was(self._module), _uncompiled(), _nothing_recomputed(), _uncached(self._opened)
-        with ExitStack() as stack, torch.set_grad_enabled(training):
+        plain = _uncompiled(), _nothing_recomputed(), _uncached(self._opened)
+        looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
+        with _as_it_was(self._module) as before, ExitStack() as stack, torch.set_grad_enabled(training):
             for one in plain:
                 stack.enter_context(one)
             for generator in (torch.default_generator, *torch.cuda.default_generators):
                 generator.manual_seed(1)  # torch.manual_seed keeps the stack, for devices that are not there
             result = module(*given)
+            for name, buffer, value in before.buffers:
+                if name in looked_up and not torch.equal(buffer, value):
+                    raise self._changes(f"buffer {name.removeprefix('model.')}")
             if not isinstance(result, Tensor) or not (training and result.requires_grad):
                 return [result.detach() if isinstance(result, Tensor) else None]
             upstream = small_rows(result.shape[1:], dtype=result.dtype)[: len(result)]
@@ -371,6 +388,8 @@ class _Tracer(fx.Tracer):
     asked of shapes is answered by those that ``inputs`` lead to. ``opened``: a convolution that is traced itself, with
     what is PyG's own in it as a whole. ``trained``: of the inputs so many are, the first ones; None: nothing is."""
 
+    proxy_buffer_attributes = True
+
     def __init__(
         self,
         inputs: Sequence[Tensor],
@@ -403,6 +422,12 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         return a.node if type(a) is _StandIn else super().create_arg(a)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """What is computed of a buffer is computed whenever it is used, as the buffer may be written into meanwhile."""
+        if isinstance(attr_val, Tensor) and not attr_val.is_floating_point():
+            return attr_val  # by which there may be as many steps
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if m is self._opened:
@@ -613,7 +638,9 @@ class _Tracer(fx.Tracer):
 
 
 def _no_length(of: fx.Proxy) -> int:
-    """TypeError: ``(*x,)`` asks for a hint, and does without."""
+    """Of a parameter or buffer; else TypeError: ``(*x,)`` asks for a hint, and does without."""
+    if of.node.op == "get_attr" and isinstance(of.tracer, _Tracer):
+        return len(of.tracer._sample(of.node))
     raise TypeError(f"'len' is not supported of {of.node.name}")
 
 
@@ -704,19 +731,25 @@ class Before:
             for name, one in module.named_modules()
         ]
         """By name: it, its attributes, and copies of these."""
-        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
+        own = (value for _, _, attributes, _ in self._modules for value in attributes.values())
+        self._written = {id(one): one._version for one in own if isinstance(one, Tensor)}
+        self.buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
 
     def changed(self, *, tensors: bool = True) -> Iterator[str]:
         """Buffers and plain attributes, ``tensors`` among them, that are no longer what they were. What was None, or is
         a stand-in now, is a result that was put by."""
-        for name, buffer, value in self._buffers:
+        for name, buffer, value in self.buffers:
             if not torch.equal(buffer, value):
                 yield f"buffer {name.removeprefix('model.')}"
         plain = _PLAIN if tensors else _PLAIN[:-1]
         for name, one, _, attributes in self._modules:
+            for key, old in attributes["_buffers"].items():
+                if one._buffers.get(key) is not old:
+                    yield f"buffer {_path(name, key)}"
             for key, old in attributes.items():
                 new = vars(one).get(key)
-                if isinstance(old, plain) and isinstance(new, plain) and not _equal(old, new):
+                is_written = tensors and new is old and getattr(new, "_version", 0) != self._written.get(id(new), 0)
+                if is_written or (isinstance(old, plain) and isinstance(new, plain) and not _equal(old, new)):
                     yield f"attribute {_path(name, key)}"
 
     def spoil(self) -> list[str]:
@@ -736,7 +769,7 @@ class Before:
             for key, original in originals.items():
                 if type(original) is list:
                     original[:] = attributes[key]
-                elif isinstance(original, dict) and list(original.items()) != list(attributes[key].items()):
+                elif isinstance(original, dict) and not _are(original, attributes[key]):
                     original.clear()
                     original.update(attributes[key])
             now = vars(one)
@@ -744,7 +777,7 @@ class Before:
                 now.clear()
                 now.update(originals)
         with torch.no_grad():
-            for _, buffer, value in self._buffers:
+            for _, buffer, value in self.buffers:
                 buffer.copy_(value)
 
 
@@ -772,6 +805,11 @@ def _alike(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> b
 
 def _path(module: str, attribute: str) -> str:
     return ".".join(filter(None, [module.removeprefix("model").lstrip("."), attribute]))
+
+
+def _are(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether they have the very same values in the same order."""
+    return [*one] == [*other] and all(value is other[key] for key, value in one.items())
 
 
 def _copied(value: Any) -> Any:
