@@ -53,16 +53,16 @@ def tiles(draw: st.DrawFn) -> tuple[TileEdges, int]:
 
 @given(
     tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 40), st.booleans(), st.booleans(),
-    st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 3)]), st.sampled_from([0.2, 0.0, -0.5, 1.0]),
+    st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 3)]), st.sampled_from([0.2, 0.0, -0.5, 1.0, None]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_gat(
     tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, keep: bool, drops: bool,
-    sliced: tuple[int, int], slope: float,
+    sliced: tuple[int, int], slope: float | None,
 ) -> None:  # fmt: skip
     edges, pulled = tile
     slices, first = sliced
-    groups *= slices
+    groups = slices if slope is None else groups * slices  # signed coefficients are those of one head
     dropout = EdgeDropout(0.4, 1, 2, 3) if drops else None
     heads = gat.GatHeads(range(first * slices, first * slices + groups), slope, dropout, slices)
     torch.manual_seed(0)

@@ -50,6 +50,7 @@ def term_of(linear: nn.Linear, columns: int) -> EdgeTerm:
 LOOPS = LoopFeatures(Filling.MEAN)
 OPTIONS = AttentionOptions(HEADS, CHANNELS, SelfLoops.EXACTLY_ONE, 0.5, 0)
 AS_STORED = replace(OPTIONS, self_loops=SelfLoops.AS_STORED)
+OF_ONE_HEAD = replace(OPTIONS, heads=1, channels=WIDTH)
 BY_COLUMN = AttentionOptions(WIDTH, 1, SelfLoops.AS_STORED, 0.0, 0)
 
 
@@ -76,6 +77,9 @@ def dots(groups: range) -> TransformerAttention:
 AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
     "GAT": lambda: GatAttention(
         2, Features(0, WIDTH + HEADS), Features(1, HEADS), OPTIONS, negative_slope=0.2, keep=True
+    ),
+    "signed": lambda: GatAttention(
+        2, Features(0, WIDTH + 1), Features(1, 1), OF_ONE_HEAD, negative_slope=None, keep=True
     ),
     "maxima": lambda: Maximum(1, Features(0, WIDTH), keep=True),
     "GATv2": lambda: attention(gatv2, WIDTH, WIDTH, att=ATT),
@@ -166,9 +170,6 @@ def test_features_in_half_the_bytes_are_converted(name: str) -> None:
 
 
 def test_torch_s_operators_are_planned_for_where_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for coefficients of no softmax, for which there is no loop."""
-    signed = GatAttention(2, Features(0, WIDTH + HEADS), Features(1, HEADS), OPTIONS, negative_slope=None, keep=True)
-    assert signed.per_edge(Pulling.FORWARD, WIDTH, None, 4).edges_at_once
     monkeypatch.setitem(pulls.BY_DEVICE, "cpu", pulls.of_torch)
     for make in AGGREGATES.values():
         assert make().per_edge(Pulling.FORWARD, WIDTH, None, 4).edges_at_once

@@ -87,7 +87,7 @@ def source_gradients(
 ) -> None:  # fmt: skip
     """Backward, of sources."""
     if isinstance(function, GatWithFeatures):
-        numbers = layout.groups, 1, function.negative_slope, function.place, layout.target
+        numbers = layout.groups, 1, False, function.negative_slope, function.place, layout.target
         return pull_rows(walk, terms, target_NP, source_RW, numbers, out_RW)
     scores = Scores.of(function, walk, layout.message, 6)
     _pull_sources(walk, terms, scores, layout.target, source_RW, target_NP, out_RW)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ooc.kernels.gat``'s pulls as compiled loops, for scores of a softmax; signed coefficients are left to that.
+"""``ooc.kernels.gat``'s pulls as compiled loops.
 
 Of GAT with features of edges, which are terms of scores, sources pull by the same loop. Shapes as in that module; E
 edges at a time.
@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ooc.kernels import gat
 from ooc.kernels.compiled.lanes import NBYTES, exp, fma, load, number, spread, store, total, where_positive
 from ooc.kernels.compiled.loops import (
     EDGES,
@@ -27,7 +26,7 @@ from ooc.kernels.compiled.loops import (
     matrices,
     part,
 )
-from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, weigh
+from ooc.kernels.compiled.softmax import add_weighted, begin, drop, finish, leaky, multiply, tanh, weigh
 from ooc.kernels.compiled.terms import Terms, read
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.gat import SOURCE_SCALARS, TARGET_SCALARS, GatHeads, result_columns
@@ -39,25 +38,21 @@ Matrix = npt.NDArray[Any]
 
 def attend(heads: GatHeads, tile: TileEdges, *, source_NS: Tensor, a_dst_RG: Tensor, keep: bool) -> Tensor:
     """As ``gat.attend``."""
-    if heads.negative_slope is None:
-        return gat.attend(heads, tile, source_NS=source_NS, a_dst_RG=a_dst_RG, keep=keep)
     groups, slices, dtype = len(heads.groups), heads.together, computed(source_NS)
     channels = source_NS.shape[1] // groups - SOURCE_SCALARS
     out = torch.empty(len(a_dst_RG), groups * result_columns(channels, keep=keep), dtype=dtype)
     walk, terms = _walk(heads, tile, source_NS, Direction.IN), Terms.of(None, tile, source_NS)
-    numbers = groups, slices, channels, heads.negative_slope, keep
+    numbers = groups, slices, channels, *_slope_of(heads), keep
     _attend(walk, terms, array(source_NS), array(typed(a_dst_RG, dtype)), numbers, matrices(walk, 4), array(out))
     return out
 
 
 def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_RS: Tensor) -> Tensor:
     """As ``gat.pull_sources``."""
-    if heads.negative_slope is None:
-        return gat.pull_sources(heads, tile, target_NS=target_NS, source_RS=source_RS)
     own = typed(source_RS, computed(target_NS))
     out = torch.empty_like(own, memory_format=torch.contiguous_format)
     walk, terms = _walk(heads, tile, target_NS, Direction.OUT), Terms.of(None, tile, target_NS)
-    numbers = len(heads.groups), heads.together, heads.negative_slope, 0, 1
+    numbers = len(heads.groups), heads.together, *_slope_of(heads), 0, 1
     pull_rows(walk, terms, array(target_NS), array(own), numbers, array(out))
     return out
 
@@ -65,8 +60,8 @@ def pull_sources(heads: GatHeads, tile: TileEdges, *, target_NS: Tensor, source_
 def pull_rows(
     walk: Walk, terms: Terms, target_NS: Matrix, source_RS: Matrix, numbers: tuple[Any, ...], out_RS: Matrix
 ) -> None:
-    """As ``pull_sources``, with ``terms`` of scores. ``numbers``: groups, how many of them share a head's scores, the
-    slope, and in what is pulled of a group the columns of a_dst and, lse and D behind it, of dZ."""
+    """As ``pull_sources``, with ``terms`` of scores. ``numbers``: groups, how many of them share a head's scores,
+    ``_slope_of`` these, and in what is pulled of a group the columns of a_dst and, lse and D behind it, of dZ."""
     d_GE = np.empty((numbers[0], EDGES), out_RS.dtype)
     _pull_sources(walk, terms, target_NS, source_RS, numbers, (*matrices(walk, 3), d_GE), out_RS)
 
@@ -82,6 +77,11 @@ def upstream(dz_RW: Tensor, kept_RK: Tensor, a_dst_RG: Tensor) -> tuple[Tensor, 
     return out_RP, da_dst_RG
 
 
+def _slope_of(heads: GatHeads) -> tuple[bool, float]:
+    """Whether coefficients are signed, and the slope of scores that are not positive where they are not."""
+    return heads.negative_slope is None, heads.negative_slope or 0.0
+
+
 def _walk(heads: GatHeads, tile: TileEdges, pulled: Tensor, direction: Direction) -> Walk:
     first, count = heads.groups.start // heads.slices, len(heads.groups) // heads.together
     return Walk.over(tile, pulled, range(first, first + count), heads.dropout, direction)
@@ -89,7 +89,7 @@ def _walk(heads: GatHeads, tile: TileEdges, pulled: Tensor, direction: Direction
 
 @compiled
 def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
-    groups, slices, channels, given_slope, keep = numbers
+    groups, slices, channels, is_signed, given_slope, keep = numbers
     dtype, lanes, width = a_dst_RG.dtype, NBYTES // a_dst_RG.itemsize, out_RW.shape[1] // groups
     heads, brought, slope = groups // slices, channels + 1, dtype.type(given_slope)
     near_E, (score_HE, weight_HE, sloped_HE, softmax_HE) = walk.near_E, given
@@ -103,11 +103,15 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
             add_scalars(walk, terms, source_NS, a_dst_RG, row, (slices * brought, channels, slices, 0), score_HE, count)
             for head in range(heads):
                 fetch(walk, source_NS, heads - head)
-                leaky(score_HE, weight_HE, head, count, slope)
-                shrink = weigh(weight_HE, head, count, softmax_HE)
-                if keep:
+                shrink = dtype.type(1)
+                if is_signed:
+                    _sign(score_HE, weight_HE, sloped_HE, head, count)
+                else:
+                    leaky(score_HE, weight_HE, head, count, slope)
+                    shrink = weigh(weight_HE, head, count, softmax_HE)
+                if keep and not is_signed:
                     _slope(score_HE, weight_HE, sloped_HE, head, count, slope, shrink, softmax_HE)
-                    drop(walk, sloped_HE, head, count)
+                drop(walk, sloped_HE, head, count if keep else 0)
                 drop(walk, weight_HE, head, count)
                 for group in range(head * slices, (head + 1) * slices):
                     first, at = group * brought, group * width
@@ -133,7 +137,7 @@ def _attend(walk, terms, source_NS, a_dst_RG, numbers, given, out_RW):
                         store(out_RW, row, here + lanes, end, others)
                         store(out_RW, row, sloped_at, sloped_end, sloped_sums)
                         store(out_RW, row, sloped_at + lanes, sloped_end, sloped_others)
-        for group in range(groups):
+        for group in range(0 if is_signed else groups):
             head, at, weights = group // slices, group * width, softmax_HE[group // slices, 1]
             lse = finish(softmax_HE, head, out_RW, row, at, channels)
             if keep and weights != 0:
@@ -153,6 +157,16 @@ def add_scalars(walk, terms, near_RW, own_RW, row, columns, score_HE, count):
             for feature in range(len(terms.weight_KT)):
                 score += terms.feature_KE[feature, edge] * terms.weight_KT[feature, head]
             score_HE[head, edge] = score
+
+
+@part
+def _sign(score_HE, weight_HE, sloped_HE, head, count):
+    """Signed coefficients of scores, and their derivatives."""
+    one = spread(score_HE.dtype.type(1))
+    for edge in range(0, count, NBYTES // score_HE.itemsize):
+        weight = tanh(load(score_HE, head, edge, count), one)
+        store(weight_HE, head, edge, count, weight)
+        store(sloped_HE, head, edge, count, one - weight * weight)
 
 
 @part
@@ -189,7 +203,7 @@ def _upstream(dz_RW, kept_RK, a_dst_RG, channels, out_RP, da_dst_RG):
 
 @compiled
 def _pull_sources(walk, terms, target_NS, source_RS, numbers, given, out_RS):
-    groups, slices, given_slope, place, above = numbers
+    groups, slices, is_signed, given_slope, place, above = numbers
     dtype, lanes, width = source_RS.dtype, NBYTES // source_RS.itemsize, source_RS.shape[1] // groups
     heads, channels, packed, slope = groups // slices, width - 1, target_NS.shape[1] // groups, dtype.type(given_slope)
     near_E, (score_HE, weight_HE, sloped_HE, d_GE) = walk.near_E, given
@@ -208,7 +222,9 @@ def _pull_sources(walk, terms, target_NS, source_RS, numbers, given, out_RS):
                     d_GE[group, edge] = number(target_NS, near_E[edge], group * packed + above + channels + 1)
             for head in range(heads):
                 fetch(walk, target_NS, heads - head)
-                for edge in range(0, count, lanes):
+                if is_signed:
+                    _sign(score_HE, weight_HE, sloped_HE, head, count)
+                for edge in range(0, 0 if is_signed else count, lanes):
                     score = load(score_HE, head, edge, count)
                     share = exp(where_positive(score, score, score * slope) - load(weight_HE, head, edge, count))
                     sloped = where_positive(score, share, share * slope)

@@ -104,6 +104,14 @@ def leaky(score_HE, into_HE, head, count, slope):
 
 
 @part
+def tanh(lanes, one):
+    """Of numbers of either sign. ``one``: of all lanes."""
+    power = exp(-2.0 * where_positive(lanes, lanes, 0.0 - lanes))
+    found = (one - power) / (one + power)
+    return where_positive(lanes, found, 0.0 - found)
+
+
+@part
 def product(own, row, own_at, matrix, near_E, edge, at, channels):
     """Of so many columns of a row of ``own`` with those of ``TOGETHER`` neighbours from ``edge`` on."""
     sums = spread_rows(own.dtype.type(0))

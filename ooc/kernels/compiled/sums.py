@@ -37,6 +37,7 @@ from ooc.kernels.compiled.lanes import (
     where_positive,
 )
 from ooc.kernels.compiled.loops import EDGES, TAKEN, Walk, clear, compiled, fetch, gather, part
+from ooc.kernels.compiled.softmax import tanh
 from ooc.kernels.compiled.terms import Terms, read
 from ooc.kernels.edge_function import TargetLayout
 from ooc.kernels.functions import Activation, Product, Rectified, gated
@@ -298,12 +299,9 @@ def _activated(code, constant, lanes, one):
         return larger(lanes, zero)
     if code == LEAKY_RELU:
         return where_positive(lanes, lanes, lanes * constant)
-    size = where_positive(lanes, lanes, 0.0 - lanes)
     if code == TANH:
-        power = exp(-2.0 * size)
-        found = (one - power) / (one + power)
-        return where_positive(lanes, found, 0.0 - found)
-    power = exp(0.0 - size)
+        return tanh(lanes, one)
+    power = exp(0.0 - where_positive(lanes, lanes, 0.0 - lanes))
     if code == ELU:
         return where_positive(lanes, lanes, (power - one) * constant)
     return where_positive(lanes - _LINEAR_FROM, lanes, larger(lanes, zero) + log_of_more(power))

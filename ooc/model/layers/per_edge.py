@@ -422,10 +422,6 @@ class GatAttention(Attention):
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         return memory.attention(heads=self.groups, channels=self.result, itemsize=itemsize)
 
-    @property
-    def in_loops(self) -> bool:
-        return self.negative_slope is not None and super().in_loops
-
     def loop_temporaries(self, pulling: Pulling, itemsize: int) -> tuple[int, int]:
         heads = self.options.heads
         return of_loops.attention(heads=heads, groups=self.groups, channels=self.result, itemsize=itemsize)
