@@ -33,6 +33,8 @@ from ooc.train import job
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _MOST_KNOWN = 100
+_FEW = 8
+"""Numbers of a parameter that a forward may go another way by, as by those that are all alike."""
 
 
 def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -49,7 +51,8 @@ _WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
 
 
 class _Content(pickle.Pickler):
-    """What objects are made of: tensors by their numbers, not by where these lie."""
+    """What objects are made of: tensors by their numbers, not by where these lie, and weights by how many of them there
+    are, since what is found out must be true of others, too."""
 
     def reducer_override(self, one: Any) -> Any:
         if isinstance(one, type) and one.__name__ == _WHOLE:  # made for each model anew
@@ -57,7 +60,9 @@ class _Content(pickle.Pickler):
         if not isinstance(one, torch.Tensor):
             return NotImplemented
         kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
-        return tuple, ((*kept, one.detach().cpu().numpy().tobytes()),)
+        numbers = one.detach().cpu().numpy()
+        are_weights = isinstance(one, torch.nn.Parameter) and one.numel() > _FEW and (numbers != numbers.flat[0]).any()
+        return tuple, ((*kept, None if are_weights else numbers.tobytes()),)
 
 
 def _digest(*question: Any) -> bytes | None:
@@ -83,7 +88,7 @@ def traced_once(
     opened: MessagePassing | None = None,
     whole: Sequence[Any] = (),
 ) -> Calls:
-    """The calls of a module, found once for modules that are the same to the last bit. They name its parts; what else
+    """The calls of a module, found once for modules that are the same but for weights. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
     key, own = _digest(module, name, inputs, training, [*whole]), list(module.parameters())
     if key is None or key not in _traced:
@@ -155,7 +160,7 @@ def _latest(known: OrderedDict[Key, Value], key: Key) -> Value:
 
 
 class ProbedOnce:
-    """What trying a layer tells, found once for layers that are the same to the last bit, as those of trainers are that
+    """What trying a layer tells, found once for layers that are the same but for weights, as those of trainers are that
     differ in their budgets alone. What one process has found others read, its children among them."""
 
     def __init__(self, folder: Path) -> None:

@@ -188,6 +188,18 @@ class Wider(Own):
         return x_j * x_i.sum(dim=-1, keepdim=True).sigmoid()
 
 
+class Sage(SAGEConv):
+    pass
+
+
+class Sums(GraphConv):
+    pass
+
+
+class Gat(GATConv):
+    pass
+
+
 SUMS: dict[str, typed.Make] = {
     "mean": relations(Own),
     "sum": relations(lambda: Own(aggr="sum"), "mean"),
@@ -195,17 +207,15 @@ SUMS: dict[str, typed.Make] = {
     "sized": relations(lambda: Sized(aggr="sum")),
     "counted": relations(lambda: Counted(aggr="sum")),
     "GCN's norm": relations(lambda: Symmetric(aggr="sum")),
-    "a subclass of SAGE": relations(lambda: type("Sage", (SAGEConv,), {})((HIDDEN, HIDDEN), HIDDEN)),
-    "a subclass of GraphConv": relations(lambda: type("Sums", (GraphConv,), {})((HIDDEN, HIDDEN), HIDDEN)),
+    "a subclass of SAGE": relations(lambda: Sage((HIDDEN, HIDDEN), HIDDEN)),
+    "a subclass of GraphConv": relations(lambda: Sums((HIDDEN, HIDDEN), HIDDEN)),
     "to_hetero": lambda data: to_hetero(Layers(Own), data.metadata()),
 }
 GENERAL: dict[str, typed.Make] = {
     "both ends": relations(Differences),
     "both ends, max": relations(lambda: Differences(aggr="max"), "mean"),
     "indexing": relations(Indexing),
-    "a subclass of GAT": relations(
-        lambda: type("Gat", (GATConv,), {})((HIDDEN, HIDDEN), HIDDEN, heads=2, concat=False, add_self_loops=False)
-    ),
+    "a subclass of GAT": relations(lambda: Gat((HIDDEN, HIDDEN), HIDDEN, heads=2, concat=False, add_self_loops=False)),
     "CGConv": relations(lambda: CGConv((HIDDEN, HIDDEN))),
     "FiLMConv": relations(lambda: FiLMConv((HIDDEN, HIDDEN), HIDDEN)),
     "GENConv": relations(lambda: GENConv((HIDDEN, HIDDEN), HIDDEN, norm=None, learn_t=True)),

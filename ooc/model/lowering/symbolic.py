@@ -57,8 +57,6 @@ _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ 
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
-_ORIGINAL: Any = fx._symbolic_trace
-"""Has what modules do while nothing is traced."""
 _PLAIN = (bool, int, float, complex, str, Tensor)
 _KINDS = "Byte Char Short Int Long Half BFloat16 Float Double Bool"
 _MADE_OF_NUMBERS = ("tensor", "as_tensor", "asarray", *(f"{kind}Tensor" for kind in _KINDS.split()))
@@ -408,6 +406,9 @@ class _Tracer(fx.Tracer):
         self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in inputs}
         self._edges = {one.shape[1] for one in inputs if not one.is_floating_point() and one.dim() == 2}
         self._samples: dict[fx.Node, Any] = {}
+        self._tracing = True
+        """Not while samples are computed. Taking torch.fx's wrappers of ``nn.Module`` off for so long takes
+        milliseconds each time, as Python then forgets what it knows of all its subclasses."""
         self._asked: set[fx.Node] = set()
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -425,8 +426,8 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """What is computed of a buffer is computed whenever it is used, as the buffer may be written into meanwhile."""
-        if isinstance(attr_val, Tensor) and not attr_val.is_floating_point():
-            return attr_val  # by which there may be as many steps
+        if not self._tracing or (isinstance(attr_val, Tensor) and not attr_val.is_floating_point()):
+            return attr_val  # numbers may say how many steps there are
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -566,15 +567,14 @@ class _Tracer(fx.Tracer):
             if one not in needed and one not in self._samples:
                 needed.add(one)
                 waiting += one.all_input_nodes
-        with (
-            mock.patch.object(nn.Module, "__call__", _ORIGINAL._orig_module_call),
-            mock.patch.object(nn.Module, "__getattr__", _ORIGINAL._orig_module_getattr),
-            _as_it_was(self.root),
-            torch.no_grad(),
-        ):
-            for at, one in enumerate(self.graph.nodes):
-                if one in needed:
-                    self._samples[one] = self._inputs[at].clone() if one.op == "placeholder" else self._made(one)
+        self._tracing = False
+        try:
+            with _as_it_was(self.root), torch.no_grad():
+                for at, one in enumerate(self.graph.nodes):
+                    if one in needed:
+                        self._samples[one] = self._inputs[at].clone() if one.op == "placeholder" else self._made(one)
+        finally:
+            self._tracing = True
         return self._samples[node]
 
     def _made(self, node: fx.Node) -> Any:
@@ -584,6 +584,8 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
         that are in each other; one that gives rows by type gives a dictionary."""
+        if not self._tracing:
+            return forward(*args, **kwargs)
         if is_compiled(m):
             inner: Any = m._orig_mod
             return self.call_module(inner, inner.forward, args, kwargs)
