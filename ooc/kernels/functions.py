@@ -149,23 +149,32 @@ class Factor:
 @dataclass(frozen=True, slots=True)
 class Product:
     """One factor or the product of two, column by column: σ(k_i + q_j) ⊙ v_j, as ``ResGatedGraphConv`` (Bresson and
-    Laurent, "Residual Gated Graph ConvNets", 2017), and messages of one's own.
+    Laurent, "Residual Gated Graph ConvNets", 2017), and messages of one's own. What is ``added`` to it, without an
+    activation, and the activation ``outer`` of the whole: relu(γ_i ⊙ x_j + β_i), as ``FiLMConv`` (Brockschmidt,
+    "GNN-FiLM", 2020).
 
-    Sources bring C columns a group for every factor that they have a part in, in their order, and so do targets. An
-    edge's term is added to what each factor is of, C columns a group for each.
+    Sources bring C columns a group for everything that they have a part in, in their order, and so do targets. An
+    edge's term is added to what each factor is of, C columns a group for each; to nothing where something is ``added``.
     """
 
     groups: int
     factors: tuple[Factor, ...]
+    added: Factor | None = None
+    outer: Factor = Factor()
+
+    @property
+    def brought(self) -> tuple[Factor, ...]:
+        """The factors, and behind them what is added."""
+        return self.factors if self.added is None else (*self.factors, self.added)
 
     @property
     def by_sources(self) -> int:
-        """Factors that sources have a part in."""
-        return sum(factor.of_source for factor in self.factors)
+        """Factors that sources have a part in, and what is added."""
+        return sum(factor.of_source for factor in self.brought)
 
     @property
     def by_targets(self) -> int:
-        return sum(factor.of_target for factor in self.factors)
+        return sum(factor.of_target for factor in self.brought)
 
     def __call__(self, source_EW: Tensor, target_EV: Tensor, term_ET: Tensor | None) -> Computed:
         shape = len(source_EW), self.groups
@@ -175,16 +184,16 @@ class Product:
         )
         terms = None if term_ET is None else term_ET.view(*shape, len(self.factors), -1).unbind(2)
         found: Tensor | None = None
-        for number, factor in enumerate(self.factors):
+        for number, factor in enumerate(self.brought):
             parts = [next(sources)] if factor.of_source else []
             parts += [] if terms is None else [terms[number]]
             parts = [sum(parts[1:], parts[0])] if parts else []
             if factor.of_target:
                 parts.insert(0, next(targets))
             one = factor(sum(parts[1:], parts[0]))
-            found = one if found is None else found * one
+            found = one if found is None else found + one if factor is self.added else found * one
         assert found is not None
-        return found.flatten(1), None
+        return self.outer(found).flatten(1), None
 
 
 def gated(groups: int) -> Product:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import CGConv, EdgeConv, MessagePassing
+from torch_geometric.nn import CGConv, EdgeConv, FiLMConv, MessagePassing
 from torch_geometric.typing import OptTensor
 
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
@@ -89,6 +89,14 @@ class Twice(Own):
         return torch.tanh(self.gate(z - x_j)) * self.gate(x_i + x_i)
 
 
+class Shifted(Own):
+    """Something is added to a product, or taken off, and all of it has an activation; then a linear map."""
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        scaled = torch.sigmoid(self.of_ends(torch.cat((x_i, x_j), dim=1))) * self.gate(x_j)
+        return self.last(F.elu(scaled - 0.5 * self.gate(x_i - x_j), alpha=1.5))
+
+
 class Bare(Own):
     """A linear map and nothing else."""
 
@@ -126,6 +134,9 @@ FORMULAS: dict[str, Make] = {
     "a gate": Gate,
     "one of each end": OneOfEach,
     "pairs": lambda i, o: Pairs(i, o, "mean"),
+    "shifted, sum": Shifted,
+    "shifted, mean": lambda i, o: Shifted(i, o, "mean"),
+    "FiLM": FiLMConv,
     "linear": Bare,
     "twice": Twice,
 }
@@ -260,6 +271,13 @@ class OfEdges(Own):
         return found + edge_attr.sum(dim=-1, keepdim=True) if self.bare else found * self.gate(x_j)
 
 
+class ShiftedByEdges(OfEdges):
+    """Something is added to a product of which features of edges are a part."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: OptTensor) -> Tensor:
+        return (super().message(x_i, x_j, edge_attr) + x_i).relu()
+
+
 class OfEdgesAlone(OfEdges):
     """Of sources and edges, as GINE's."""
 
@@ -276,8 +294,9 @@ class OfEdgesAlone(OfEdges):
         (OfEdgesAlone, False),
         (lambda i, o: CGConv(i, dim=EDGE_FEATURES), False),
         (lambda i, o: OfEdges(i, o, bare=True), True),
+        (ShiftedByEdges, True),
     ],
-    ids=["own", "mean", "sources alone", "CGConv", "as they are"],
+    ids=["own", "mean", "sources alone", "CGConv", "as they are", "shifted"],
 )
 def test_features_of_edges(make: Make, general: bool, tmp_path: Path) -> None:
     check(make, tmp_path, general=general, graph={**ROUGH, "edge_features": EDGE_FEATURES})
@@ -287,9 +306,10 @@ def test_features_of_edges(make: Make, general: bool, tmp_path: Path) -> None:
     ("make", "budgets"),
     [
         (Gate, {"gpu_budget": "4M", "host_budget": "700K"}),
+        (Shifted, {"gpu_budget": "4400K", "host_budget": "700K"}),
         (lambda i, o: Network(i, o, "max"), {"gpu_budget": "3500K", "host_budget": "700K"}),
     ],
-    ids=["formula", "general"],
+    ids=["formula", "shifted", "general"],
 )
 def test_any_budget_gives_the_same_bits(make: Make, budgets: dict[str, str], tmp_path: Path) -> None:
     """By whole matrices in memory, and by narrow slabs or buckets of them."""
@@ -323,6 +343,7 @@ STEPS: tuple[Callable[[nn.Linear, Tensor, Tensor], Tensor], ...] = (
     lambda linear, x, y: x + y,
     lambda linear, x, y: x - y,
     lambda linear, x, y: x * y,
+    lambda linear, x, y: F.silu(y + x * y),
     lambda linear, x, y: -2.0 * x,
     lambda linear, x, y: x.sigmoid(),
     lambda linear, x, y: F.elu(x, alpha=1.5),

@@ -85,8 +85,8 @@ class Case:
         return [one for one in (value, lse, sources, targets, of_map) if one is not None]
 
 
-def product(channels: int, *factors: Factor) -> Case:
-    like = Product(1, factors or (Factor(Activation.SIGMOID), Factor(of_target=False)))
+def product(channels: int, *factors: Factor, **more: Any) -> Case:
+    like = Product(1, factors or (Factor(Activation.SIGMOID), Factor(of_target=False)), **more)
     return Case(
         lambda groups: replace(like, groups=groups),
         like.by_sources * channels,
@@ -119,6 +119,24 @@ def test_products(
     case = product(channels, *factors)
     numbers = case.numbers(pulled, edges, groups, dtype)
     found, expected = (case.pulls(module, numbers, edges, pulled, map) for module in (compiled, edge_function))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+@given(
+    tiles(), st.sampled_from(list(DTYPES)), st.integers(1, 5), st.integers(1, 20), st.none() | factors(), factors(),
+    st.lists(factors(), min_size=1, max_size=2).filter(lambda some: any(factor.of_source for factor in some)),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_products_with_something_added(
+    tile: tuple[TileEdges, int], dtype: torch.dtype, groups: int, channels: int, added: Factor | None, outer: Factor,
+    factors: list[Factor],
+) -> None:  # fmt: skip
+    edges, pulled = tile
+    added = added and replace(added, activation=Activation.IDENTITY)
+    case = product(channels, *factors, added=added, outer=outer)
+    numbers = case.numbers(pulled, edges, groups, dtype)
+    found, expected = (case.pulls(module, numbers, edges, pulled, "") for module in (compiled, edge_function))
     for one, other in zip(found, expected, strict=True):
         same(one, other)
 

@@ -5,8 +5,9 @@ row: W (x_i, x_j, e) = W_i x_i + W_j x_j + W_e e.
 Most layers that are no sums are such: ``EdgeConv``, ``CGConv``, or a network of one's own of ``torch.cat((x_i, x_j))``.
 PyG multiplies for every edge. Here a message is cut in two. Whatever it makes of the rows of one end alone, and linear
 maps of sums, differences and concatenations of both, become values, computed for every row. What is left for edges is
-often a sum with an activation, or the product of two such, and then perhaps a linear map, which a sum over edges leaves
-for rows, too: σ(z_i + z_j) is an edge function (``ooc.kernels.functions.Product``), for which nothing is made of edges.
+often a sum with an activation, or the product of two such, to which another sum is added, and then perhaps a linear
+map, which a sum over edges leaves for rows, too: σ(z_i + z_j) is an edge function (``ooc.kernels.functions.Product``),
+for which nothing is made of edges.
 Anything else runs by the general path (``ooc.model.layers.propagation``), from what values give at the ends of edges.
 """
 
@@ -96,11 +97,14 @@ class _OfEnds:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """Stands for the product of one or two such matrices, of one block each, with their activations; ``mapped`` by a
-    linear map's weight and bias, if by any; which ``node`` gives."""
+    """Stands for the product of one or two such matrices, of one block each, with their activations; one more that is
+    ``added`` to it, and the activation ``outer`` of the whole, if there is any; ``mapped`` by a linear map's weight and
+    bias, if by any; which ``node`` gives."""
 
     factors: tuple[tuple[Activation, float, _OfEnds], ...]
     node: fx.Node
+    added: _OfEnds | None = None
+    outer: tuple[Activation, float] | None = None
     mapped: tuple[nn.Parameter, nn.Parameter | None] | None = None
 
 
@@ -222,7 +226,8 @@ class _OfMessage(Interpreter):
         columns = found.factors[0][2].blocks[0][0]
         channels = next(c for c in range(min(GATED_TOGETHER, columns), columns + 1) if columns % c == 0)
         sources, targets, maps, factors = list[Value](), list[Value](), list[list[_Term]](), list[Factor]()
-        for activation, constant, matrix in found.factors:
+        more = () if found.added is None else ((Activation.IDENTITY, 0.0, found.added),)
+        for activation, constant, matrix in (*found.factors, *more):
             ((_, terms),) = matrix.blocks
             at_ends = [[term for term in terms if term.end == end] for end in (_SOURCE, _TARGET, _EDGE)]
             maps.append(at_ends[_EDGE])
@@ -233,11 +238,14 @@ class _OfMessage(Interpreter):
             for rows, some in ((sources, at_ends[_SOURCE]), (targets, at_ends[_TARGET])):
                 rows += [self._sum_of(some)] if some else []
             factors.append(Factor(activation, constant, bool(at_ends[_SOURCE]), bool(at_ends[_TARGET])))
-        if not sources:
+        is_more = found.added is not None or found.outer is not None
+        if not sources or (is_more and any(maps)):
             return None
         call = Call(self._where, {"edge_index": index}, assembly, self.apply)
         features = assembly.setting.features_of_edges(index.relation)
-        term, function = self._term(maps, features, channels), Product(1, tuple(factors))
+        term, number = self._term(maps, features, channels), len(found.factors)
+        outer = Factor(*found.outer or ())
+        function = Product(1, tuple(factors[:number]), factors[number] if more else None, outer)
         make = partial(
             FunctionSum,
             channels=channels,
@@ -426,22 +434,36 @@ class _OfMessage(Interpreter):
     def _as_product(
         self, node: fx.Node, module: nn.Module | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Product | None:
-        """A matrix of both ends with an activation, or the product of two such; None for anything else."""
+        """A matrix of both ends with an activation, or the product of two such; what is added to these, and an
+        activation of the whole; None for anything else."""
         if node.target in MULTIPLY and len(args) == 2 and not kwargs:
             factors = [self._factors(*pair) for pair in zip(node.all_input_nodes, args, strict=False)]
             if len(factors) == 2 and len(factors[0]) == len(factors[1]) == 1:
                 pair = factors[0][0], factors[1][0]
                 return _Product(pair, node) if _widths(pair[0][2]) == _widths(pair[1][2]) else None
             return None
+        if node.target in _ADD and len(args) == 2 and not kwargs:
+            return self._sum_with_product(node, args)
         known = _activation(node.target if module is None else module, args, kwargs)
+        if known is not None and isinstance(args[0], _Product) and args[0].outer is None and args[0].mapped is None:
+            return replace(args[0], node=node, outer=known)
         matrix = None if known is None else self._block(node.all_input_nodes[0], args[0])
         if known is None or matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
             return None
         return _Product(((*known, matrix),), node)
 
+    def _sum_with_product(self, node: fx.Node, args: Sequence[Any]) -> _Product | None:
+        """A product and a matrix that is added to it, or taken off; None where it is another sum."""
+        at = int(isinstance(args[1], _Product) and _ADD[node.target] == 1)
+        product, matrix = args[at], self._block(node.args[1 - at], args[1 - at])
+        if not isinstance(product, _Product) or product.added or product.outer or product.mapped or matrix is None:
+            return None
+        is_alike = _widths(matrix) == _widths(product.factors[0][2]) and _EDGE not in matrix.ends
+        return replace(product, node=node, added=_times(matrix, 1.0 if at else _ADD[node.target])) if is_alike else None
+
     def _factors(self, node: fx.Node, found: Any) -> tuple[tuple[Activation, float, _OfEnds], ...]:
         if isinstance(found, _Product):
-            return found.factors if found.mapped is None else ()
+            return () if found.added or found.outer or found.mapped else found.factors
         matrix = self._block(node, found)
         if matrix is None or len(matrix.blocks) > 1 or matrix.ends == {_EDGE}:
             return ()
