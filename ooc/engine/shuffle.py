@@ -306,7 +306,8 @@ class RowsReader:
         self._file = file
         self._count = -(-targets // plan.bucket_rows)
         self._step = -1 if reverse else 1
-        self._memory = list(memory[: plan.reading_nbytes].view(-1, plan.part_nbytes + plan.places_nbytes))
+        part_nbytes = plan.part_nbytes + plan.places_nbytes  # of no edges 0
+        self._memory = list(memory[: plan.reading_nbytes].view(min(2, plan.buckets), part_nbytes))
         self._bucket = -1
         self._arriving: dict[int, Ticket] = {}
         self._rows: OpenBlocks[BucketRows] = OpenBlocks()

@@ -427,3 +427,19 @@ def test_in_hop_order_losses_are_the_same(make: typed.Make, tmp_path: Path) -> N
     expected = trained(copy.deepcopy(model), store_of(data, tmp_path), tmp_path, _tuning=Tuning(tile_rows=8))
     found = trained(model, ordered, tmp_path, _tuning=Tuning(tile_rows=8))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_edges_of_a_type_that_has_none_are_gathered_from_files(tmp_path: Path) -> None:
+    """Where a layer that goes by the general path has the least memory."""
+    data = typed.graph()
+    for kind in data.edge_types[2:]:
+        del data[kind]
+    data["author", "writes", "paper"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    store, options = store_of(data, tmp_path), {"_tuning": Tuning(tile_rows=16), "threads": 1}
+    model = made(GENERAL["both ends"], data)
+    pyg = copy.deepcopy(model)
+    gpu, host = least_budgets(
+        lambda gpu, host: ooc.Trainer(copy.deepcopy(model), store, gpu_budget=gpu, host_budget=host, **options)
+    )
+    losses = trained(model, store, tmp_path, gpu_budget=gpu, host_budget=host, **options)
+    torch.testing.assert_close(losses, typed.reference(pyg, data), rtol=1e-10, atol=1e-10)
