@@ -21,7 +21,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer
-from ooc.model.lowering import interpreter, opened, tracing
+from ooc.model.lowering import interpreter, opened, symbolic, tracing
 from ooc.model.lowering.messages import summed
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
@@ -84,15 +84,18 @@ def traced_once(
     inputs: Sequence[torch.Tensor],
     *,
     training: bool,
+    fewest: tuple[int, int],
     rows: int = 1,
     opened: MessagePassing | None = None,
     whole: Sequence[Any] = (),
 ) -> Calls:
     """The calls of a module, found once for modules that are the same but for weights. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
-    key, own = _digest(module, name, inputs, training, [*whole]), list(module.parameters())
+    fewer = [*map(min, fewest, (symbolic._NODES, symbolic._EDGES))]
+    key, own = _digest(module, name, inputs, training, [*whole, fewer]), list(module.parameters())
     if key is None or key not in _traced:
-        calls = Calls(module, name, inputs, training=training, rows=rows, opened=opened, whole=whole)
+        options: dict[str, Any] = {"rows": rows, "opened": opened, "whole": whole}
+        calls = Calls(module, name, inputs, training=training, fewest=fewest, **options)
         if key is None or any(attribute.startswith("_tensor_constant") for attribute in vars(module)):
             return calls
         kinds = calls.cut_off, calls.reached

@@ -22,6 +22,7 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.utils import add_self_loops, degree, to_undirected
 
 import ooc
 from ooc.errors import ModelError
@@ -198,6 +199,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
     "noise": (lambda: Between(torch.rand_like), ("rand_like",)),
     "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),
+    "self-loops by hand": (
+        lambda: Between(lambda x, e: x * add_self_loops(e, num_nodes=x.size(0))[0].sum(), edges=True),
+        ("add_self_loops is given the edges in the model's own forward", "belongs into the forward of a layer"),
+    ),
+    "reverse edges by hand": (lambda: Between(lambda x, e: x * to_undirected(e).sum(), edges=True), ("to_undirected",)),
+    "degrees by hand": (lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True), ("an index",)),
+    "no columns": (lambda: Between(lambda x: torch.cat((x[:, 8:], x), dim=1)), ("getitem gives rows of no columns",)),
     "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),
     "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
@@ -355,3 +363,21 @@ def test_a_refusal_names_module_and_line_of_the_model(kind: type[torch.nn.Module
     place = rf"\(in {kind.__name__}\.forward, test_refused_models\.py line {first + line}\)$"
     with pytest.raises(ModelError, match=place):
         ooc.Trainer(Net(), store)
+
+
+@pytest.mark.parametrize("asked", ["rows", "edges", "whether there are edges"])
+def test_a_small_graph_is_asked_for_as_it_is(asked: str, tmp_path: Path) -> None:
+    """Which may have fewer rows and edges than what a model is tried on."""
+    edges = 0 if asked == "whether there are edges" else 4
+    store = store_of(random_data(GraphCase(nodes=5, edges=edges), dtype=torch.float32), tmp_path)
+
+    def doubled(x: Tensor, edge_index: Tensor) -> Tensor:
+        holds = {
+            "rows": lambda: x.size(0) > 10,
+            "edges": lambda: edge_index.size(1) > 30,
+            "whether there are edges": lambda: edge_index.numel() > 0,
+        }[asked]
+        return x * 2 if holds() else x
+
+    with pytest.raises(ModelError, match="how many rows or edges there are"):
+        ooc.Trainer(Between(doubled, edges=True), store, memory="64M")

@@ -103,6 +103,13 @@ class Setting:
         """How many edges there are, or of one type."""
         return self.num_edges if self.types is None or relation is None else self.types.edges[relation]
 
+    @property
+    def fewest(self) -> tuple[int, int]:
+        """How many nodes there are, and edges; of several types the fewest of one."""
+        types = self.types
+        nodes, edges = (types.nodes.values(), types.edges.values()) if types else ([self.num_nodes], [self.num_edges])
+        return min(nodes), min(edges)
+
     def features_of_edges(self, relation: EdgeType | None) -> int:
         """How many features edges have, or those of one type."""
         if self.types is None or relation is None:
@@ -360,7 +367,10 @@ class Assembly:
         self, name: str, function: RowFunction, inputs: Sequence[Value], *, sizes: bool = True
     ) -> tuple[int, ...]:
         whole = [isinstance(value, Unlearnt) and value.whole for value in inputs]
-        return probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
+        tail = probe(name, function, [value.tail for value in inputs], self.setting.dtype, whole, sizes=sizes)
+        if 0 in tail:
+            raise ModelError(f"{name} gives rows of no columns, which is not supported")
+        return tail
 
     def normalized(
         self,

@@ -173,7 +173,8 @@ class Interpreter:
         if known not in setting.traced:
             part = nn.Sequential(OrderedDict(model=module))
             tried = small_rows(rows.tail, dtype=setting.dtype)
-            setting.traced[known] = part, Calls(part, type(module).__name__, [tried], training=setting.training)
+            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
+            setting.traced[known] = part, Calls(part, type(module).__name__, [tried], **options)
         part, calls = setting.traced[known]
         return Interpreter(part, self._assembly, self._lower_as_it_is).run(calls, [rows])
 
@@ -331,7 +332,7 @@ class Interpreter:
             flips = target in ("flip", torch.flip) and leaves_of(kwargs.get("dims", args[1:])) in ([0], [-2])
             if flips or (target is operator.getitem and args[1] == [1, 0]):  # the ends of edges change places
                 return replace(args[0], flipped=not args[0].flipped)
-            if target == "long" and len(args) == 1:
+            if target in ("long", "contiguous", "clone") and len(args) == 1:
                 return args[0]
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
@@ -345,9 +346,11 @@ class Interpreter:
         ):
             return self._of_edges(node, name, args, kwargs, target is not node.target or bool(kwargs.get("inplace")))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
+            name = "an index" if target is operator.getitem else name
             raise ModelError(
-                f"{name} is given the edges; only graph convolutions may look at them, and modules in the model that "
-                "do nothing else; self-loops, both directions and numbers of neighbours are added to the graph before"
+                f"{name} is given the edges in the model's own forward: what looks at them belongs into the forward of "
+                "a layer, or of a module of its own that is given rows and edges and gives a row a node; self-loops, "
+                "reverse edges and numbers of neighbours may be added to the graph before, too"
             )
         self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
         if kwargs.get("inplace"):

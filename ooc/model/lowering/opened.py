@@ -125,7 +125,8 @@ def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., A
     arguments = [f"{'x' if at < len(layer.rows) else 'edge'}_{at}" for at in range(len(names))]
     arguments[len(layer.rows)] = "edge_index"
     opened = with_arguments(_Opened, arguments, layer.module, names, layer)
-    options: dict[str, Any] = {"training": setting.training, "rows": len(layer.rows) - len(layer.codes)}
+    options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
+    options["rows"] = len(layer.rows) - len(layer.codes)
     return Opened(opened, Calls(opened, layer.where, tried, **options, opened=layer.module, whole=whole))
 
 

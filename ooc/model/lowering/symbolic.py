@@ -52,7 +52,7 @@ OF_BOTH_ENDS = ("propagate", "edge_updater")
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
 _MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
-"""How many more rows and edges than were tried there may be."""
+"""How many more rows and edges than were tried there may be, beside fewer of a small graph."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
@@ -73,7 +73,7 @@ class Calls:
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
     to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
     but whose own calls are looked for, ``whole``: functions of edges that are calls in it besides PyG's utilities;
-    ``tails``: of a row of each of these that gives rows.
+    ``tails``: of a row of each of these that gives rows. ``fewest``: how many rows and edges the graph has at least.
     """
 
     def __init__(
@@ -83,11 +83,13 @@ class Calls:
         inputs: Sequence[Tensor],
         *,
         training: bool,
+        fewest: tuple[int, int],
         rows: int = 1,
         opened: nn.Module | None = None,
         whole: Collection[Callable[..., Any]] = (),
     ) -> None:
         self._module = module
+        self._fewest = fewest
         self._opened = opened
         self._name = name
         self.cut_off: list[nn.Parameter] = []
@@ -125,7 +127,7 @@ class Calls:
         return "\n".join((*lines, *(f"{name} = {one.dtype} {one.tolist()}" for name, one in self.constants.items())))
 
     def _tracer(self) -> "_Tracer":
-        return _Tracer(self._inputs, self._name, self._opened, self._whole, self._trained_inputs)
+        return _Tracer(self._inputs, self._name, self._opened, self._whole, self._trained_inputs, self._fewest)
 
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
@@ -395,8 +397,10 @@ class _Tracer(fx.Tracer):
         opened: nn.Module | None,
         whole: Collection[Callable[..., Any]],
         trained: int | None,
+        fewest: tuple[int, int],
     ) -> None:
         super().__init__()
+        self._more = {*_MORE, (min(0, fewest[0] - _NODES), min(0, fewest[1] - _EDGES))}
         self._trained = trained
         self._opened = opened
         self._of_edges = {*_functions_of_edges(), *whole}
@@ -443,7 +447,7 @@ class _Tracer(fx.Tracer):
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening():
+        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]):
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
@@ -460,24 +464,27 @@ class _Tracer(fx.Tracer):
             yield
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
+    def _opening(self, root: nn.Module) -> Iterator[None]:
         """Within it what a convolution computes of edges by its own functions, or by PyG's, is one call, and it caches
-        nothing."""
-        if self._opened is None:
-            yield
-            return
-        kinds = {kind for part in self._opened.modules() for kind in type(part).__mro__}
-        modules = {sys.modules[kind.__module__] for kind in (*kinds, GCNConv)}
-        found = [(one, name, getattr(one, name)) for one in modules for name in vars(one)]
+        nothing; so is what a model computes of its edges, to be refused by its name."""
+        of = root if self._opened is None else self._opened
+        kinds = {kind for part in of.modules() for kind in type(part).__mro__}
+        modules = {sys.modules.get(kind.__module__, operator) for kind in (*kinds, GCNConv)}
+        found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         found = [(one, name, f) for one, name, f in found if isfunction(f) and f in self._of_edges]
         with ExitStack() as stack:
             for owner, name, f in found:
-                stack.enter_context(mock.patch.object(owner, name, partial(self._call, f, "call_function", f)))
+                stack.enter_context(mock.patch.object(owner, name, partial(self._call_of_edges, f)))
             for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
                 f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
                 stack.enter_context(mock.patch.object(self._opened, name, f))
             stack.enter_context(_uncached(self._opened))
             yield
+
+    def _call_of_edges(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = (one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy))
+        is_one_call = self._opened is not None or any(is_of_edges(one) or _looks_at_edges(one) for one in given)
+        return self._call(f, "call_function", f, *args, **kwargs) if is_one_call else f(*args, **kwargs)
 
     def _call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
@@ -486,7 +493,7 @@ class _Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
-        answers = {bool(self._answer(obj.node, more)) for more in _MORE}
+        answers = {bool(self._answer(obj.node, more)) for more in self._more}
         if len(answers) > 1:
             raise self._by_values()
         return answers.pop()

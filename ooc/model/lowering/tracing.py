@@ -101,7 +101,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             options: dict[str, Any] = {"batch": batch, "as_data": as_data}
             whole = with_arguments(Whole, names, model, places, results, () if numbered else spaces, **options)
             trained_rows = len(columns) if setting.embedding_columns else 0
-            calls = Calls(whole, kind, tried, training=setting.training, rows=trained_rows)
+            calls = Calls(whole, kind, tried, training=setting.training, fewest=setting.fewest, rows=trained_rows)
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached

@@ -298,7 +298,8 @@ def calls_of_message(
         arguments = [f"x_{at}" for at in range(len(names))]
         whole = with_arguments(_Message, arguments, conv, names, plain)
         tried = [small_rows(tail, dtype=setting.dtype) for tail in tails]
-        options: dict[str, Any] = {"training": setting.training, "rows": len(tried) if rows is None else rows}
+        options: dict[str, Any] = {"training": setting.training, "fewest": (min(setting.fewest),) * 2}
+        options["rows"] = len(tried) if rows is None else rows
         try:
             calls = Calls(whole, where, tried, **options, opened=None if rows is None else conv)
         except ModelError:
