@@ -30,6 +30,7 @@ from ooc.plan.program.plan import Plan
 from ooc.plan.program.program import EPOCH
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.together import together
+from ooc.plan.workload import Workload
 
 MOST_STEPS = 4 * FEW_STEPS
 """Steps of a row pass beyond which lower blocks are tried only where nothing fits without them: most of the memory is
@@ -49,6 +50,8 @@ _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
 _LEAST_FRAME_BYTES = 3 << 20
 """Where frames are no smaller, it may have any number: then it is of several terabytes."""
+_FEW_FRAMES, _FINER = 8, 4
+"""Where the host has fewer frames than this, the search begins with frames smaller by that, too."""
 _ROUNDS = 3
 _SIMULATED_STEPS = 12_000
 """Of all epochs that are simulated for one plan to find where to go on from, and then on the way."""
@@ -116,8 +119,13 @@ def _leanest(
         return
     for height in moves.heights(most_steps):
         choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
-        if parts == 1 or layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, moves.workload) <= _MOST_BLOCKS:
+        if parts == 1 or _may_be_finer(layout, moves.workload):
             yield choice, layout
+
+
+def _may_be_finer(layout: Layout, workload: Workload) -> bool:
+    """Whether blocks may be as small as those of ``layout``: of many more a plan takes too long."""
+    return layout.frame_bytes >= _LEAST_FRAME_BYTES or blocks_in(layout, workload) <= _MOST_BLOCKS
 
 
 def solve_from_one_width(first: PlannedLayout) -> PlannedLayout | None:
@@ -185,7 +193,7 @@ class _Solver:
 
     def run(self) -> PlannedLayout:
         least = self._least_memory()
-        ends = [self.descend(beginning) for beginning in (least, *self._taller(least))]
+        ends = [self.descend(beginning) for beginning in (least, *self._taller(least), *self._finer(least))]
         best = min(ends, key=lambda one: one.score)
         if self.problem.limits.slab_columns is None:
             for name in self.problem.sources:  # of those of one shape there may be memory to hold one whole
@@ -296,3 +304,13 @@ class _Solver:
             if found is None:
                 return
             yield found
+
+    def _finer(self, least: Candidate) -> Iterator[Candidate]:
+        """The least memory in smaller frames, where the host has room for few: those on their way leave none to keep
+        anything in, and no change of one thing at a time leads to smaller ones."""
+        host_frames = self.problem.capacity.host_frames(least.layout)
+        if host_frames is None or host_frames >= _FEW_FRAMES:
+            return
+        choice = replace(least.choice, parts=_FINER * least.choice.parts)
+        if _may_be_finer(self.problem.layout(choice), self.problem.workload):
+            yield from filter(None, [self.problem.candidate(choice)])

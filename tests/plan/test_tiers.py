@@ -239,6 +239,7 @@ def test_more_device_memory_never_means_more_time() -> None:
 @example(device=9_529_104, host=1_148_576, more_device=1_572_864, more_host=0)
 @example(device=10_850_017, host=1_894_607, more_device=552_911, more_host=146_762)
 @example(device=6_432_012, host=597_955, more_device=0, more_host=68_447)
+@example(device=11_862_208, host=542_027, more_device=0, more_host=82_264)
 def test_larger_budgets_never_mean_a_much_longer_epoch(
     device: int, host: int, more_device: int, more_host: int
 ) -> None:

@@ -18,10 +18,6 @@ from ooc.sources.reading import COLUMNS, SPLIT, Request
 from ooc.sources.source import EdgeBlock, Source, fingerprint_of, with_data
 
 EDGE_OPTIONS = ("edge_weight", "edge_features")
-EDGE_COLUMNS_REMEDY = (
-    "say with edge_weight= and edge_features= which of that is to be kept, or give drop_edge_data=True to convert "
-    "without"
-)
 
 
 @dataclass(frozen=True)
