@@ -28,7 +28,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import degree, remove_self_loops, softmax, to_dense_batch
+from torch_geometric.utils import degree, remove_self_loops, scatter, softmax, to_dense_batch
 
 from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
@@ -333,6 +333,34 @@ class Own(MessagePassing):
         return self.linear(self.propagate(edge_index, x=self.what(self, x, edge_index)))
 
 
+class Untold(MessagePassing):
+    """Adds up without being told how many rows there are, with parameters or none."""
+
+    def __init__(self, learns: bool) -> None:
+        super().__init__()
+        self.linear, self.learns = nn.Linear(F_IN, C), learns
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.linear(x) if self.learns else x)  # type: ignore[no-any-return]
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i * x_j).softmax(dim=-1)
+
+    def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
+        return scatter(inputs, index, dim=0, reduce="sum")
+
+
+class First(nn.Module):
+    """A layer of features as they are, and a convolution."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = first, GCNConv(F_IN, C)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.last(self.first(x, edge_index), edge_index)  # type: ignore[no-any-return]
+
+
 class Padded(MessagePassing):
     """A layer that takes no pairs of rows and makes room in that of every node for as many edges as any has."""
 
@@ -596,6 +624,8 @@ class Both(nn.Module):
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
     "a mean over nodes": (lambda: Own(lambda s, x, e: x - x.mean(0)), ("Own", "statistics over nodes")),
+    "no number of rows": (lambda: Untold(learns=True), ("Untold", "dim_size")),
+    "no number of rows, without parameters": (lambda: First(Untold(learns=False)), ("Untold (first)", "dim_size")),
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
     "degrees of sources, if large": (
         lambda: Own(lambda s, x, e: x / torch.bincount(e[0], minlength=len(x)).clamp(min=40)[:, None]),

@@ -576,12 +576,13 @@ class _Probe:
     def _small_graph(
         self, *, loops: int, nodes: int = _NODES, edges: int = _EDGES, of_hubs: int = 0
     ) -> tuple[Tensor, Neighbourhood, Tensor]:
-        """One with so many self-loops, where edges are within a type, with repeated edges, rows without in-edges and a
-        whole tile of them; so many edges go out of one node and into another."""
+        """One with so many self-loops, where edges are within a type, with repeated edges, rows without in-edges, a
+        tile's last one among them, and a whole tile of such; so many edges go out of one node and into another."""
         generator, others = self.generator, int(_FEWER * nodes) if self.layer.own else 0
         sources = torch.randint(0, others or nodes, (edges,), generator=generator)
         targets = torch.randint(0, nodes - len(_WITHOUT_EDGES), (edges,), generator=generator)
         targets += len(_WITHOUT_EDGES) * (targets >= _WITHOUT_EDGES.start)
+        targets -= (targets == _TILE - 1).long()
         sources[edges - of_hubs :], targets[edges - 2 * of_hubs : edges - of_hubs] = 1, 2
         if others:
             sources += nodes

@@ -225,6 +225,11 @@ class Layer:
         """What ``module``, the layer or a copy of it, gives for all nodes of ``near``, or in ``pairs`` for its rows;
         one row of numbers a node."""
         found: Tensor = self.call(module, x_SC, near)
+        if len(found) < near.rows:
+            raise self.refuse(
+                "it gives no rows for the last nodes where no edges lead to these: tell what adds up how many rows "
+                "there are, by dim_size=x.size(0), or in aggregate by its argument dim_size"
+            )
         return found if found.dim() == 2 else found.reshape(len(found), -1)
 
     def call(self, module: nn.Module, x_SC: Tensor, near: Neighbourhood) -> Any:
