@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer has taken from its model when it was made, and whether it still holds.
+"""What a trainer has taken from its model, and from data of PyG's, when it was made, and whether it still holds.
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
 parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list or dictionary of
 these, or of what is around a function (globals, what encloses it), decided what is planned; changed later, they would
 count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that are neither
-parameters nor buffers.
+parameters nor buffers. Of data a store has been made.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,13 @@ from functools import partial
 from inspect import isfunction, unwrap
 from itertools import chain
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ooc.errors import ModelError
+from ooc.errors import ModelError, TrainingError
 from ooc.model.lowering.network import has_hooks, hooks_of
 
 PLAIN = (bool, int, float, str, type(None))
@@ -28,6 +30,8 @@ _CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updat
 """Of a module's functions, those that it or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
+_OF_DATA = ["x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "train_mask", "val_mask", "test_mask"]
+"""What a conversion reads of data."""
 _EMPTY = CellType()
 _CHANGED = (
     "has changed since the trainer was made, which it does not see: make another Trainer with the model and its "
@@ -64,6 +68,28 @@ class ModelSnapshot:
             if float(buffer) != value:  # on a device, to read it is to wait: not again until it is written again
                 raise ModelError(f"the value of {name} of the model {_CHANGED}")
             self._numbers[at] = name, buffer, buffer._version, value
+
+
+class DataSnapshot:
+    """Of PyG's ``data``, as it is now; of anything else nothing. It keeps none of it."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = ref(data) if hasattr(data, "stores") else lambda: None
+        self._tensors = {name: (ref(one), one._version) for name, one in _tensors_of(data)}
+
+    def check(self) -> None:
+        """Raise TrainingError naming a tensor that is another one, or was written into; one that is gone may be."""
+        for name, now in _tensors_of(self._data()):
+            tensor, version = self._tensors.get(name, (ref(now), now._version))
+            if tensor() is not now or now._version != version:
+                raise TrainingError(f"{name} of the data {_CHANGED}, of the data as it is now")
+
+
+def _tensors_of(data: Any) -> Iterator[tuple[str, Tensor]]:
+    for part in getattr(data, "stores", ()):
+        for name in _OF_DATA:
+            if isinstance(one := getattr(part, name, None), Tensor) and not one.is_inference():
+                yield name if part._key is None else f"{name} of {part._key!r}", one
 
 
 def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:

@@ -42,7 +42,7 @@ from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.job import Job
 from ooc.train.loss import RowsLoss, task_meant
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
-from ooc.train.model_snapshot import ModelSnapshot
+from ooc.train.model_snapshot import DataSnapshot, ModelSnapshot
 from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
@@ -313,6 +313,8 @@ class Trainer:
     def _check_converted(self) -> None:
         if self._converted is not None and not Path(self._converted.name).exists():
             raise TrainingError("the trainer is closed, and its graph with it; make another one of the Data")
+        if self._given is not None:
+            self._given.check()
 
     @property
     def epoch(self) -> int:
@@ -406,9 +408,9 @@ class Trainer:
 
     def _start(self) -> None:
         self._snapshot.check()
+        self._check_converted()
         if self._session.started:
             return
-        self._check_converted()
         beside = 0 if self._learnt is None else self._learnt.room_beside(self.spill_dir, self._steps_unsaved)
         self._session.check_disk(beside)
         if self._run is not None:
@@ -532,6 +534,7 @@ class Trainer:
         ).within_memory()
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
+        self._given = None if isinstance(graph, Store | str | Path) else DataSnapshot(graph)
         self._converted, graph = _opened(graph, scratch, resources, loss)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}

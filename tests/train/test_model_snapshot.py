@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GINConv, SAGEConv
 
 import ooc
-from ooc.errors import ModelError
+from ooc.errors import ModelError, TrainingError
 from ooc.storage.store import Store
 from ooc.train.model_snapshot import ModelSnapshot
 from tests.exactness.comparison import store_of
@@ -188,3 +189,31 @@ def test_what_counts_how_often_it_runs_is_refused(after: int, store: Store, tmp_
 
     with pytest.raises(ModelError, match=r"calls around .* changes whenever the model runs|with other numbers"):
         ooc.Trainer(Counting(), store, "64M", "64M", spill_dir=tmp_path)
+
+
+def _replace(data: Data, name: str) -> None:
+    data[name] = data[name].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data.x.mul_(2), "x"),
+        (lambda data: data.train_mask.fill_(True), "train_mask"),
+        (lambda data: _replace(data, "edge_index"), "edge_index"),
+    ],
+    ids=["features written into", "more nodes to train on", "other edges"],
+)
+def test_later_changes_of_data_are_refused_by_name(change: Callable[[Data], object], said: str, tmp_path: Path) -> None:
+    """A store has been made of them, which would not follow; what is let go may be."""
+    data = random_data(GRAPH, dtype=torch.float32)
+    with ooc.Trainer(Model(), data, memory="64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        del data.val_mask
+        trainer.fit(1, eval_every=0)
+        change(data)
+        for run in (trainer.fit, trainer.evaluate, trainer.predict):
+            with pytest.raises(TrainingError, match=f"^{said} of the data has changed"):
+                run()
+        del data
+        trainer.fit(1, eval_every=0)

@@ -355,6 +355,7 @@ class GraphTrainer(BatchTrainer):
 
     def _start(self) -> None:
         self._snapshot.check()
+        self._check_converted()
         if self._run is not None:
             self._run.start()
 
