@@ -230,7 +230,9 @@ def _edge_work_seconds(kind: PerEdge, portion: Portion, of: int, workload: Workl
     groups, slab_groups = (kind.groups * some // of for some in (columns, slab_columns))
     slabs, rest = divmod(groups, slab_groups)
     heads = slabs * kind.heads(slab_groups) + kind.heads(rest)
-    work, rate = kind.work, hardware.processor.computed_bytes_per_s or hardware.processor.stream_bytes_per_s
+    work, rate = kind.work, hardware.processor.stream_bytes_per_s
+    if not kind.opaque:  # of which operators stream what they make of edges
+        rate = hardware.processor.computed_bytes_per_s or rate
     if work is None:
         return edges * kind.bytes_per_edge * heads / kind.heads(kind.groups) / rate
     of_slab = work.bytes_per_edge - retained * work.retainable_bytes_per_edge

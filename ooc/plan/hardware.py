@@ -155,7 +155,7 @@ class Processor:
     it holds. ``pull_seconds_per_row``: of a pulled row besides, however many edges it has. ``multiplies_per_s``:
     multiply-adds of a dense product, by dtype. ``stream_bytes_per_s``: bytes read and written by element-wise work,
     as ``Stage.streamed_bytes_per_row`` counts them; ``computed_bytes_per_s``: by what pulls compute for edges, as
-    ``EdgeWork`` counts it (0: the same). ``seconds_per_step``, ``seconds_per_tile`` and
+    ``EdgeWork`` counts it, opaque layers aside (0: the same). ``seconds_per_step``, ``seconds_per_tile`` and
     ``seconds_per_operator``: of what a step, a tile of a row pass, and an operator on a tile cost however few rows they
     have; the interpreter runs one at a time, so threads do not share these.
     """

@@ -53,6 +53,19 @@ def test_what_is_retained_of_an_opaque_layer_is_not_run_again() -> None:
     assert computing_of(item, half, *where).shared_s < computing_of(item, nothing, *where).shared_s
 
 
+def test_operators_of_an_opaque_layer_stream_what_they_make_of_edges() -> None:
+    """As fast as the memory is, however fast the loops are that compute what others make of edges."""
+    times = []
+    for opaque in (True, False):
+        kind = PerEdge(1, 64, None, 4096, bytes_per_edge=100, bytes_per_row=0, opaque=opaque, work=EdgeWork(1100))
+        item = replace(PULLING, pull=replace(PULLING.pull, per_edge=kind))
+        for rate in (1e10, 2e11):
+            processor = replace(UNMEASURED.processor, computed_bytes_per_s=rate)
+            times.append(seconds(item, replace(UNMEASURED, processor=processor), slab_columns=64))
+    assert times[0] == times[1]
+    assert times[2] > times[3]
+
+
 def test_a_device_computes_while_the_host_launches() -> None:
     """The longer of the two counts: Python alone, rows alone, and both are no longer than the longer one."""
     nothing = replace(UNMEASURED_DEVICE.processor, seconds_per_tile=0.0, seconds_per_operator=0.0, seconds_per_step=0.0)
