@@ -16,6 +16,7 @@ from ooc.kernels.compiled.loop_features import loop_features
 from ooc.kernels.edge_terms import Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import (
+    Activation,
     EdgeFunction,
     Factor,
     Gatv2,
@@ -74,6 +75,11 @@ def dots(groups: range) -> TransformerAttention:
     return TransformerAttention(len(groups))
 
 
+def scaled_and_shifted(groups: range) -> Product:
+    of_target = Factor(of_source=False)
+    return Product(len(groups), (of_target, Factor(of_target=False)), of_target, Factor(Activation.RELU))
+
+
 AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
     "GAT": lambda: GatAttention(
         2, Features(0, WIDTH + HEADS), Features(1, HEADS), OPTIONS, negative_slope=0.2, keep=True
@@ -101,6 +107,10 @@ AGGREGATES: dict[str, Callable[[], EdgeAggregate]] = {
         *(2, Features(0, 2 * WIDTH), Features(1, 2 * WIDTH)),
         channels=CHANNELS, columns=WIDTH, functions=lambda groups: Product(len(groups), (Factor(), Factor())),
         term=None, keep=True,
+    ),
+    "scaled and shifted": lambda: FunctionSum(
+        *(2, Features(0, WIDTH), Features(1, 2 * WIDTH)),
+        channels=CHANNELS, columns=WIDTH, functions=scaled_and_shifted, term=None, keep=True,
     ),
     "GINE": lambda: FunctionSum(
         1, Features(0, WIDTH), channels=1, functions=lambda groups: Rectified(), term=term_of(LINEAR, 1), keep=True
