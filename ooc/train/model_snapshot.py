@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer has taken from its model, and from data of PyG's, when it was made, and whether it still holds.
+"""What a trainer has taken from its model, its loss and PyG's data when it was made, and whether it still holds.
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
 parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list or dictionary of
 these, or of what is around a function (globals, what encloses it), decided what is planned; changed later, they would
 count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that are neither
-parameters nor buffers. Of data a store has been made.
+parameters nor buffers. Of data a store has been made, and of torch's losses what divides them.
 """
 
 from collections.abc import Iterator
@@ -68,6 +68,26 @@ class ModelSnapshot:
             if float(buffer) != value:  # on a device, to read it is to wait: not again until it is written again
                 raise ModelError(f"the value of {name} of the model {_CHANGED}")
             self._numbers[at] = name, buffer, buffer._version, value
+
+
+class LossSnapshot:
+    """Of ``loss``, a module of torch's that is computed by what it was when a trainer was made, as it is now."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        self._loss = loss
+        self._parts = self._now()
+
+    def _now(self) -> dict[str, tuple[object, int]]:
+        parts = {name: one for name, one in vars(self._loss).items() if name not in _OF_ALL} | self._loss._buffers
+        return {name: (one, one._version if isinstance(one, Tensor) else 0) for name, one in parts.items()}
+
+    def check(self) -> None:
+        """Raise ModelError naming what is no longer as it was."""
+        for name, (now, version) in self._now().items():
+            before, written = self._parts.get(name, (None, 0))
+            is_equal = isinstance(now, PLAIN) and isinstance(before, PLAIN) and now == before
+            if (now is not before and not is_equal) or version != written:
+                raise ModelError(f"{name} of the loss {_CHANGED}")
 
 
 class DataSnapshot:

@@ -40,9 +40,9 @@ from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.job import Job
-from ooc.train.loss import RowsLoss, task_meant
+from ooc.train.loss import RowsLoss, takes_results, task_meant
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
-from ooc.train.model_snapshot import DataSnapshot, ModelSnapshot
+from ooc.train.model_snapshot import DataSnapshot, LossSnapshot, ModelSnapshot
 from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
@@ -313,8 +313,8 @@ class Trainer:
     def _check_converted(self) -> None:
         if self._converted is not None and not Path(self._converted.name).exists():
             raise TrainingError("the trainer is closed, and its graph with it; make another one of the Data")
-        if self._given is not None:
-            self._given.check()
+        for given in self._given:
+            given.check()
 
     @property
     def epoch(self) -> int:
@@ -534,7 +534,11 @@ class Trainer:
         ).within_memory()
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
-        self._given = None if isinstance(graph, Store | str | Path) else DataSnapshot(graph)
+        self._given: list[DataSnapshot | LossSnapshot] = []
+        if not isinstance(graph, Store | str | Path):
+            self._given.append(DataSnapshot(graph))
+        if isinstance(loss, nn.Module) and not takes_results(loss):
+            self._given.append(LossSnapshot(loss))
         self._converted, graph = _opened(graph, scratch, resources, loss)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}

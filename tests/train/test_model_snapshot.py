@@ -217,3 +217,25 @@ def test_later_changes_of_data_are_refused_by_name(change: Callable[[Data], obje
                 run()
         del data
         trainer.fit(1, eval_every=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda loss: loss.weight.mul_(2.0), "weight"),
+        (lambda loss: setattr(loss, "weight", torch.ones(GRAPH.classes)), "weight"),
+        (lambda loss: setattr(loss, "label_smoothing", 0.1), "label_smoothing"),
+        (lambda loss: setattr(loss, "reduction", "sum"), "reduction"),
+    ],
+    ids=["weights written into", "other weights", "smoothing", "a sum"],
+)
+def test_later_changes_of_torchs_losses_are_refused_by_name(
+    change: Callable[[nn.Module], object], said: str, store: Store, tmp_path: Path
+) -> None:
+    """What they give was found out before; one's own is called as it is."""
+    loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, GRAPH.classes + 1))
+    with ooc.Trainer(Model(), store, "64M", "64M", spill_dir=tmp_path, loss=loss) as trainer:
+        trainer.fit(1, eval_every=0)
+        change(loss)
+        with pytest.raises(ModelError, match=f"^{said} of the loss has changed"):
+            trainer.fit(1, eval_every=0)
