@@ -370,6 +370,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "hasty": (Hasty, {}),
     "stacking": (Stacking, {}),
     "checkpointed": (Checkpointed, {}),
+    "a product with a constant": (lambda f, c: Between(f, c, times_a_constant), {"edge_features": K}),
     "an encoder of edges": (lambda f, c: Between(f, c, of_edges(), edges=True), {"edge_features": K}),
     "an encoder of edges, shared": (Encoded, {"edge_features": K}),
     "weights and batch": (Untold, {"weighted": True}),
@@ -493,6 +494,11 @@ class Between(nn.Module):
             x if self.edges else self.between(x), edge_index, self.between(edge_attr) if self.edges else edge_attr
         )
         return out
+
+
+def times_a_constant(x: Tensor) -> Tensor:
+    """A tensor that is made for the type of rows."""
+    return x @ torch.eye(H, dtype=x.dtype).roll(1, 0) + x @ torch.ones(H, H, dtype=x.dtype)
 
 
 def by_rows(x: Tensor) -> Tensor:

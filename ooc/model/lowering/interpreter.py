@@ -556,7 +556,8 @@ class Interpreter:
                 raise ModelError(f"{name} computes with the number of rows, which is not supported")
             values = counted[:1]
         if not values:
-            return Free(function, parameters) if free else function()
+            made = None if free else function()
+            return Free(function, parameters) if free or isinstance(made, Tensor) else made
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
