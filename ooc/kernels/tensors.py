@@ -2,8 +2,8 @@
 """What tiles ask of torch dozens of times, and mostly need not: types, shapes and rows that are right already.
 
 Each of these takes torch a microsecond or two to find nothing to do, and only one thread at a time has the interpreter.
-Sums of rows by lists of their numbers. And bools as bits, eight a byte, the first one the highest: NumPy's
-``packbits``, wherever the tensors are.
+Sums of rows by lists of their numbers, and numbers to try functions with. Bools as bits, eight a byte, the first one
+the highest: NumPy's ``packbits``, wherever the tensors are.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,13 @@ def typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def shaped(rows: Tensor, tail: Sequence[int]) -> Tensor:
     """``rows`` [R, …] as [R, *tail], as many numbers a row: itself, where it is."""
     return rows if rows.shape[1:] == tail else rows.reshape(rows.shape[0], *tail)
+
+
+def fractions(numbers: Tensor) -> Tensor:
+    """Others between 0.1 and 0.9, for functions that are tried and give no number of any that is below 0 or above 1:
+    what is NaN tells nothing of what it depends on."""
+    size = numbers.abs()
+    return 0.1 + 0.8 * size / (1 + size)
 
 
 def first_rows(rows: Tensor, count: int) -> Tensor:

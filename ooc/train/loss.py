@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ooc.errors import ModelError, StoreError
+from ooc.kernels.tensors import fractions
 from ooc.model.task import label_columns
 from ooc.model.told_sizes import Telling, logarithms_told, sizes_told
 from ooc.storage.array import AnyArray
@@ -281,7 +282,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
-    numbers = _numbers_of(loss)
+    is_number, numbers = False, _numbers_of(loss)
     trials = [*_tried_labels(store, task, dtype, generator)]
     many = min(_MOST_TRIED, max(_TRIED_ROWS + 1, _TRIED_OUTPUTS // outputs))
     trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]]
@@ -294,6 +295,10 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         if isinstance(loss, LossOfResults) and not trial:
             loss.check_used(outputs_rC.to(place), labels.to(place))
         together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
+        if together.isnan().any():  # which would tell nothing, as where it takes logarithms of probabilities
+            outputs_rC = fractions(outputs_rC)
+            together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
+        is_number |= bool(together.isfinite().any())
         by_row = together.dim() == 1 if by_row is None else by_row
         expected = (torch.cat([part for _, part in apart]) if by_row else _mean(apart)).to(together.dtype)
         alike = together.shape == expected.shape
@@ -302,6 +307,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         if store.num_incomplete and together.isnan().any():
             raise ModelError(f"loss {name} is NaN where a label is missing, which is NaN in y; let it leave such out")
 
+    if not is_number:
+        raise ModelError(f"loss {name} is no finite number of any outputs and labels that it is tried with")
     ratio = max(1.0, store.split_sizes["train"] / len(labels))
     for telling in Telling:
         widths = dict.fromkeys((*labels.shape[1:], outputs), 1.0)

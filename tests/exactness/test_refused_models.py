@@ -137,6 +137,19 @@ class CountingAnew(Counting):
         return self.conv(x, edge_index)
 
 
+class Roots(nn.Module):
+    """NaN of features below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(F_IN, C)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = x.sqrt()
+        found: Tensor = self.conv(x if torch.is_tensor(x) else -x, edge_index)
+        return found
+
+
 class Writing(Counting):
     """Writes into a tensor that is no buffer, and computes with it."""
 
@@ -236,6 +249,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "another buffer": (CountingAnew, ("CountingAnew", "changes its buffer runs")),
     "a tensor written into": (Writing, ("Writing", "changes its attribute total")),
     "asking for tensors": (lambda: Between(lambda x: x if torch.is_tensor(x) else -x), ("isinstance(x, Tensor)",)),
+    "asking for tensors, of roots": (Roots, ("isinstance(x, Tensor)",)),
     "gradients off": (lambda: Between(nn.Linear(8, 8), without_gradients=True), ("between", "gradients off")),
     "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),
     "a backward under another name": (lambda: Between(Reversed.apply), ("gradients", "backward of its own")),

@@ -305,6 +305,8 @@ class Learned(nn.Module):
         (lambda outputs, labels: outputs.sum(dim=0), r"gives \[4\] for 5 rows"),
         (lambda outputs, labels: outputs, r"gives \[5, 4\] for 5 rows"),
         (lambda outputs, labels: torch.zeros(()), "cannot take"),
+        (lambda outputs, labels: -outputs.log()[torch.arange(len(labels)), labels].sum(), "not the mean of its rows'"),
+        (lambda outputs, labels: (-1 - outputs.abs()).sqrt().sum(dim=1), "no finite number"),
         ("cross", "give a torch loss or a callable"),
     ],
 )

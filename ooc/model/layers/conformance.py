@@ -30,6 +30,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDro
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
+from ooc.kernels.tensors import fractions
 from ooc.model.layers.layer import Layer, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
 from ooc.model.lowering.assembly import first_line
@@ -157,6 +158,7 @@ def probe_layer(
     ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
+        probe.choose_numbers()
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
@@ -215,10 +217,39 @@ class _Probe:
         self.columns, self.edge_features = columns, edge_features
         self.whole = layer.whole_columns(edge_features)
         self.generator = torch.Generator().manual_seed(1)
+        self.of_fractions = False
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
         self.dropped: Sequence[Dropped] = ()
         self.together: dict[str, None] = {}
         self.tolerance = _TOLERANCE
+
+    def choose_numbers(self) -> None:
+        """Have rows, and what edges carry, be fractions if of other numbers it gives NaN, as logarithms and roots do:
+        nothing would be seen of what it depends on."""
+
+        def numbers_given() -> Tensor | None:
+            try:
+                with torch.no_grad():
+                    found = self.layer.call(sharing(self.unused, self.layer.where), self.x_NC, self.near)
+                return self._finite(found) if found.isnan().any() else None
+            except Exception:  # of the user's code, which is told when it is checked
+                return None
+
+        before = self.x_NC, self.near, self.offsets_N1
+        of_any = numbers_given()
+        if of_any is None:
+            return
+        self.of_fractions = True
+        self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
+        of_fractions = numbers_given()
+        if of_fractions is not None and of_fractions.sum() < of_any.sum():
+            self.of_fractions = False
+            self.x_NC, self.near, self.offsets_N1 = before
+
+    def _finite(self, found_NX: Tensor) -> Tensor:
+        """Which numbers of rows that have in-edges are finite: others may be what an aggregation gives of nothing."""
+        has_edges_N = self.offsets_N1.diff() > 0
+        return found_NX[: len(has_edges_N)][has_edges_N[: len(found_NX)]].isfinite()
 
     def find_dropout(self) -> None:
         """Find what the layer drops entries from; refused where that is neither of nodes nor of edges."""
@@ -259,6 +290,8 @@ class _Probe:
         rows = self.near.rows
         if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != rows or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
+        if first.numel() and not self._finite(first).any():
+            raise layer.refuse("none of what it gives on a small graph of fractions is a finite number")
         run_once, kept = Before(self.module), unused.spoil()
         again = self._whole(self._masked(self.near))
         if kept and not _same(again, first):
@@ -601,13 +634,13 @@ class _Probe:
         x_NC[:, positive] = x_NC[:, positive].abs() + 0.1
         return x_NC, near, offsets
 
-    @staticmethod
     def _numbers(
-        rows: int, columns: int, whole: Sequence[int], dtype: torch.dtype, generator: torch.Generator
+        self, rows: int, columns: int, whole: Sequence[int], dtype: torch.dtype, generator: torch.Generator
     ) -> Tensor:
         """Random ones; zeros and ones in the columns that have to be ``whole`` numbers."""
-        found = torch.randn(rows, columns, generator=generator, dtype=dtype)
-        found[:, list(whole)] = (found[:, list(whole)] > 0).to(dtype)
+        normal = torch.randn(rows, columns, generator=generator, dtype=dtype)
+        found = fractions(normal) if self.of_fractions else normal.clone()
+        found[:, list(whole)] = (normal[:, list(whole)] > 0).to(dtype)
         return found
 
     def _edges(self, edge_index: Tensor, rows: int, dtype: torch.dtype, generator: torch.Generator) -> Neighbourhood:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ooc.errors import ModelError
+from ooc.kernels.tensors import fractions
 from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
@@ -451,7 +452,10 @@ def probe(
         inputs = [torch.randn(_PROBE_ROWS * piece, *one, generator=generator, dtype=dtype) for one in tails]
         inputs = [_of_any_size(one, generator) for one in inputs] if of_any_size else inputs
         inputs = [(one > 0).to(dtype) if is_whole else one for one, is_whole in zip_longest(inputs, whole)]
-        tail = _compared(name, function, inputs, piece)
+        tail, is_seen = _compared(name, function, inputs, piece)
+        if not is_seen:
+            inputs = [one if is_whole else fractions(one) for one, is_whole in zip_longest(inputs, whole)]
+            _compared(name, function, inputs, piece)
     return tail
 
 
@@ -460,8 +464,9 @@ def _of_any_size(normal: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(shares < 0.25, normal.round(), normal * 10 ** (_MAGNITUDES * (2 * shares - 1)))
 
 
-def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int) -> tuple[int, ...]:
-    """The shape of a row of what ``function`` gives, for all rows and ``piece`` at a time."""
+def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece: int) -> tuple[tuple[int, ...], bool]:
+    """The shape of a row of what ``function`` gives, for all rows and ``piece`` at a time, and whether all of it are
+    numbers."""
     rows, dtype = len(inputs[0]), inputs[0].dtype
     try:
         together = function(*(tensor.clone() for tensor in inputs))
@@ -482,7 +487,7 @@ def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece:
         same_shape = alone.shape == of_piece.shape
         if not same_shape or not torch.allclose(alone, of_piece, rtol=tolerance, atol=floor, equal_nan=True):
             raise across
-    return tuple(together.shape[1:])
+    return tuple(together.shape[1:]), not together.isnan().any()
 
 
 def first_line(error: BaseException) -> str:
