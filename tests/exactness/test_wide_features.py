@@ -81,7 +81,7 @@ class Opaque(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.first, self.second = FiLMConv(features, 24), LeAsItIs(24, classes)
+        self.first, self.second = FiLMConv(features, 24, aggr="max"), LeAsItIs(24, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         out: Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
