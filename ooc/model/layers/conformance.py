@@ -224,25 +224,24 @@ class _Probe:
         self.tolerance = _TOLERANCE
 
     def choose_numbers(self) -> None:
-        """Have rows, and what edges carry, be fractions if of other numbers it gives NaN, as logarithms and roots do:
-        nothing would be seen of what it depends on."""
+        """Have rows, and what edges carry, be fractions if more of what it gives is finite then, as of logarithms and
+        roots: of what is NaN nothing is seen of what it depends on."""
 
-        def numbers_given() -> Tensor | None:
+        def finite_share() -> float:
             try:
                 with torch.no_grad():
                     found = self.layer.call(sharing(self.unused, self.layer.where), self.x_NC, self.near)
-                return self._finite(found) if found.isnan().any() else None
+                are = self._finite(found)
             except Exception:  # of the user's code, which is told when it is checked
-                return None
+                return 0.0
+            return float(are.double().mean()) if are.numel() else 1.0
 
-        before = self.x_NC, self.near, self.offsets_N1
-        of_any = numbers_given()
-        if of_any is None:
+        before, share = (self.x_NC, self.near, self.offsets_N1), finite_share()
+        if share == 1:
             return
         self.of_fractions = True
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS)
-        of_fractions = numbers_given()
-        if of_fractions is not None and of_fractions.sum() < of_any.sum():
+        if finite_share() <= share:
             self.of_fractions = False
             self.x_NC, self.near, self.offsets_N1 = before
 
@@ -291,7 +290,7 @@ class _Probe:
         if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != rows or first.dtype != x_NC.dtype:
             raise layer.refuse("it does not give one row of numbers a node")
         if first.numel() and not self._finite(first).any():
-            raise layer.refuse("none of what it gives on a small graph of fractions is a finite number")
+            raise layer.refuse("none of what it gives on a small graph is a finite number")
         run_once, kept = Before(self.module), unused.spoil()
         again = self._whole(self._masked(self.near))
         if kept and not _same(again, first):
