@@ -474,7 +474,8 @@ class _Tracer(fx.Tracer):
         nothing; so is what a model computes of its edges, to be refused by its name."""
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
-        modules = {sys.modules.get(kind.__module__, operator) for kind in (*kinds, GCNConv)}
+        names = {kind.__module__ for kind in (*kinds, GCNConv)}
+        modules = [sys.modules[name] for name in names & sys.modules.keys()]
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         found = [(one, name, f) for one, name, f in found if isfunction(f) and f in self._of_edges]
         with ExitStack() as stack:
