@@ -754,6 +754,21 @@ def test_ways_by_how_many_there_are_are_refused(
     tuned_trainer(Own(what).double(), store, spill_dir=tmp_path).close()
 
 
+def test_another_way_without_edges_is_refused(converted: Converted, tmp_path: Path) -> None:
+    """Where there are none at all: tiles without are given one, as PyG gives such a layer some of the graph."""
+
+    class Early(Own):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return super().forward(x, edge_index) if edge_index.numel() else self.linear(x)
+
+    early = Early(lambda s, x, e: x).double()
+    _, store = converted(GraphCase())
+    tuned_trainer(early, store, spill_dir=tmp_path).close()
+    _, store = converted(GraphCase(edges=0))
+    with pytest.raises(ModelError, match="Early: it makes something else of a graph that has no edges at all"):
+        tuned_trainer(early, store, spill_dir=tmp_path)
+
+
 TENSORS: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
     "of a size": lambda s, x, e: x / torch.DoubleTensor([x.size(1)]).sqrt(),
     "of a number": lambda s, x, e: x * torch.scalar_tensor(x.size(1), dtype=x.dtype),

@@ -148,14 +148,14 @@ def probe_layer(
     dtype: torch.dtype,
     record: bool,
     in_pieces: bool = True,
-    nodes: Sequence[int] = (0, 0),
+    nodes: Sequence[int] = (),
     edges: int = 0,
     in_pairs: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph, targets and sources;
-    ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs so."""
+    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph, targets and sources, if it is
+    asked for by these; ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.choose_numbers()
@@ -196,7 +196,10 @@ def probe_layer(
         taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
-        probe.check_sizes(nodes, edges)
+        if nodes:
+            probe.check_sizes(nodes, edges)
+            if not edges:
+                probe.check_without_edges()
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
     return ProbeResult(tail, used, *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
@@ -485,6 +488,26 @@ class _Probe:
                 scale = torch.full_like(last, _OUTLIER)
                 scale[whole] = 1.0
                 last *= scale
+
+    def check_without_edges(self) -> None:
+        """Refused where a graph that has no edges at all is something else to it than rows without any."""
+        features_EK, weight_E = self.near.features_EK, self.near.weight_E
+        no_edges = replace(
+            self.near,
+            edge_index_2E=self.near.edge_index_2E[:, :0],
+            weight_E=None if weight_E is None else weight_E[:0],
+            features_EK=None if features_EK is None else features_EK[:0],
+        )
+        has_none_N = self.offsets_N1.diff() == 0
+        expected = self._forward(self.near, self.x_NC)[has_none_N]
+        try:
+            found = self._forward(no_edges, self.x_NC)
+        except Exception as error:  # of the user's code
+            raise self.layer.refuse(f"it fails on a graph without edges: {first_line(error)}") from error
+        if found.shape[:1] != has_none_N.shape or not _same(found[has_none_N], expected, self.tolerance):
+            raise self.layer.refuse(
+                "it makes something else of a graph that has no edges at all than of rows without any"
+            )
 
     def check_sizes(self, nodes: Sequence[int], edges: int) -> None:
         """Refused where Python goes another way by how many rows or edges there are, by as many as the graph has."""

@@ -452,8 +452,8 @@ def lower_opaque(
             dtype=setting.dtype,
             record=record,
             in_pieces=setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
-            nodes=[assembly.num_rows(one) if kind is Opaque else 0 for one in (target or source, source)],
-            edges=all_edges if kind is Opaque else 0,
+            nodes=[assembly.num_rows(one) for one in (target or source, source)] if kind is Opaque else (),
+            edges=all_edges,
         )
         setting.probed.append((question, probed))
     keep = setting.training and (rows_train or bool(probed.parameters))
