@@ -2,22 +2,28 @@
 """What a trainer has taken from its model, its loss and PyG's data when it was made, and whether it still holds.
 
 Weights, and buffers that are written into, are looked up whenever they are used. Which modules there are, which
-parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list or dictionary of
-these, or of what is around a function (globals, what encloses it), decided what is planned; changed later, they would
-count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that are neither
-parameters nor buffers. Of data a store has been made, and of torch's losses what divides them.
+parameters are trained, rates of dropout, slopes and the like, of a module, of its class, in a list, dictionary or
+object of these, or of what is around a function (globals, what encloses it), decided what is planned; changed later,
+they would count for nothing. Nor would hooks, or another ``forward``, that are set on a module later, nor tensors that
+are neither parameters nor buffers, or buffers of whole numbers, by which there may be as many steps. Of data a store
+has been made, and of torch's losses what divides them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from dis import get_instructions
-from functools import partial
+from functools import cache, partial
 from inspect import isfunction, unwrap
 from itertools import chain
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
+from zlib import crc32
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError, TrainingError
@@ -33,6 +39,8 @@ NOBODYS = ("torch", "builtins", "numpy")
 _OF_DATA = ["x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "train_mask", "val_mask", "test_mask"]
 """What a conversion reads of data."""
 _EMPTY = CellType()
+_READ_BYTES = 1 << 26
+"""Of a tensor that is compared by what is in it: 0.05 s. A larger one is by which it is, and how often written into."""
 _CHANGED = (
     "has changed since the trainer was made, which it does not see: make another Trainer with the model and its "
     "optimizer"
@@ -45,29 +53,41 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         self._model, self._with_around = model, around
-        self._constants = dict(constants(model, around=around))
-        self._tensors = _plain_tensors(model) if around else {}
-        self._numbers = [(name, buffer, buffer._version, float(buffer)) for name, buffer in _taken_as_numbers(model)]
+        self._constants = self._now()
+
+    def _now(self) -> dict[str, object]:
+        found = dict(constants(self._model, around=self._with_around))
+        if self._with_around:
+            found |= {f"the value of {name}": [buffer] for name, buffer in _taken_as_numbers(self._model)}
+        return {name: [*map(_content, one)] if isinstance(one, list) else one for name, one in found.items()}
 
     def check(self, *, tried: bool = False) -> None:
         """Raise ModelError naming what is no longer as it was; ``tried``: since the model was tried and taken apart."""
-        there = dict(constants(self._model, around=self._with_around))
+        there = self._now()
         for name in [*self._constants, *there]:
             before, now = self._constants.get(name), there.get(name)
             is_equal = isinstance(before, (*PLAIN, list)) and isinstance(now, (*PLAIN, list)) and before == now
             if before is not now and not is_equal:
                 raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
-        now_there = _plain_tensors(self._model) if self._tensors else {}
-        for name, (tensor, version) in self._tensors.items():
-            now, times = now_there.get(name, (tensor, version))
-            if now is not tensor or times != version:
-                raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
-        for at, (name, buffer, version, value) in enumerate(self._numbers):
-            if buffer._version == version:
-                continue
-            if float(buffer) != value:  # on a device, to read it is to wait: not again until it is written again
-                raise ModelError(f"the value of {name} of the model {_CHANGED}")
-            self._numbers[at] = name, buffer, buffer._version, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Which tensor it is, and how often it was written into."""
+
+    which: int
+    times: int
+    held: Tensor = field(compare=False)
+
+
+def _content(one: object) -> object:
+    """What is in a tensor or array, to be compared; anything else as it is."""
+    if isinstance(one, Tensor):
+        if one.is_meta or one.layout is not torch.strided or one.nbytes > _READ_BYTES:
+            return _Written(id(one), 0 if one.is_inference() else one._version, one)
+        one = one.detach().as_subclass(Tensor).cpu().contiguous()
+        return str(one.dtype), tuple(one.shape), crc32(one.reshape(-1).view(torch.uint8).numpy().data)
+    return (str(one.dtype), one.shape, crc32(one.tobytes())) if isinstance(one, np.ndarray) else one
 
 
 class LossSnapshot:
@@ -113,9 +133,11 @@ def _tensors_of(data: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:
-    """What a model is made of, by name: modules, functions, values, parameters and buffers; ``around``: with functions
-    that these call, and what is around all of them."""
+    """What a model is made of, by name: modules, functions, values, parameters and buffers, and in lists what is in
+    others; ``around``: with functions that these call, and what is around all of them."""
     functions: dict[FunctionType, None] = {}
+    found: list[tuple[str, object]] = []
+    kept = cache(lambda: {name for kind in {type(module) for module in model.modules()} for name in _put_by(kind)})
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, module
@@ -123,10 +145,10 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
         for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
             if name in _OF_ALL:
                 continue
-            if isinstance(value, (list, tuple, dict)):
-                yield prefix + name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
-            elif isinstance(value, PLAIN) or callable(value):
+            if isinstance(value, PLAIN) or callable(value):
                 yield prefix + name, value
+            if not (isinstance(value, PLAIN) or (isinstance(value, Tensor) and name in kept())):
+                found.append((prefix + name, value))
             functions |= dict.fromkeys(_functions_in(value))
         for kind in hooks_of(module):
             yield prefix + kind, True
@@ -144,21 +166,35 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
         yield f"{function.__module__}.{function.__qualname__}", function
         for name, value in surroundings(function):
             functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
-            if isinstance(value, (*PLAIN, list, tuple, dict)):
-                yield name, [one for one in tree_leaves(value) if isinstance(one, PLAIN)]
+            found.append((name, value))
+    names = set[str]().union(*map(_names_in, seen))
+    own = {*map(_place_of, (*model.parameters(), *model.buffers()))}
+    opened: dict[int, object] = {}
+    for name, value in found:
+        if not _is_own(value):
+            leaves = [one for one in _leaves(value, names, own) if around or isinstance(one, PLAIN)]
+            yield from [(name, leaves)] if leaves else []
+        elif id(value) not in opened:
+            opened[id(value)] = value
+            found += [(f"{name}.{part}", one) for part, one in _parts_of(value, names)]
 
 
-def _plain_tensors(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Tensors that are attributes of modules, and neither parameters nor buffers, with how often they were written
-    into; but for those that a forward pass puts by."""
-    found = [
-        (path, name, value)
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor) and not value.is_inference()
-    ]
-    kept = {name for kind in {type(module) for module in model.modules()} for name in _put_by(kind)} if found else ()
-    return {f"{path}.{name}".lstrip("."): (one, one._version) for path, name, one in found if name not in kept}
+def _leaves(value: object, names: set[str], own: Collection[object], depth: int = 8) -> Iterator[object]:
+    """What counts in a value, or in the values that it holds: tensors too, but for those that share memory with a
+    model's ``own``, or have a gradient; of somebody's own object the parts that are among ``names``."""
+    if isinstance(value, (*PLAIN, np.ndarray)):
+        yield value
+    elif isinstance(value, Tensor):
+        if not value.requires_grad and _place_of(value) not in own:
+            yield value
+    elif isinstance(value, (set, frozenset)):
+        yield frozenset(one for one in value if isinstance(one, PLAIN))
+    elif isinstance(value, (list, tuple, dict)):
+        for one in tree_leaves(value):
+            yield from _leaves(one, names, own, depth)
+    elif depth and _is_own(value):
+        for _, one in _parts_of(value, names):
+            yield from _leaves(one, names, own, depth - 1)
 
 
 def _put_by(kind: type[nn.Module]) -> set[str]:
@@ -173,8 +209,27 @@ def _put_by(kind: type[nn.Module]) -> set[str]:
     return found
 
 
+def _place_of(tensor: Tensor) -> object:
+    """What tensors have in common that share memory."""
+    return id(tensor) if is_lazy(tensor) or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
+
+
+def _is_own(value: object) -> bool:
+    """Whether it is an object of a class that is somebody's own, which may be changed meanwhile, and no module."""
+    is_other = isinstance(value, (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial))
+    return not is_other and not type(value).__module__.startswith(NOBODYS)
+
+
+def _parts_of(value: object, names: set[str]) -> list[tuple[str, object]]:
+    """Those of an object that are called so."""
+    parts = {*getattr(value, "__dict__", ())}.union(*(getattr(kind, "__slots__", ()) for kind in type(value).__mro__))
+    return [(name, getattr(value, name, None)) for name in sorted(names & parts)]
+
+
 def _functions_in(value: object) -> list[FunctionType]:
     """The function of somebody's own that it is, or wraps."""
+    if _is_own(value) and not isinstance(value, (staticmethod, classmethod, property)):
+        value = type(value).__call__ if callable(value) else None
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         value = value.__func__
     elif isinstance(value, (property, partial)):
@@ -183,14 +238,20 @@ def _functions_in(value: object) -> list[FunctionType]:
     return [value] if is_own and isinstance(value, FunctionType) else []
 
 
-def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
-    defaults of its arguments."""
+def _names_in(function: FunctionType) -> set[str]:
+    """Globals and attributes that it names."""
     codes, names = [function.__code__], set[str]()
     while codes:
         code = codes.pop()
         names |= {*code.co_names}
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    return names
+
+
+def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
+    defaults of its arguments."""
+    names = _names_in(function)
     for name in sorted(names & function.__globals__.keys()):
         value, place = function.__globals__[name], f"{function.__module__}.{name}"
         yield place, value
@@ -211,3 +272,7 @@ def _taken_as_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         if isinstance(module, (GINConv, GINEConv)) and not isinstance(module.eps, nn.Parameter):
             yield f"{path}.eps".lstrip("."), module.eps
+        if not type(module).__module__.startswith(NOBODYS):
+            for name, buffer in module.named_buffers(recurse=False):
+                if not (buffer.is_floating_point() or is_lazy(buffer)):
+                    yield f"{path}.{name}".lstrip("."), buffer
