@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -104,7 +105,12 @@ class Calls:
         tracer = self._tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
             drawn = _random_states()
-            self.graph = tracer.trace(module)
+            try:
+                self.graph = tracer.trace(module)
+            except TypeError as error:  # of torch's: a stand-in is no tensor
+                if found := re.search(r"to buffer '(\w+)'", str(error)):
+                    raise self._changes(f"buffer {found[1]}") from error
+                raise
             self.nodes = list(self.graph.nodes)
             constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
             if not _alike(drawn, _random_states()):
@@ -152,17 +158,9 @@ class Calls:
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
-        put = nn.Module.__setattr__
-
-        def keep(module: nn.Module, name: str, value: Any) -> None:
-            if isinstance(value, fx.Proxy) and name in module._buffers:
-                raise self._changes(f"buffer {name}")
-            put(module, name, value)
-
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
             patches.enter_context(_nothing_recomputed())
-            patches.enter_context(mock.patch.object(nn.Module, "__setattr__", keep))
             for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new"), (Tensor, "__new__")):
                 said = "Tensor" if owner is Tensor else name
                 made = _Maker(getattr(owner, name), self._refuse(f"torch.{said} is given what only a run knows"))
