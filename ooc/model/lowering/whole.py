@@ -2,6 +2,7 @@
 """Models called as every model here is, whatever their forward takes and gives: so they are traced."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,7 +111,11 @@ fx.wrap("both_types")
 
 def with_arguments(kind: type[nn.Module], names: Sequence[str], *args: Any, **options: Any) -> nn.Module:
     """A module whose ``call`` is given so many tensors, each an argument of its own, as torch.fx wants them."""
+    whole = _with_arguments(kind, tuple(names))  # type: ignore[arg-type]  # classes can be hashed
+    return whole(*args, **options)
+
+
+@cache  # for as many as there are, traces take longer: they patch nn.Module, and Python looks at all its subclasses
+def _with_arguments(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     source = f"lambda self, {', '.join(names)}: self.call({', '.join(names)})"
-    forward = eval(compile(source, __file__, "eval"))  # no line of the model
-    whole: nn.Module = type("_Whole", (kind,), {"forward": forward})(*args, **options)
-    return whole
+    return type("_Whole", (kind,), {"forward": eval(compile(source, __file__, "eval"))})  # no line of the model
