@@ -45,6 +45,7 @@ def columns_of_edges(model: nn.Module, *, nodes: int = 1000, weighted: bool = Fa
         aggregate_once=True,
         input_dropout=0.0,
         edge_data=frozenset({EdgeData.WEIGHT} if weighted else ()),
+        num_edges=10 * nodes,
         most_edges=lambda relation: 50,
     )
     found = lower(
