@@ -132,8 +132,10 @@ class ResidentRows:
     def __init__(self, pages: Pages) -> None:
         self.pages_read = pages.count
         array = pages.array
-        memory = Arena(pages.count * PAGE_BYTES).view(0, pages.count * PAGE_BYTES)
-        pages.read_range(0, pages.count, memory).wait()
+        memory: Bytes = np.empty(0, dtype=np.uint8)
+        if pages.count:
+            memory = Arena(pages.count * PAGE_BYTES).view(0, pages.count * PAGE_BYTES)
+            pages.read_range(0, pages.count, memory).wait()
         if array.has_checksums:
             for chunk, stored in enumerate(array.checksums().tolist()):
                 if google_crc32c.extend(0, memory[chunk * array.chunk_bytes :][: array.chunk_bytes]) != stored:

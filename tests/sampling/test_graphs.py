@@ -56,6 +56,14 @@ def test_batches_are_pygs_with_all_paths(store: Store, paths: int) -> None:
     assert sorted(seen) == list(range(120)) and seen != sorted(seen)
 
 
+def test_graphs_may_have_no_edges_at_all(tmp_path: Path) -> None:
+    graphs = [Data(x=one.x, edge_index=one.edge_index[:, :0], y=one.y) for one in _GRAPHS]
+    with GraphLoader(ooc.convert(graphs, tmp_path / "g.ooc", dtype="float64"), 7, paths=2, hops=2) as loader:
+        for batch in loader:
+            assert torch.equal(batch.x, torch.cat([graphs[graph].x for graph in batch.graph_id.tolist()]))
+            assert batch.edge_index.shape == batch.hop_index.shape == (2, 0) and batch.path_index.shape == (3, 0)
+
+
 @pytest.mark.parametrize("hops", [2, 3])
 def test_near_nodes_are_those_of_all_walks(store: Store, monkeypatch: pytest.MonkeyPatch, hops: int) -> None:
     def batches() -> list[Any]:
