@@ -325,7 +325,7 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
 
     def total(outputs_rC: Tensor, labels: Tensor) -> Tensor:
         value = loss(outputs_rC, labels)
-        return value.sum() if by_row else value * len(labels)
+        return value.sum() if value.dim() else value * len(labels)
 
     return Loss(_by_autograd(total), float(store.split_sizes["train"]))
 

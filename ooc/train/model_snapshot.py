@@ -91,22 +91,29 @@ def _content(one: object) -> object:
 
 
 class LossSnapshot:
-    """Of ``loss``, a module of torch's that is computed by what it was when a trainer was made, as it is now."""
+    """Of ``loss`` as it is now: a module of torch's, which is computed by what it was when a trainer was made; of one
+    that ``is_own``, which is called as it is, what says whether it is a mean: truths and words."""
 
-    def __init__(self, loss: nn.Module) -> None:
-        self._loss = loss
+    def __init__(self, loss: object, *, is_own: bool) -> None:
+        self._loss, self._is_own = loss, is_own
         self._parts = self._now()
 
-    def _now(self) -> dict[str, tuple[object, int]]:
-        parts = {name: one for name, one in vars(self._loss).items() if name not in _OF_ALL} | self._loss._buffers
-        return {name: (one, one._version if isinstance(one, Tensor) else 0) for name, one in parts.items()}
+    def _now(self) -> dict[str, object]:
+        modules = self._loss.named_modules() if isinstance(self._loss, nn.Module) else [("", self._loss)]
+        parts = [
+            (f"{path}.{name}".lstrip("."), one)
+            for path, part in modules
+            for name, one in [*getattr(part, "__dict__", {}).items(), *getattr(part, "_buffers", {}).items()]
+            if name not in _OF_ALL
+        ]
+        parts += [found for function in _functions_in(self._loss) for found in surroundings(function)]
+        return {name: _content(one) for name, one in parts if not self._is_own or isinstance(one, (bool, str))}
 
     def check(self) -> None:
         """Raise ModelError naming what is no longer as it was."""
-        for name, (now, version) in self._now().items():
-            before, written = self._parts.get(name, (None, 0))
-            is_equal = isinstance(now, PLAIN) and isinstance(before, PLAIN) and now == before
-            if (now is not before and not is_equal) or version != written:
+        now = self._now()
+        for name in now.keys() | self._parts.keys():
+            if now.get(name) != self._parts.get(name):
                 raise ModelError(f"{name} of the loss {_CHANGED}")
 
 

@@ -537,8 +537,8 @@ class Trainer:
         self._given: list[DataSnapshot | LossSnapshot] = []
         if not isinstance(graph, Store | str | Path):
             self._given.append(DataSnapshot(graph))
-        if isinstance(loss, nn.Module) and not takes_results(loss):
-            self._given.append(LossSnapshot(loss))
+        if loss is not None:
+            self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         self._converted, graph = _opened(graph, scratch, resources, loss)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,6 +238,46 @@ def test_later_changes_of_torchs_losses_are_refused_by_name(
     loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, GRAPH.classes + 1))
     with ooc.Trainer(Model(), store, "64M", "64M", spill_dir=tmp_path, loss=loss) as trainer:
         trainer.fit(1, eval_every=0)
+        change(loss)
+        with pytest.raises(ModelError, match=f"^{said} of the loss has changed"):
+            trainer.fit(1, eval_every=0)
+
+
+class Scaled(nn.Module):
+    """A loss of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross, self.scale = nn.CrossEntropyLoss(), 1.0
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.cross(outputs, labels) * self.scale
+
+
+REDUCTION = "none"
+
+
+def by_a_word(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction=REDUCTION)
+
+
+@pytest.mark.parametrize(
+    ("loss", "change", "said"),
+    [
+        (Scaled(), lambda loss: setattr(loss.cross, "reduction", "sum"), "cross.reduction"),
+        (by_a_word, lambda _: globals().update(REDUCTION="sum"), r".*REDUCTION"),
+    ],
+    ids=["a part", "a global"],
+)
+def test_a_loss_of_ones_own_may_not_become_a_sum(
+    loss: Any, change: Callable[[Any], object], said: str, store: Store, tmp_path: Path
+) -> None:
+    """Whose numbers may change."""
+    with ooc.Trainer(Model(), store, "64M", "64M", spill_dir=tmp_path, loss=loss) as trainer:
+        trainer.fit(1, eval_every=0)
+        if isinstance(loss, Scaled):
+            loss.scale = 0.5
+            trainer.fit(1, eval_every=0)
         change(loss)
         with pytest.raises(ModelError, match=f"^{said} of the loss has changed"):
             trainer.fit(1, eval_every=0)
