@@ -129,6 +129,25 @@ class Counting(nn.Module):
         return self.conv(x, edge_index)
 
 
+class Bounding(Counting):
+    """Bounds its weights in each run, by one way or another."""
+
+    def __init__(self, bound: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.bound, self.linear = bound, nn.Linear(F_IN, F_IN)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.bound(self.linear)
+        return self.conv(self.linear(x), edge_index)
+
+
+def assigned(x: Tensor, key: Any) -> Tensor:
+    """With zeros where ``key`` says."""
+    x = x * 2
+    x[key] = 0
+    return x
+
+
 class CountingAnew(Counting):
     """Has another buffer after each run."""
 
@@ -246,6 +265,28 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "layers by chance": (Chancy, ("Chancy", "random numbers")),
     "noise without rows": (lambda: Between(lambda x: x + torch.randn(8)), ("Between", "random numbers")),
     "counting its runs": (Counting, ("Counting", "changes its buffer runs")),
+    "weights bounded": (
+        lambda: Bounding(lambda m: m.bias.data.clamp_(0, 1)),
+        ("its forward changes its linear.bias", "not in every epoch"),
+    ),
+    "weights set": (
+        lambda: Bounding(lambda m: setattr(m.weight, "data", m.weight.data.abs())),
+        ("its forward sets data of linear_weight", "not in every epoch"),
+    ),
+    "weights made": (
+        lambda: Bounding(lambda m: nn.init.constant_(m.bias, 0.5)),
+        ("its forward changes its linear.bias",),
+    ),
+    "a weight assigned to": (
+        lambda: Bounding(lambda m: m.bias.data.__setitem__(0, 1.0)),
+        ("its forward changes its linear.bias",),
+    ),
+    "a row assigned to": (lambda: Between(lambda x: assigned(x, 0)), ("item assignment is not supported but",)),
+    "some rows assigned to": (lambda: Between(lambda x: assigned(x, (slice(3), 0))), ("item assignment", "rows")),
+    "columns counted from the last": (
+        lambda: Between(lambda x: assigned(x, (..., 0, 0))),
+        ("item assignment is not supported but",),
+    ),
     "another buffer": (CountingAnew, ("CountingAnew", "changes its buffer runs")),
     "a tensor written into": (Writing, ("Writing", "changes its attribute total")),
     "asking for tensors": (lambda: Between(lambda x: x if torch.is_tensor(x) else -x), ("isinstance(x, Tensor)",)),

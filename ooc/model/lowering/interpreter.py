@@ -39,6 +39,7 @@ from ooc.model.lowering.rowwise import (
     ROWWISE_MODULES,
     VIEWS,
     WHOLE,
+    assigned,
 )
 from ooc.model.lowering.symbolic import (
     LINEAR,
@@ -324,7 +325,7 @@ class Interpreter:
 
     def _call(self, node: fx.Node) -> Any:
         target = IN_PLACE.get(node.target, node.target)
-        name = getattr(node.target, "__name__", str(node.target))
+        name = "item assignment" if target is assigned else getattr(node.target, "__name__", str(node.target))
         args, kwargs = self._arguments(node)
         if not args and "input" in kwargs:
             args = [kwargs.pop("input")]
@@ -352,7 +353,10 @@ class Interpreter:
                 "a layer, or of a module of its own that is given rows and edges and gives a row a node; self-loops, "
                 "reverse edges and numbers of neighbours may be added to the graph before, too"
             )
-        self._check_in_place(node, name, target is not node.target or bool(kwargs.get("inplace")))
+        in_place = target is not node.target or target is assigned or bool(kwargs.get("inplace"))
+        self._check_in_place(node, name, in_place)
+        if target is assigned:
+            self._check_assigned(*args)
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
         if node.op == "call_function" and target in (F.dropout, torch.dropout):
@@ -464,6 +468,18 @@ class Interpreter:
         bounds, nodes = (rows.start, rows.stop, rows.step), self._assembly.num_rows(source)
         if all(bound is None or isinstance(bound, int) for bound in bounds) and rows.indices(nodes) != (0, nodes, 1):
             raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
+
+    def _check_assigned(self, source: Any, key: Any, value: Any) -> None:
+        """``source[key] = value``: to columns of all rows, or to what is chosen by truths."""
+        first, *others = [*key] if isinstance(key, (tuple, list)) else [key]
+        self._check_all_rows("item assignment", source, key)
+        chosen = isinstance(first, (Value, Parts)) and not others and not isinstance(value, _OF_ROWS)
+        of_all = (isinstance(first, slice) or first is Ellipsis) and not any(isinstance(a, _OF_ROWS) for a in others)
+        if not isinstance(source, Value) or len(others) > len(source.tail) or not (chosen or of_all):
+            raise ModelError(
+                "item assignment is not supported but of numbers to columns of all rows, x[:, 0] = …, or where "
+                "something holds, x[x < 0] = 0; torch.where and torch.cat make a new matrix"
+            )
 
     def _dropout(
         self, input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
@@ -650,7 +666,8 @@ class Interpreter:
         shared = operand.target in VIEWS or any(other.op in ("placeholder", "get_attr") for other in memory)
         alike = (other for other in self._memory if memory & self._memory[other])
         if shared or any(user > node for other in alike for user in other.users):
-            raise ModelError(f"{name} writes into a matrix that is used again; use it without in-place")
+            how = "let it be into a clone" if name == "item assignment" else "use it without in-place"
+            raise ModelError(f"{name} writes into a matrix that is used again; {how}")
 
     def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
         """Of those whose memory the result of ``node`` may be, itself if it is new."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 _MODULE_NAMES = (
     "ReLU ELU LeakyReLU GELU GLU SiLU Tanh Sigmoid Softplus Softsign Softshrink Hardshrink Tanhshrink Hardswish "
@@ -40,12 +40,22 @@ OF_SEVERAL: tuple[type[nn.Module], ...] = (
     *(nn.CosineSimilarity, nn.PairwiseDistance),
 )
 """Modules that take several matrices, or give several results; with a batch's rows first."""
+
+
+def assigned(x: Tensor, key: Any, value: Any) -> Tensor:
+    """What ``x`` is after ``x[key] = value``, as a tensor of its own."""
+    x = x.clone()
+    x[key] = value
+    return x
+
+
 ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [
         getattr,
         *(getattr(operator, name) for name in _OPERATOR_NAMES.split()),
         *(getattr(torch, name) for name in _TORCH_NAMES.split() if hasattr(torch, name)),
         *(torch.zeros, torch.ones, torch.full),  # of so many rows
+        assigned,
         *(getattr(F, name) for name in _FUNCTIONAL_NAMES.split()),
     ]
 )

@@ -40,7 +40,7 @@ from ooc.kernels.tensors import fractions
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
-from ooc.model.lowering.rowwise import WHOLE
+from ooc.model.lowering.rowwise import VIEWS, WHOLE, assigned
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -53,6 +53,7 @@ OF_BOTH_ENDS = ("propagate", "edge_updater")
 """What of a convolution takes rows of sources and of targets apart."""
 _CONSTANT = "_tensor_constant"
 """What torch.fx names such tensors, and a number."""
+_ONCE = ", which would happen once and not in every epoch"
 _MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
 """How many more rows and edges than were tried there may be, beside fewer of a small graph."""
 _OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
@@ -118,6 +119,7 @@ class Calls:
             for what in before.changed():
                 raise self._changes(what)
             self._check_again()
+        self._check_written()
         vars(module).update(constants)  # tensors that forward makes, which the calls refer to
         self.constants = constants
         if training:
@@ -140,7 +142,7 @@ class Calls:
         return ModelError(f"model {self._name} is not supported: {why}")
 
     def _changes(self, what: str) -> ModelError:
-        return self._refuse(f"its forward changes its {what}, which would happen once and not in every epoch")
+        return self._refuse(f"its forward changes its {what}{_ONCE}")
 
     def _check_again(self) -> None:
         """Refuse a module that calls something else the second time. A stand-in of the first time is none then."""
@@ -150,6 +152,17 @@ class Calls:
                     raise self._refuse(f"{kept.name} is kept from an earlier forward pass")
         if list(map(_kind, again.nodes)) != list(map(_kind, self.nodes)):
             raise self._refuse("it calls other layers, or with other numbers, each time")
+
+    def _check_written(self) -> None:
+        """Refuse what writes into a parameter or a buffer, be it by way of ``data`` or of what shares its memory."""
+        for node in self.nodes:
+            name = getattr(node.target, "__name__", str(node.target))
+            is_function = node.op in ("call_function", "call_method") and name.endswith("_") and name[-2:] != "__"
+            written = node.all_input_nodes[:1] if is_function or node.target is assigned else []
+            while written and (written[0].target in VIEWS or written[0].target is assigned):
+                written = written[0].all_input_nodes[:1]
+            if written and written[0].op == "get_attr":
+                raise self._changes(str(written[0].target).removeprefix("model."))
 
     @contextmanager
     def _without_functions(self) -> Iterator[None]:
@@ -216,7 +229,7 @@ class Calls:
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
                 "torch.is_tensor(x) or hasattr(x, …), where torch.autocast is on (give compute_dtype='bfloat16'), or "
-                "where += writes into a tensor that has another name, too"
+                "where += or x[:, 0] = … writes into a tensor that has another name, too"
             )
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
@@ -371,7 +384,7 @@ class _StandIn(fx.Proxy):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Of what is chosen by truths, as in ``inverse[inverse == inf] = 0``."""
         if not isinstance(key, _StandIn):
-            raise TypeError("'Proxy' object does not support item assignment but by truths")
+            return _assign(self, key, value)
         self.masked_fill_(key, value)
 
 
@@ -450,7 +463,8 @@ class _Tracer(fx.Tracer):
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        with grouped, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]):
+        put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True)
+        with grouped, put, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]):
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
@@ -648,6 +662,19 @@ class _Tracer(fx.Tracer):
         if not torch.is_grad_enabled():
             self.without_gradients.add(node)
         return node
+
+
+def _assign(of: fx.Proxy, key: Any, value: Any) -> None:
+    """Whoever has what is assigned to sees it assigned; but for a part of something, which is refused."""
+    made = of.tracer.create_proxy("call_function", assigned, (of, key, value), {})
+    if not isinstance(of, fx.proxy.Attribute):
+        of.node = made.node
+
+
+def _put(of: fx.Proxy, name: str, value: Any) -> None:
+    if hasattr(Tensor, name):
+        raise ModelError(f"its forward sets {name} of {of.node.name.removeprefix('model_')}{_ONCE}")
+    object.__setattr__(of, name, value)
 
 
 def _no_length(of: fx.Proxy) -> int:
