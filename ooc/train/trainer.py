@@ -540,6 +540,8 @@ class Trainer:
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         self._converted, graph = _opened(graph, scratch, resources, loss)
+        if out is not None:
+            out.check_contents(graph)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}
         if ranks.count > 1:

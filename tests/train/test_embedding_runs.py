@@ -185,7 +185,7 @@ def test_another_embedding_is_refused(store: Store, tmp_path: Path) -> None:
     others = {
         "is of another embedding": ooc.Embedding(8, optimizer="sgd"),
         "is of another model": 9,
-        "was begun with an embedding": None,
+        "was trained on another store": None,
     }
     for message, embedding in others.items():
         columns = 9 if embedding == 9 else 8

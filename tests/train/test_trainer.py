@@ -109,6 +109,17 @@ def test_a_run_is_gone_on_with_by_its_folder(store: Store, tmp_path: Path) -> No
     assert len(RunFolder.open(tmp_path / "run").records()) == 3
 
 
+def test_a_run_is_not_gone_on_with_on_another_graph(tmp_path: Path) -> None:
+    """Though it is at the same place, or has as many nodes and columns; one made anew of the same Data is the same."""
+    data = DATA.clone()
+    for again in (False, True):
+        with ooc.Trainer(model(), data, memory="64M", out=tmp_path / "run") as trainer:
+            trainer.fit(epochs=1 + again, resume=again)
+    data.x[0] += 1
+    with pytest.raises(ooc.RunError, match="was trained on another store than"):
+        ooc.Trainer(model(), data, memory="64M", out=tmp_path / "run")
+
+
 def test_a_dropped_trainer_leaves_nothing_and_warns(store: Store, tmp_path: Path) -> None:
     with ooc.Trainer(model(), store, spill_dir=tmp_path) as trainer:
         trainer.fit(epochs=1)  # pools that stay for good are there

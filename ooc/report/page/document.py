@@ -23,7 +23,7 @@ from ooc.sizes import format_size
 
 _TIMES = 8
 """An epoch that is shorter by more would hardly be seen over the other one's seconds."""
-_HIDDEN = ("first_epoch", "ooc_version", "store_facts")
+_HIDDEN = ("contents", "first_epoch", "ooc_version", "store_facts")
 
 Run = Mapping[str, Any]
 """What `figures` gives of one."""

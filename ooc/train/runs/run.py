@@ -30,6 +30,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from zlib import crc32
 
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError, as_error
@@ -175,6 +176,14 @@ class RunFolder:
             identity |= store.types.attributes()
         if self.config.setdefault("store_facts", identity) != identity:
             raise RunError(f"{self.path} was trained on another store than {store.path}")
+
+    def check_contents(self, store: "Store") -> None:
+        """Note what the store of a training holds; RunError where it was begun on one that holds something else."""
+        if not self._written:
+            return
+        contents = crc32(json.dumps(store.fingerprint(), sort_keys=True).encode())
+        if self.config.setdefault("contents", contents) != contents:
+            raise RunError(f"{self.path} was trained on another store than {store.path}, or on it as it was before")
 
     def discard(self) -> None:
         """Take back what `start` wrote, unless there is a checkpoint to go on from. Where that cannot be done, the run,
