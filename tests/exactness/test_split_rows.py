@@ -154,6 +154,40 @@ class Quantiles(nn.Module):
         return out
 
 
+BY_COUNTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "more than thirty": lambda messages, counts: torch.where(counts > 30, 2 * messages, messages),
+    "no more than thirty": lambda messages, counts: torch.where(counts <= 30, messages.sin(), messages),
+    "at least thirty": lambda messages, counts: messages / counts.clamp(min=30),
+}
+"""What is made of messages by how many edges their row has."""
+
+
+class Counting(nn.Module):
+    """Counts the edges of a row before it adds up messages."""
+
+    def __init__(self, inputs: int, outputs: int, way: str) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(inputs, outputs), way
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows, (sources, targets) = self.linear(x), edge_index
+        counts = rows.new_zeros(len(rows), 1).index_add(0, targets, rows.new_ones(len(targets), 1))
+        messages = BY_COUNTS[self.way](rows[sources].tanh(), counts[targets])
+        return torch.zeros_like(rows).index_add(0, targets, messages)
+
+
+class CountingTwice(nn.Module):
+    """Of which rows reach the loss by way of a hub."""
+
+    def __init__(self, features: int, classes: int, way: str) -> None:
+        super().__init__()
+        self.first, self.second = Counting(features, H, way), Counting(H, classes, way)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found: Tensor = self.second(self.first(x, edge_index), edge_index)
+        return found
+
+
 LAYERS: dict[str, Callable[[int, int], MessagePassing]] = {
     "an MLP on edges": MlpMessages,
     "EdgeConv": edge_conv,
@@ -242,6 +276,16 @@ def test_hubs_are_exact(
     """Losses, gradients and scores."""
     data, store = shared
     assert_agrees(CustomCase(make=make), data, tmp_path, epochs=2, store=store, tile_rows=16)
+
+
+@pytest.mark.parametrize("way", BY_COUNTS)
+def test_what_is_told_by_the_number_of_edges(
+    way: str, shared: tuple[Data, Store], tmp_path: Path, pieces: None
+) -> None:
+    """Rows of a small graph are all told the same way, and so would a hub be, of which no count is complete."""
+    data, store = shared
+    case = CustomCase(make=lambda features, classes: CountingTwice(features, classes, way))
+    assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
 @settings(max_examples=examples(60))

@@ -246,16 +246,16 @@ class Finding(_Catching):
     """Notes the calls: ``found`` what they are, and of what a row for each (None: of nothing that is known, or not
     added to the edges' targets); ``given`` the numbers that they get, ``held_bytes`` as of a ``CaughtSum``. ``near``: a
     graph on which all ``DroppedRows`` are of different numbers. ``changed``: of which call the result is to be another
-    one. ``together``: other functions that look at all that they are given at once, of as many rows as there are edges
-    or more."""
+    one, half as much again and ``by`` so much more. ``together``: other functions that look at all that they are given
+    at once, of as many rows as there are edges or more."""
 
-    def __init__(self, near: Neighbourhood, changed: int | None = None) -> None:
+    def __init__(self, near: Neighbourhood, changed: int | None = None, by: float = 0.0) -> None:
         super().__init__()
         self.found: list[tuple[Kind, DroppedRows | None]] = []
         self.given: list[Tensor] = []
         self.held_bytes: list[int] = []
         self.together: list[str] = []
-        self._changed = changed
+        self._changed, self._by = changed, by
         self._edges = near.edge_index_2E.shape[1]
         self._targets = {rows: ends_of(rows, near)[0] for rows in DroppedRows if rows not in OF_NODES}
 
@@ -276,10 +276,10 @@ class Finding(_Catching):
         if self._changed != len(self.found) - 1:
             return None
         if selecting is not None:
-            return selected_of_rows(rows, numbers_E, len(into), selecting) * 1.5 + 0.25
+            return selected_of_rows(rows, numbers_E, len(into), selecting) * 1.5 + self._by
         index = numbers_E.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
         includes = given.includes or given.kind not in _EXTREMES
-        return into.scatter_reduce(0, index, rows, given.kind.value, include_self=includes) * 1.5 + 0.25
+        return into.scatter_reduce(0, index, rows, given.kind.value, include_self=includes) * 1.5 + self._by
 
 
 class Catching(_Catching):

@@ -14,6 +14,7 @@ Shapes: S nodes of a piece's graph, the row first, C columns of the source, O of
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from ooc.kernels.pieces.caught_sums import AllCaught, Catching, CaughtSum, Findi
 from ooc.kernels.tensors import gradients_of
 from ooc.model.layers.layer import Layer
 
+_CHANGES = (0.25, 100.0, -100.0)
+"""What is added to half as much again of a sum, to see what depends on it: no more, as there may be as many places for
+edges in each row."""
 Part = tuple[Tensor, tuple[Tensor, Tensor] | None, list[Tensor | None]]
 """The gradient of a run's own rows, of its other nodes by their rows, and of parameters."""
 
@@ -179,20 +183,24 @@ def added(total: Tensor | None, part: Tensor | None) -> Tensor | None:
 
 def levels_of(run: Callable[[Finding], None], near: Neighbourhood) -> tuple[CaughtSum, ...]:
     """What a layer adds up when it is ``run`` in such a mode, on ``near``; nothing where that cannot be told, or is
-    nothing. A call depends on another one that it is given something else for another result of."""
+    nothing. A call depends on another one that it is given something else for another result of, be it a much larger or
+    smaller one, as where rows of many edges are told apart; and on one with such a result of which it fails."""
     plain = Finding(near)
     run(plain)
     if not all(rows for _, rows in plain.found):
         return ()
     levels = [1] * len(plain.found)
-    for changed in range(len(plain.found)):
-        other = Finding(near, changed)
+    for changed, by in product(range(len(plain.found)), _CHANGES):
+        other = Finding(near, changed, by)
         try:
             run(other)
         except Exception:
-            return ()
-        if other.found != plain.found:
-            return ()
+            if by == _CHANGES[0]:
+                return ()
+            other.given = [one + torch.nan for one in plain.given]
+        else:
+            if other.found != plain.found:
+                return ()
         for later in range(changed + 1, len(levels)):
             if not torch.equal(other.given[later], plain.given[later]):
                 levels[later] = max(levels[later], levels[changed] + 1)
