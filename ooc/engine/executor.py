@@ -5,6 +5,7 @@ of passes: rows of all columns, a pull of one slab of columns after the other, a
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ from ooc.prefetch.engine import Event
 from ooc.sizes import format_size
 from ooc.stages import Inputs, PanelSums, Tile, nowhere
 from ooc.stages import Step as StageStep
+
+Operand = TypeVar("Operand", Input, Output)
 
 
 def run_program(
@@ -112,13 +115,13 @@ class RowPassRun(TilePassRun):
         super().__init__(run, item)
         self.item, self.buffers = item, buffers
         self.compute_tile = run.functions[item.stage.name]
-        self.inputs = {name: run.summed_rows(name, item) or self._input(name) for name in item.loads}
+        self.inputs = {name: run.summed_rows(name, item) or self._operand(name, self._input) for name in item.loads}
         self.features = FeatureSweep(run.runtime) if item.stage.entry_bytes else None
-        self.outputs = {name: self._output(name) for name in item.stage.stores if name in item.stores}
+        self.outputs = {name: self._operand(name, self._output) for name in item.stage.stores if name in item.stores}
         self.pulled_before = item.pulled
         self.pull: PullRun | None = None
         self.sent = self._sent_outputs()
-        self.parts = sent_parts_of(item, run.passes, run.plan.matrices)
+        self.parts = sent_parts_of(item, run.passes, run.plan.matrices) if self.sent else 0
         self.sending: list[Future[Event | None]] = []
 
     def begin_sweep(self, step: Step) -> None:
@@ -133,6 +136,16 @@ class RowPassRun(TilePassRun):
             self.pull = BucketedPull(run, item.pull, kernel, rows)
         else:
             self.pull = WholePull(run, item, item.pull, kernel)
+
+    def _operand(self, name: str, make: Callable[[str], Operand]) -> Operand:
+        """Matrix ``name`` as this pass loads or stores it, in every run of the program."""
+        operands = self.runtime.operands
+        key = self.program.name, self.item.index, make.__name__, name
+        found: Operand | None = operands.get(key)
+        if found is None:
+            operands[key] = found = make(name)
+        found.forget()
+        return found
 
     def _input(self, name: str) -> Input:
         run, item = self.program, self.item

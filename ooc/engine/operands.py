@@ -121,6 +121,7 @@ class _Operand:
         self._workspace = workspace
         self._slabs = slabs
         self._whole = whole
+        self._rows_of_block = matrix.grid.block_rows if len(slabs) == 1 and whole is None else 0
         self._blocks: OpenBlocks[list[Tensor]] = OpenBlocks()
 
     def open(self, start: int, stop: int) -> None:
@@ -131,16 +132,32 @@ class _Operand:
     def _rows(self, block: int) -> list[Tensor]:
         return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
 
+    def _in_one(self, start: int, stop: int) -> Tensor | None:
+        """Rows ``start:stop``, where they lie in one block of the only slab, as those of most tiles do."""
+        height, rows = self._rows_of_block, self._matrix.grid.rows
+        if not height or stop > rows:
+            return None
+        block = start // height
+        first, last = start - block * height, stop - block * height
+        if last > height:
+            return None
+        piece = self._blocks[block][0]
+        return piece[first:last] if first or (last < height and stop < rows) else piece
+
     def _of_tile(self, start: int, stop: int) -> list[list[Tensor]]:
         """Rows ``start:stop``: of each block that they lie in, those of each of its slabs."""
-        height, found = self._matrix.grid.block_rows, []
-        for block in blocks_within(self._matrix.grid, start, stop):
-            pieces, first = self._blocks[block], max(0, start - block * height)
-            last = stop - block * height
-            if first > 0 or last < self._matrix.grid.height(block):
-                pieces = [piece[first:last] for piece in pieces]
+        grid, found = self._matrix.grid, []
+        height, rows = grid.block_rows, grid.rows
+        for block in blocks_within(grid, start, stop):
+            pieces, first, last = self._blocks[block], start - block * height, stop - block * height
+            if first > 0 or (last < height and stop < rows):
+                pieces = [piece[max(0, first) : last] for piece in pieces]
             found.append(pieces)
         return found
+
+    def forget(self) -> None:
+        """Nothing is taken any more, or put, of what has been opened."""
+        self._blocks = OpenBlocks()
 
 
 class Input(_Operand):
@@ -168,8 +185,11 @@ class Input(_Operand):
 
     def tile(self, start: int, stop: int) -> Tensor:
         """Rows ``start:stop``, or as many of them as the matrix has."""
-        grid = self._matrix.grid
-        if start >= grid.rows:
+        piece = self._in_one(start, stop)
+        if piece is not None:
+            piece = typed(piece, self._dtype)
+            return piece if self._all else piece[:, self._taken]
+        if start >= self._matrix.grid.rows:
             return self._none
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
@@ -207,6 +227,7 @@ class Output(_Operand):
         """``first_row``: of the ``direct`` slabs."""
         super().__init__(matrix, workspace, framed, whole)
         self._direct, self._first_row = direct, first_row
+        self._is_framed = not direct and whole is None and matrix.grid.slabs == len(framed) == 1
         regions = direct if whole is None else [whole]
         self._rounds_first = any(region.dtype != matrix.dtype for region in regions)
         """Whether something is wider than what is kept: elsewhere the copy itself rounds, in half the time."""
@@ -221,13 +242,16 @@ class Output(_Operand):
             return None
         if self._region is not None:
             found = self._region[start - self._first_row : stop - self._first_row]
-        elif not self._direct and self._whole is None and self._matrix.grid.slabs == len(self._slabs) == 1:
-            blocks = self._of_tile(start, stop)
-            found = blocks[0][0] if len(blocks) == 1 else None
+        elif self._is_framed:
+            found = self._in_one(start, stop)
         return found if found is not None and found.dtype == dtype and found.data_ptr() % _ALIGNMENT == 0 else None
 
     def put(self, start: int, stop: int, rows: Tensor) -> None:
         """Rows ``start:stop`` are ``rows``, as far as the matrix has them."""
+        piece = self._in_one(start, stop) if self._is_framed else None
+        if piece is not None and piece.shape[0] == rows.shape[0]:
+            piece.copy_(rows)
+            return
         grid = self._matrix.grid
         stop = min(stop, grid.rows)
         if start >= stop:
@@ -260,8 +284,8 @@ class Sums:
     def add(self, rows_S: Tensor, values_SC: Tensor) -> None:
         """Add to some rows, none of them twice. Those beyond the matrix's end are of no use to anybody."""
         self._take()
-        inside_S = rows_S < len(self._whole)
-        if not bool(inside_S.all()):
+        if rows_S.shape[0] and int(rows_S.max()) >= self._whole.shape[0]:
+            inside_S = rows_S < self._whole.shape[0]
             rows_S, values_SC = rows_S[inside_S], values_SC[inside_S]
         self._whole.index_add_(0, rows_S, values_SC)
 

@@ -47,6 +47,12 @@ class ProgramRun:
         self.program: Program = self.plan.unrolled[name]
         self.passes = self.plan.programs[name]
         self._index = 0
+        self._regions: dict[str, list[Region]] = {}
+        self._entered: dict[int, list[Region]] = {}
+        """By matrix; and by the pass from which on they are taken."""
+        for region in self.plan.regions[name]:
+            self._regions.setdefault(region.matrix, []).append(region)
+            self._entered.setdefault(region.first, []).append(region)
         self._arrivals: list[list[int]] = [[] for _ in self.program.steps]
         self._filled: list[list[int]] = [[] for _ in self.program.steps]
         for span in self.program.uses.spans:
@@ -63,9 +69,8 @@ class ProgramRun:
         """Before pass ``index``: blocks move out of the way of regions."""
         self._index = index
         self._move(index)
-        for region in self.plan.regions[self.name]:
-            if region.first == index:
-                self.workspace.clear(region.frame, region.count)
+        for region in self._entered.get(index, ()):
+            self.workspace.clear(region.frame, region.count)
         self.workspace.entered()
 
     def finish(self) -> None:
@@ -99,7 +104,7 @@ class ProgramRun:
 
     def region(self, name: str, index: int) -> Region:
         """The region of matrix ``name`` during pass ``index``."""
-        return next(r for r in self.plan.regions[self.name] if r.matrix == name and r.first <= index <= r.last)
+        return next(region for region in self._regions[name] if region.first <= index <= region.last)
 
     def whole(self, name: str, index: int) -> Tensor | None:
         """A matrix that is in memory whole; None if it is not."""

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from operator import sub
 from typing import Any, NamedTuple
 
 
@@ -26,7 +27,7 @@ class Taken(NamedTuple):
 
     def since(self, earlier: "Taken") -> "Taken":
         """What was taken from ``earlier`` on."""
-        taken: Any = (now - then for now, then in zip(self, earlier, strict=True))
+        taken: Any = map(sub, self, earlier)
         return Taken(*taken)
 
 

@@ -7,7 +7,7 @@ stored (``BlockSums``); ``Input.tile`` (ooc.engine.operands) views rows of that 
 takes that view as its operand. ``ProgramRun`` says what happens between steps, ``PassRun`` what in them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +85,8 @@ class Runtime:
         if plan.retained_bytes:
             spare = Spare(plan.retained_bytes)
             self.retained = {key: Retained(spare) for key in plan.topologies if key.of_edges}
+        self.operands: dict[Hashable, Any] = {}
+        """Of row passes, by program, pass and matrix: the same in every run."""
         self._resources = ExitStack()
         with ExitStack() as opening:
             opening.enter_context(store.held())
@@ -256,6 +258,7 @@ class Runtime:
 
     def close(self) -> None:
         """End the threads, free the arena and the spill files. May be called twice."""
+        self.operands.clear()
         self._resources.close()
 
     def settle(self) -> None:

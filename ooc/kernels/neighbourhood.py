@@ -54,7 +54,7 @@ class BucketRows:
         """Any rows, which must be there; as of the matrix."""
         assert dim == 0
         places_S = torch.searchsorted(self.numbers_M, rows_S)
-        if len(rows_S):
+        if rows_S.shape[0]:
             self._check(self.numbers_M[places_S.clamp(max=len(self.numbers_M) - 1)], rows_S)
         return self.values_MC.index_select(0, places_S)
 
@@ -90,13 +90,21 @@ class Neighbourhood:
 
     def with_copies(self) -> "Neighbourhood":
         """The same with copies of what the edges carry, which may lie where something else will."""
-        weight_E, features_EK = (None if part is None else part.clone() for part in (self.weight_E, self.features_EK))
+        weight_E, features_EK = self.weight_E, self.features_EK
+        if weight_E is None and features_EK is None:
+            return self
+        weight_E, features_EK = (None if part is None else part.clone() for part in (weight_E, features_EK))
         return replace(self, weight_E=weight_E, features_EK=features_EK)
 
     def gather(self, source_NC: Tensor | BucketRows) -> Tensor:
         """The rows of the pulled matrix that are nodes here → [R + S, C]."""
         own_RC = source_NC[self.start : self.start + self.rows]
-        return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
+        if not isinstance(source_NC, Tensor):
+            return torch.cat((own_RC, source_NC.index_select(0, self.others_S)))
+        near_SC = source_NC.new_empty(self.rows + self.others_S.shape[0], *source_NC.shape[1:])
+        near_SC[: self.rows] = own_RC
+        torch.index_select(source_NC, 0, self.others_S, out=near_SC[self.rows :])
+        return near_SC
 
 
 def edges_at_once(place: torch.device) -> int:
@@ -114,7 +122,7 @@ def runs(tile: TileEdges, most: int | None = None, *, pads: bool = False) -> Ite
 
 def _runs(tile: TileEdges, most: int | None) -> Iterator[TileEdges]:
     most = min(most or EDGES_AT_ONCE_ON_DEVICE, edges_at_once(tile.indices_E.device))
-    if len(tile.indices_E) <= most:  # without asking a device
+    if tile.indices_E.shape[0] <= most:  # without asking a device
         yield tile
         return
     offsets = tile.offsets_R1.cpu().numpy()
@@ -144,16 +152,24 @@ def _alike(tile: TileEdges) -> Iterator[TileEdges]:
 
 def _rows_of(tile: TileEdges, start: int, stop: int, edges: slice) -> TileEdges:
     """Some of its rows, which have these edges."""
-    relative = tile.offsets_R1[start : stop + 1] - edges.start
-    return replace(_with_edges(tile, edges), offsets_R1=relative, start=tile.start + start)
+    return _with_edges(tile, edges, tile.offsets_R1[start : stop + 1] - edges.start, start)
 
 
-def _with_edges(tile: TileEdges, edges: slice | Tensor) -> TileEdges:
-    return replace(
-        tile,
-        indices_E=tile.indices_E[edges],
-        weight_E=None if tile.weight_E is None else tile.weight_E[edges],
-        features_EK=None if tile.features_EK is None else tile.features_EK[edges],
+def _with_edges(tile: TileEdges, edges: slice | Tensor, offsets_R1: Tensor | None = None, start: int = 0) -> TileEdges:
+    """Some of its edges, of rows from the ``start``-th on."""
+    return TileEdges(  # in a quarter of the time that ``replace`` takes
+        tile.indices_E[edges],
+        tile.offsets_R1 if offsets_R1 is None else offsets_R1,
+        tile.start + start,
+        tile.nodes,
+        tile.self_loops,
+        None if tile.weight_E is None else tile.weight_E[edges],
+        None if tile.features_EK is None else tile.features_EK[edges],
+        tile.checks,
+        tile.edges_per_piece,
+        tile.parts_P2,
+        tile.retained,
+        tile.carried,
     )
 
 
@@ -163,17 +179,17 @@ def present(row: TileEdges, rows: int) -> TileEdges:
     if bool((row.indices_E[1:] < row.indices_E[:-1]).any()):
         raise StoreError("neighbours of a row are not in ascending order; convert again")
     count = int(torch.searchsorted(row.indices_E, rows))
-    return replace(_with_edges(row, slice(count)), offsets_R1=row.offsets_R1.clamp(max=count))
+    return _with_edges(row, slice(count), row.offsets_R1.clamp(max=count))
 
 
 def stretches(row: TileEdges, most: int) -> Iterator[tuple[TileEdges, int]]:
     """A tile of one row in stretches of ``most`` of its edges, and how many edges before each equal its first."""
-    edges = len(row.indices_E)
+    edges = row.indices_E.shape[0]
     for first in range(0, edges, most):
         last = min(edges, first + most)
         before = first - int(torch.searchsorted(row.indices_E[:first], row.indices_E[first]))
         offsets_R1 = row.offsets_R1.new_tensor([0, last - first])
-        yield replace(_with_edges(row, slice(first, last)), offsets_R1=offsets_R1), before
+        yield _with_edges(row, slice(first, last), offsets_R1), before
 
 
 def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
@@ -182,11 +198,11 @@ def neighbourhood(tile: TileEdges, rows: int) -> Neighbourhood:
     neighbours_E = tile.indices_E.long()
     counts_R = tile.offsets_R1.diff().long()
     rows_R = torch.arange(tile.rows, device=neighbours_E.device)
-    target_E = torch.repeat_interleave(rows_R, counts_R, output_size=len(neighbours_E))
-    if len(neighbours_E) and highest_row(tile, neighbours_E) >= rows:
+    target_E = torch.repeat_interleave(rows_R, counts_R, output_size=neighbours_E.shape[0])
+    if neighbours_E.shape[0] and highest_row(tile, neighbours_E) >= rows:
         present_E = neighbours_E < rows
         neighbours_E, target_E, tile = neighbours_E[present_E], target_E[present_E], _with_edges(tile, present_E)
-    if not len(neighbours_E):
+    if not neighbours_E.shape[0]:
         return _without_edges(tile)
     is_own_E = (neighbours_E >= tile.start) & (neighbours_E < tile.start + tile.rows)
     outer = (~is_own_E).nonzero()[:, 0]

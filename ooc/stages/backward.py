@@ -270,7 +270,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
             found = gradients.get(pulled)
             name = names.of("dp", pulled)
             if found is not None:
-                room = tile.room(name, len(found)) if found.dim() == 2 else None
+                room = tile.room(name, found.shape[0]) if found.dim() == 2 else None
                 found = context.scaled_after(found, tile, pulled.scaling, room)
             out[name] = padded(found, pulled.columns, height)
         for value, (prior, name) in passed_on.items():
@@ -310,7 +310,7 @@ def _follow(
     the input of a product may be put where the rows of the matrix ``place`` are stored."""
     gradient, is_own = gradients.take(value)
     if isinstance(value, Multiplied):
-        out = None if value.source in gradients else tile.room(place, len(gradient))
+        out = None if value.source in gradients else tile.room(place, gradient.shape[0])
         found, is_own = value.backward(gradient, operands, rows, out), True
     elif isinstance(value, (Rectified, Sigmoidal)):
         found, is_own = value.backward(gradient, operands, rows, over=is_own), True

@@ -94,7 +94,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         out = {name: flat(known[v], v) for name, v in stored.items()}
         for name, aggregate in pulled_next.items():
             rows = known[aggregate.source]
-            out[name] = program.message(aggregate, rows, tile, tile.room(name, len(rows)))
+            out[name] = program.message(aggregate, rows, tile, tile.room(name, rows.shape[0]))
         return out
 
     pull, kernel = program.pull(recipe, run.stage)
@@ -185,7 +185,7 @@ def materialise(
     done_with = last_uses(recipe.order, rows_in, kept_beyond(recipe))
 
     def room(place: Place, source: Value, first_RC: Tensor, tile: Tile) -> Tensor | None:
-        found = tile.room(place.matrix, len(first_RC))
+        found = tile.room(place.matrix, first_RC.shape[0])
         if found is None and place.over and (source is not pulled or tile.pulled_is_own):
             return first_RC
         return found

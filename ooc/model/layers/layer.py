@@ -241,7 +241,7 @@ class Layer:
             rows = self._split(x_SC[near.rows :], self.of_sources) | self._split(targets, self.own)
         else:
             rows = self._split(x_SC, self.rows)
-            if self.pairs and not near.stands_in and near.rows < len(x_SC):
+            if self.pairs and not near.stands_in and near.rows < x_SC.shape[0]:
                 rows = {name: (part, part[: near.rows]) for name, part in rows.items()}
         edge_index = edge_index.flip(0) if self.sums_at_sources else edge_index
         arguments = {**self.plain, **given_as(rows, self.ends), self.edges: edge_index}

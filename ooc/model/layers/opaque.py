@@ -95,7 +95,7 @@ class _JoinedRows:
 
     def index_select(self, dim: int, rows_S: Tensor) -> Tensor:
         """Of sources; what stands in for one where there is none is a row of numbers like any."""
-        if len(rows_S) and int(rows_S[-1]) >= len(self):
+        if rows_S.shape[0] and int(rows_S[-1]) >= len(self):
             numbers = torch.arange(1, self._columns + 1, dtype=self._own.dtype, device=self._own.device)
             return numbers[None] / (self._columns + 1)
         return self._widened(self._source.index_select(dim, rows_S))
@@ -201,9 +201,11 @@ class Opaque(EdgeAggregate):
         retained, name = run.retained, _name(run, rows)
         found: Neighbourhood | None = None if retained is None else retained.get(name)
         if found is not None and not found.edge_index_2E._version:  # nor has the layer written to it
+            if run.weight_E is None and run.features_EK is None:
+                return found
             return replace(found, weight_E=run.weight_E, features_EK=run.features_EK)
         near = neighbourhood(run, rows)
-        is_whole = not near.stands_in and near.edge_index_2E.shape[1] == len(run.indices_E)
+        is_whole = not near.stands_in and near.edge_index_2E.shape[1] == run.indices_E.shape[0]
         if retained is not None and found is None and is_whole:
             retained.keep(name, near.nbytes, lambda: replace(near, weight_E=None, features_EK=None))
         return near
@@ -216,7 +218,7 @@ class Opaque(EdgeAggregate):
         padding = found.padding_bytes
         edge_bytes = found.edge_bytes + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
         nbytes = near.edge_index_2E.shape[1] * edge_bytes + near.rows * PADDED_ROW * padding
-        nbytes += len(x_SC) * (found.node_bytes + self.layer.columns * found.itemsize)
+        nbytes += x_SC.shape[0] * (found.node_bytes + self.layer.columns * found.itemsize)
         kept: list[Any] | None = None if run.retained is None else run.retained.keep(name, nbytes, list)
         if kept is not None:
             near = near.with_copies()
@@ -248,9 +250,9 @@ class Opaque(EdgeAggregate):
         place = tile.indices_E.device
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
-            row = present(run, len(source)) if self.splits_rows and len(run.indices_E) > most else run
+            row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else run
             running = partial(self._running, key)
-            is_split = self.splits_rows and len(row.indices_E) > most
+            is_split = self.splits_rows and row.indices_E.shape[0] > most
             split: SplitRow | None = None
             if is_split:
                 of_row = totals.setdefault(run.start, [])
@@ -267,14 +269,14 @@ class Opaque(EdgeAggregate):
         own = own[:, : self.result]
         parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
         parts = partial(self._backward_parts, key, tile, source, own, parameters, {})
-        wait = len(tile.indices_E) <= self.waiting_edges
+        wait = tile.indices_E.shape[0] <= self.waiting_edges
         others: Iterable[tuple[Tensor, Tensor]] = []
         sums: list[Tensor | None] = [None] * len(parameters)
         rows = own.new_zeros(tile.rows, self.pulled_target_columns)
         for start, (of_rows, of_others, of_parameters) in parts():
             sums = [added(total, part) for total, part in zip(sums, of_parameters or [None] * len(sums), strict=True)]
             if trains:
-                rows[start : start + len(of_rows)] += of_rows[:, : self.brought.columns]
+                rows[start : start + of_rows.shape[0]] += of_rows[:, : self.brought.columns]
                 if of_others is not None and isinstance(others, list) and wait and self.source.trains:
                     others.append(self._of_sources(of_others))
         if not wait and self.source.trains:
@@ -415,7 +417,7 @@ class Opaque(EdgeAggregate):
 
 def _name(run: TileEdges, rows: int) -> tuple[int, ...]:
     """What tells a run of rows from any other, and how many rows it gathers from."""
-    return run.start, run.rows, len(run.indices_E), rows
+    return run.start, run.rows, run.indices_E.shape[0], rows
 
 
 def lower_opaque(

@@ -25,6 +25,9 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import OF_BOTH_ENDS, called
 from ooc.model.lowering.values import Codes, Ones, RowCount, Value
 
+_TREES = tuple, list, dict, slice
+"""What arguments may lie in."""
+
 
 @dataclass(frozen=True, eq=False)
 class OfEdges:
@@ -80,23 +83,20 @@ class Propagation(nn.Module):
         found: Any = None
         for step in self.steps:
             if step.target in OF_BOTH_ENDS:
-                filled = (_both_ends(part, known) for part in (step.args, step.kwargs))
+                args, kwargs = _both_ends(step.args, known), _both_ends(step.kwargs, known)
             else:
-                filled = (_filled(part, known, 0) for part in (step.args, step.kwargs))
-            known[step.number] = found = called(self, step.kind, step.target, *filled)
+                args = [_filled(one, known, 0) for one in step.args]
+                kwargs = {name: _filled(one, known, 0) for name, one in step.kwargs.items()}
+            known[step.number] = found = called(self, step.kind, step.target, args, kwargs)
         return found
 
 
 def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
     """``tree`` with what is known in place of what stands for it; of rows in pairs those at one end."""
-
-    def at_end(leaf: Any) -> Any:
-        if not isinstance(leaf, _Given):
-            return leaf
-        found = known[leaf.name]
-        return found[end] if isinstance(found, tuple) and str(leaf.name).startswith("rows") else found
-
-    return map_aggregate(tree, at_end)
+    if isinstance(tree, _Given):
+        found = known[tree.name]
+        return found[end] if isinstance(found, tuple) and str(tree.name).startswith("rows") else found
+    return map_aggregate(tree, lambda leaf: _filled(leaf, known, end)) if isinstance(tree, _TREES) else tree
 
 
 def _both_ends(given: Any, known: Mapping[Any, Any]) -> Any:

@@ -6,7 +6,7 @@ Parameters are shared with the user's model, not copied. What cannot be run exac
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,12 @@ class Network:
     """Of a model that gives several results, side by side in training; the first is scored."""
     traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
     """Its calls in training, what each stands for, and the tensors that its forward makes."""
+    _projections: tuple[list[Projection], ...] = field(init=False)
+    """What is multiplied by weights that are made of parameters, in training and in evaluation."""
+
+    def __post_init__(self) -> None:
+        modes = self.training, self.evaluation
+        self._projections = tuple([v for v in values_of(one) if isinstance(v, Projection)] for one in modes)
 
     @property
     def learnt(self) -> dict[str, Value]:
@@ -150,10 +156,9 @@ class Network:
     def forget_weights(self) -> None:
         """Weights may have changed: what was made of them is to be made anew."""
         self.product.forget_weights()
-        for output in (self.training, self.evaluation):
-            for value in values_of(output):
-                if isinstance(value, Projection):
-                    value.made.forget()
+        for projections in self._projections:
+            for projection in projections:
+                projection.made.forget()
 
     @contextmanager
     def summing_gradients(self) -> Iterator[None]:
@@ -176,7 +181,7 @@ class Network:
 
     @property
     def _made(self) -> list[Made]:
-        return [v.made for v in values_of(self.training) if isinstance(v, Projection) and v.own_trains]
+        return [projection.made for projection in self._projections[0] if projection.own_trains]
 
 
 def lower(

@@ -587,7 +587,7 @@ class Differentiated(Value):
     def _gradients(self, gradient: Tensor, rows: Rows) -> tuple[list[Tensor | None], list[tuple[Summed, Tensor]]]:
         """Of the tensors, and of parameters, for a gradient of the first rows; None for what has no part in it."""
         leaves, output = rows.tape.pop(self)
-        found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, len(output))])
+        found = gradients_of([output], [*leaves, *self.parameters], [with_zeros(gradient, output.shape[0])])
         of_parameters = zip(self.parameters, found[len(leaves) :], strict=True)
         return found[: len(leaves)], [(p, part) for p, part in of_parameters if part is not None]
 
