@@ -99,12 +99,9 @@ def _places(like: Tensor) -> Tensor:
 def gradients_of(outputs: Sequence[Tensor], wanted: Sequence[Tensor], above: Sequence[Tensor]) -> list[Tensor | None]:
     """From the gradients of outputs to those of what they were computed from; None for what has no part in it."""
     tracked = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if output.requires_grad]
-    asked = tuple(tensor for tensor in wanted if tensor.requires_grad)
+    asked = [tensor for tensor in wanted if tensor.requires_grad]
     if not tracked or not asked:
         return [None] * len(wanted)
     with_gradient, upstream = zip(*tracked, strict=True)
-    # As torch.autograd.grad does, whose checks of what it is given take as long as an operator or two.
-    keeps_graph, makes_graph, allows_unused, accumulates = False, False, True, False
-    how = (keeps_graph, makes_graph, asked, allows_unused, accumulates)
-    found = iter(torch.autograd.Variable._execution_engine.run_backward(with_gradient, upstream, *how))
+    found = iter(torch.autograd.grad(with_gradient, asked, upstream, allow_unused=True))
     return [next(found) if tensor.requires_grad else None for tensor in wanted]
