@@ -9,9 +9,11 @@ are neither parameters nor buffers, or buffers of whole numbers, by which there 
 has been made, and of torch's losses what divides them.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from dis import get_instructions
+from enum import Enum
 from functools import cache, partial
 from inspect import isfunction, unwrap
 from itertools import chain
@@ -24,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError, TrainingError
 from ooc.model.lowering.network import has_hooks, hooks_of
@@ -38,6 +39,9 @@ NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
 _OF_DATA = ["x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "train_mask", "val_mask", "test_mask"]
 """What a conversion reads of data."""
+_COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.device, np.ndarray)
+_CONTAINERS = (list, tuple, dict, deque, set, frozenset)
+_OTHERS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
 _EMPTY = CellType()
 _READ_BYTES = 1 << 26
 """Of a tensor that is compared by what is in it: 0.05 s. A larger one is by which it is, and how often written into."""
@@ -189,15 +193,15 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
 def _leaves(value: object, names: set[str], own: Collection[object], depth: int = 8) -> Iterator[object]:
     """What counts in a value, or in the values that it holds: tensors too, but for those that share memory with a
     model's ``own``, or have a gradient; of somebody's own object the parts that are among ``names``."""
-    if isinstance(value, (*PLAIN, np.ndarray)):
+    if isinstance(value, _COMPARED):
         yield value
     elif isinstance(value, Tensor):
         if not value.requires_grad and _place_of(value) not in own:
             yield value
     elif isinstance(value, (set, frozenset)):
         yield frozenset(one for one in value if isinstance(one, PLAIN))
-    elif isinstance(value, (list, tuple, dict)):
-        for one in tree_leaves(value):
+    elif isinstance(value, _CONTAINERS):
+        for one in chain(value, value.values()) if isinstance(value, dict) else value:
             yield from _leaves(one, names, own, depth)
     elif depth and _is_own(value):
         for _, one in _parts_of(value, names):
@@ -223,7 +227,7 @@ def _place_of(tensor: Tensor) -> object:
 
 def _is_own(value: object) -> bool:
     """Whether it is an object of a class that is somebody's own, which may be changed meanwhile, and no module."""
-    is_other = isinstance(value, (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial))
+    is_other = isinstance(value, (*_COMPARED, *_CONTAINERS, *_OTHERS))
     return not is_other and not type(value).__module__.startswith(NOBODYS)
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has been settled when a trainer was made is refused when it changes; values may."""
 
+import operator
+from collections import OrderedDict
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,6 +46,23 @@ def enclosed() -> tuple[Callable[[Tensor], Tensor], Callable[[], None]]:
     return multiplied, doubled
 
 
+class Kind(Enum):
+    """One's own constants."""
+
+    PLAIN, OTHER = "plain", "other"
+
+
+class Pair(NamedTuple):
+    """Two numbers."""
+
+    first: int
+    second: int
+
+
+class Named(dict[str, int]):
+    """Numbers by their names."""
+
+
 class Model(nn.Module):
     """Two layers with what may be changed between."""
 
@@ -60,6 +80,8 @@ class Model(nn.Module):
         self.held = SimpleNamespace(
             factor=1.0, several=[torch.ones(()), np.ones(())], unused=0, weight=self.norm.weight
         )
+        self.kinds: list[Any] = [Kind.PLAIN, OrderedDict(first=1, second=2), range(2), Pair(1, 2), Named(first=1)]
+        self.pair, self.named = Pair(1, 2), Named(first=1)
         self.register_buffer("order", torch.arange(8))
         self.second = SAGEConv(8, GRAPH.classes)
 
@@ -90,6 +112,13 @@ CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "a tensor of a list": (lambda m: m.held.several[0].zero_(), "held.several"),
     "an array": (lambda m: m.held.several[1].fill(0), "held.several"),
     "a number of an object": (lambda m: setattr(m.held, "factor", 2.0), "held.factor"),
+    "another constant": (lambda m: operator.setitem(m.kinds, 0, Kind.OTHER), "kinds"),
+    "a number by a name": (lambda m: m.kinds[1].update(second=3), "kinds"),
+    "another name": (lambda m: m.kinds[1].update(third=m.kinds[1].pop("second")), "kinds"),
+    "another range": (lambda m: operator.setitem(m.kinds, 2, range(3)), "kinds"),
+    "a number of one's own dictionary": (lambda m: m.kinds[4].update(first=2), "kinds"),
+    "another tuple of names": (lambda m: setattr(m, "pair", Pair(1, 3)), "pair"),
+    "one's own dictionary": (lambda m: m.named.update(first=2), "named"),
     "a tensor of the module": (lambda _: OFFSET.add_(1), "test_model_snapshot.OFFSET"),
     "whole numbers": (lambda m: m.order.copy_(m.order.flip(0)), "the value of order"),
     "a layer more": (lambda m: setattr(m, "third", nn.Linear(2, 2)), "third"),
