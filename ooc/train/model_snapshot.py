@@ -40,8 +40,9 @@ NOBODYS = ("torch", "builtins", "numpy")
 _OF_DATA = ["x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "train_mask", "val_mask", "test_mask"]
 """What a conversion reads of data."""
 _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.device, np.ndarray)
+"""What is equal or not, whoever it belongs to."""
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
-_OTHERS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
+_MODULES_AND_FUNCTIONS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
 _EMPTY = CellType()
 _READ_BYTES = 1 << 26
 """Of a tensor that is compared by what is in it: 0.05 s. A larger one is by which it is, and how often written into."""
@@ -227,7 +228,7 @@ def _place_of(tensor: Tensor) -> object:
 
 def _is_own(value: object) -> bool:
     """Whether it is an object of a class that is somebody's own, which may be changed meanwhile, and no module."""
-    is_other = isinstance(value, (*_COMPARED, *_CONTAINERS, *_OTHERS))
+    is_other = isinstance(value, (*_COMPARED, *_CONTAINERS, *_MODULES_AND_FUNCTIONS))
     return not is_other and not type(value).__module__.startswith(NOBODYS)
 
 
