@@ -252,19 +252,29 @@ def _functions_in(value: object) -> list[FunctionType]:
 
 def _names_in(function: FunctionType) -> set[str]:
     """Globals and attributes that it names."""
-    codes, names = [function.__code__], set[str]()
-    while codes:
-        code = codes.pop()
-        names |= {*code.co_names}
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-    return names
+    return set[str]().union(*(code.co_names for code in _codes_of(function.__code__)))
+
+
+@cache
+def _globals_in(code: CodeType) -> set[str]:
+    """Those that it reads: attributes may have the same names."""
+    read = (one for part in _codes_of(code) for one in get_instructions(part))
+    return {str(one.argval) for one in read if one.opname == "LOAD_GLOBAL"}
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    """It, and those of functions that are made in it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes_of(one)
 
 
 def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
     """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
     defaults of its arguments."""
     names = _names_in(function)
-    for name in sorted(names & function.__globals__.keys()):
+    for name in sorted(_globals_in(function.__code__) & function.__globals__.keys()):
         value, place = function.__globals__[name], f"{function.__module__}.{name}"
         yield place, value
         owner = value if isinstance(value, type) else type(value)

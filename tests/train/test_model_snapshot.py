@@ -172,6 +172,17 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
         trainer.fit(1, eval_every=0)
 
 
+def test_so_may_a_number_with_the_name_of_an_attribute(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a notebook, whose own ``x``, ``norm`` or ``loss`` is nothing to a forward that reads ``self.norm``."""
+    monkeypatch.setitem(globals(), "norm", 1.0)
+    with ooc.Trainer(Model(), store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        monkeypatch.setitem(globals(), "norm", 2.0)
+        trainer.fit(1, eval_every=0)
+
+
 def test_what_is_computed_of_a_buffer_alone_is_computed_anew(tmp_path: Path) -> None:
     """Once it was written into."""
     data, model = random_data(GRAPH, dtype=torch.float32), Model()
