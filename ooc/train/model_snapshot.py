@@ -43,6 +43,8 @@ _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.devi
 """What is equal or not, whoever it belongs to."""
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 _MODULES_AND_FUNCTIONS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
+_BY_ANY_NAME = frozenset(("getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "__getattribute__"))
+"""What reads attributes whose names are nowhere in the code."""
 _EMPTY = CellType()
 _READ_BYTES = 1 << 26
 """Of a tensor that is compared by what is in it: 0.05 s. A larger one is by which it is, and how often written into."""
@@ -147,21 +149,31 @@ def _tensors_of(data: Any) -> Iterator[tuple[str, Tensor]]:
 def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, object]]:
     """What a model is made of, by name: modules, functions, values, parameters and buffers, and in lists what is in
     others; ``around``: with functions that these call, and what is around all of them."""
-    functions: dict[FunctionType, None] = {}
+    attributes = {module: [*_attributes_of(module)] for module in model.modules()}
+    every = (value for own in attributes.values() for _, value in own)
+    functions = dict.fromkeys(one for value in every for one in _functions_in(value))
+    called: dict[FunctionType, str] = {}
     found: list[tuple[str, object]] = []
+    while functions:
+        function, _ = functions.popitem()
+        called[function] = f"{function.__module__}.{function.__qualname__}"
+        for name, value in surroundings(function):
+            functions |= dict.fromkeys(one for one in _functions_in(value) if one not in called)
+            found += [(name, value)] if around else []
+    names = set[str]().union(*map(_names_in, called))
+    read = set[str]().union(*(_named_in(function.__code__, "LOAD_") for function in called))
     kept = cache(lambda: {name for kind in {type(module) for module in model.modules()} for name in _put_by(kind)})
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         yield path or type(model).__name__, module
-        own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(NOBODYS)]
-        for name, value in [*chain(*(vars(kind).items() for kind in own_kinds[::-1])), *vars(module).items()]:
-            if name in _OF_ALL:
+        takes_all = _may_be_read_otherwise(module, read)
+        for name, value in attributes[module]:
+            if not (takes_all or name in read or callable(value)):
                 continue
             if isinstance(value, PLAIN) or callable(value):
                 yield prefix + name, value
             if not (isinstance(value, PLAIN) or (isinstance(value, Tensor) and name in kept())):
                 found.append((prefix + name, value))
-            functions |= dict.fromkeys(_functions_in(value))
         for kind in hooks_of(module):
             yield prefix + kind, True
         for name, parameter in module._parameters.items():
@@ -171,15 +183,8 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
                 yield f"{prefix}{name}.hooks", has_hooks(parameter)
         for name, buffer in module._buffers.items():
             yield prefix + name, buffer
-    seen: set[FunctionType] = set()
-    while around and functions:
-        function, _ = functions.popitem()
-        seen.add(function)
-        yield f"{function.__module__}.{function.__qualname__}", function
-        for name, value in surroundings(function):
-            functions |= dict.fromkeys(one for one in _functions_in(value) if one not in seen)
-            found.append((name, value))
-    names = set[str]().union(*map(_names_in, seen))
+    if around:
+        yield from ((name, function) for function, name in called.items())
     own = {*map(_place_of, (*model.parameters(), *model.buffers()))}
     opened: dict[int, object] = {}
     for name, value in found:
@@ -216,9 +221,22 @@ def _put_by(kind: type[nn.Module]) -> set[str]:
         seen.add(name := waiting.pop())
         function = unwrap(part) if isfunction(part := getattr(kind, name, None)) else None
         if isfunction(function):
-            found |= {str(one.argval) for one in get_instructions(function) if one.opname == "STORE_ATTR"}
+            found |= _named_in(function.__code__, "STORE_ATTR")
             waiting += [one for one in function.__code__.co_names if one not in seen]
     return found
+
+
+def _attributes_of(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Those of its class, as far as that is somebody's own, and of the module itself."""
+    own_kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(NOBODYS)]
+    for one in (*own_kinds[::-1], module):
+        yield from ((name, value) for name, value in vars(one).items() if name not in _OF_ALL)
+
+
+def _may_be_read_otherwise(module: nn.Module, read: Collection[str]) -> bool:
+    """Whether attributes may be read by others than functions that name them: by PyG's, or by any name."""
+    bases = {kind for kind in type(module).__mro__ if kind.__module__.startswith(NOBODYS)} - {nn.Module, object}
+    return bool(bases) or not _BY_ANY_NAME.isdisjoint(read)
 
 
 def _place_of(tensor: Tensor) -> object:
@@ -256,10 +274,10 @@ def _names_in(function: FunctionType) -> set[str]:
 
 
 @cache
-def _globals_in(code: CodeType) -> set[str]:
-    """Those that it reads: attributes may have the same names."""
-    read = (one for part in _codes_of(code) for one in get_instructions(part))
-    return {str(one.argval) for one in read if one.opname == "LOAD_GLOBAL"}
+def _named_in(code: CodeType, kind: str) -> set[str]:
+    """The names, and constant words, of its instructions of a kind: ``LOAD_GLOBAL``, or ``LOAD_`` of all that load."""
+    named = (one for part in _codes_of(code) for one in get_instructions(part))
+    return {one.argval for one in named if one.opname.startswith(kind) and isinstance(one.argval, str)}
 
 
 def _codes_of(code: CodeType) -> Iterator[CodeType]:
@@ -274,7 +292,7 @@ def surroundings(function: FunctionType) -> Iterator[tuple[str, object]]:
     """What a function finds by a name outside of it: globals, parts of those that it names, what encloses it, and
     defaults of its arguments."""
     names = _names_in(function)
-    for name in sorted(_globals_in(function.__code__) & function.__globals__.keys()):
+    for name in sorted(_named_in(function.__code__, "LOAD_GLOBAL") & function.__globals__.keys()):
         value, place = function.__globals__[name], f"{function.__module__}.{name}"
         yield place, value
         owner = value if isinstance(value, type) else type(value)

@@ -84,8 +84,10 @@ class Model(nn.Module):
         self.pair, self.named = Pair(1, 2), Named(first=1)
         self.register_buffer("order", torch.arange(8))
         self.second = SAGEConv(8, GRAPH.classes)
+        self.best, self.losses = 0.0, list[float]()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        _ = self.kinds, self.pair, self.named
         x = self.drop(moved(self.norm(self.multiplied(self.first(x, edge_index)))) + self.shift)
         x = x[:, self.order] * (self.held.factor * self.held.several[0] * float(self.held.several[1]))
         x = self.act(x) * (1.0 - self.shift.square()) * self.factor
@@ -155,7 +157,7 @@ def test_later_changes_are_refused_by_name(
 
 
 def test_values_may_change(store: Store, tmp_path: Path) -> None:
-    """Of weights and buffers, also to what they were; so may modes."""
+    """Of weights and buffers, also to what they were; so may modes, and what no function of the model reads."""
     model = Model()
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
         trainer.fit(1, eval_every=0)
@@ -164,6 +166,8 @@ def test_values_may_change(store: Store, tmp_path: Path) -> None:
             model.second.lin_l.weight.zero_()
             model.shift += 1
         model.held.unused += 1
+        model.best = 1.0
+        model.losses.append(1.0)
         model.order += 0
         give(model, first_eps=0.1)
         model.eval()
@@ -215,6 +219,26 @@ def test_what_a_forward_pass_puts_by_may_change(store: Store, tmp_path: Path) ->
         trainer.fit(1, eval_every=0)
         model.kept = torch.ones(1)
         trainer.fit(1, eval_every=0)
+
+
+@pytest.mark.parametrize("base", [Model, GINConv])
+def test_what_may_be_read_by_any_name_may_not_change(base: type[nn.Module], store: Store, tmp_path: Path) -> None:
+    """By ``getattr``, or by functions of PyG."""
+
+    class ByName(Model):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return super().forward(x, edge_index) * getattr(self, "fac" + "tors")
+
+    class OfPyG(GINConv):  # type: ignore[misc]
+        factors = 1.0
+
+    model = ByName() if base is Model else OfPyG(nn.Linear(GRAPH.features, GRAPH.classes))
+    model.factors = 1.0  # type: ignore[assignment]
+    with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        model.factors = 2.0  # type: ignore[assignment]
+        with pytest.raises(ModelError, match="factors of the model has changed"):
+            trainer.fit(1, eval_every=0)
 
 
 @pytest.mark.parametrize("after", [0, 50])
