@@ -6,6 +6,7 @@ Shapes: R rows, S nodes of the graph around them, C columns in and O out, E edge
 
 import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -484,9 +485,12 @@ def sharing(module: nn.Module, where: str) -> nn.Module:
     known = inspectors(module) | {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
-    for part in module.modules():  # results that it still has cannot be copied with what they were computed from
-        kept = [value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf]
-        known |= {id(value): value.detach() for value in kept}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # it cannot be copied with what it was computed of
+                known[id(value)] = value.detach()
+            elif type(value) in (dict, OrderedDict) and not value:  # of hooks: deepcopy takes long for each
+                known[id(value)] = type(value)()
     try:
         copied = copy.deepcopy(module, known)
     except Exception as error:
