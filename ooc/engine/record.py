@@ -4,7 +4,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from operator import sub
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ class EpochRecord:
     io_wait_s: float
     io_busy_s: float = 0.0
     hit_rate: float = 1.0
-    passes: tuple[PassRecord, ...] = ()
+    passes: tuple[PassRecord, ...] = field(default=(), repr=False)
     to_device_bytes: int = 0
     to_host_bytes: int = 0
     ssd_way: str = ""

@@ -304,7 +304,9 @@ def check_types(store: Store, resources: Resources) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """ModelError for an optimizer that could not step this model."""
+    """OptionError for what is no optimizer, ModelError for one that could not step this model."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(f"optimizer {optimizer!r} is none of torch's; give torch.optim.Adam(model.parameters())")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ModelError("optimizer LBFGS evaluates the loss several times a step, which is not supported")
     if isinstance(optimizer, torch.optim.SparseAdam):

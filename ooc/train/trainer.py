@@ -508,6 +508,8 @@ class Trainer:
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
+        if optimizer is not None:
+            check_optimizer(optimizer, model)
         self._lock = RLock()
         self.ranks = ranks = Ranks.of_environment()
         out = out if isinstance(out, RunFolder) else ranks.told(lambda: open_run_folder(out, seed))
@@ -559,8 +561,6 @@ class Trainer:
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
         ranks.share(model)
-        if optimizer is not None:
-            check_optimizer(optimizer, model)
         # Of a model without parameters, that of none, whose learning rate an embedding goes by.
         self.optimizer = optimizer or torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
         if clip_norm is not None and not clip_norm > 0:

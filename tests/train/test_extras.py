@@ -271,6 +271,8 @@ def test_what_cannot_be_is_refused(store: Store, tmp_path: Path) -> None:
         make(store, tmp_path, average=lambda _: AveragedModel(nn.Linear(2, 2)))
     with pytest.raises(OptionError, match="clip norm must be positive, not 0"):
         make(store, tmp_path, clip_norm=0)
+    with pytest.raises(OptionError, match=r"optimizer 'adam' is none of torch's; give torch.optim.Adam"):
+        make(store, tmp_path, optimizer=lambda p: "adam")
     with pytest.raises(ModelError, match="SparseAdam"):
         make(store, tmp_path, optimizer=lambda p: torch.optim.SparseAdam(list(p)))
     plateau = make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o, mode="max"))
