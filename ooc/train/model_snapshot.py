@@ -196,9 +196,14 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
             found += [(f"{name}.{part}", one) for part, one in _parts_of(value, names)]
 
 
-def _leaves(value: object, names: set[str], own: Collection[object], depth: int = 8) -> Iterator[object]:
+def _leaves(
+    value: object, names: set[str], own: Collection[object], depth: int = 8, within: tuple[int, ...] = ()
+) -> Iterator[object]:
     """What counts in a value, or in the values that it holds: tensors too, but for those that share memory with a
-    model's ``own``, or have a gradient; of somebody's own object the parts that are among ``names``."""
+    model's ``own``, or have a gradient; of somebody's own object the parts that are among ``names``. ``within``: the
+    lists and dictionaries that it is in, since one may hold itself."""
+    if id(value) in within:
+        return
     if isinstance(value, _COMPARED):
         yield value
     elif isinstance(value, Tensor):
@@ -208,10 +213,10 @@ def _leaves(value: object, names: set[str], own: Collection[object], depth: int 
         yield frozenset(one for one in value if isinstance(one, PLAIN))
     elif isinstance(value, _CONTAINERS):
         for one in chain(value, value.values()) if isinstance(value, dict) else value:
-            yield from _leaves(one, names, own, depth)
+            yield from _leaves(one, names, own, depth, (*within, id(value)))
     elif depth and _is_own(value):
         for _, one in _parts_of(value, names):
-            yield from _leaves(one, names, own, depth - 1)
+            yield from _leaves(one, names, own, depth - 1, within)
 
 
 def _put_by(kind: type[nn.Module]) -> set[str]:

@@ -156,6 +156,21 @@ def test_later_changes_are_refused_by_name(
                 run()
 
 
+def test_what_holds_itself_is_looked_into_once(store: Store, tmp_path: Path) -> None:
+    """A list, a dictionary, and an object that knows who has it."""
+    model = Model()
+    shares, parts = model.shares["own"], SimpleNamespace(shares=[0.0])
+    shares.append(shares)
+    parts.shares.append({"shares": parts})
+    model.named.update(own=model.named)  # type: ignore[arg-type]
+    model.held.several.append(parts)
+    with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
+        shares[1] = 0.1
+        with pytest.raises(ModelError, match="shares of the model has changed"):
+            trainer.fit(1, eval_every=0)
+
+
 def test_values_may_change(store: Store, tmp_path: Path) -> None:
     """Of weights and buffers, also to what they were; so may modes, and what no function of the model reads."""
     model = Model()
