@@ -376,6 +376,21 @@ class Assigning(nn.Module):
         return out
 
 
+class Choosing(nn.Module):
+    """By truths of rows and of a tensor, whichever comes first."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(features, H), SAGEConv(H, classes)
+        self.chosen = torch.arange(H) % 2 == 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.first(x, edge_index)
+        h = h * (self.chosen & (h > 0)) - h * (self.chosen | (h > 1)) + h * ((h > 0.5) ^ self.chosen)
+        out: Tensor = self.last(h * (self.chosen ^ (h > 0.2)), edge_index)
+        return out
+
+
 CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "by hand": (Encoder, {}),
     "by hand, within": (Outer, {}),
@@ -390,6 +405,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "making": (Making, {}),
     "hasty": (Hasty, {}),
     "assigning": (Assigning, {}),
+    "choosing": (Choosing, {}),
     "stacking": (Stacking, {}),
     "checkpointed": (Checkpointed, {}),
     "a product with a constant": (lambda f, c: Between(f, c, times_a_constant), {"edge_features": K}),

@@ -32,7 +32,7 @@ _FUNCTIONAL_NAMES = (
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
     "normalize linear group_norm conv1d softmin threshold cosine_similarity pairwise_distance"
 )
-_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ invert"
+_OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ xor invert"
 ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
 OF_SEVERAL: tuple[type[nn.Module], ...] = (
     *(nn.Bilinear, nn.GRUCell, nn.LSTMCell, nn.RNNCell),
@@ -61,9 +61,11 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 )
 ROWWISE_METHODS = frozenset(
     f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten new_zeros new_ones new_full expand "
-    "expand_as repeat".split()
+    "expand_as repeat __and__ __or__ __xor__".split()
 )
-_TRUTH_NAMES = "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ invert"
+_TRUTH_NAMES = (
+    "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ xor invert __and__ __or__ __xor__"
+)
 OF_NO_NUMBERS = frozenset(f"{_TRUTH_NAMES} chunk split unbind max min topk sort".split())
 """By name, those that may give several results, or truths: parts of what is computed of them."""
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
