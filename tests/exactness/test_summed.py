@@ -102,7 +102,7 @@ class Tutorial(Own):
         if self.loops:
             edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
         ends = edge_index[0], edge_index[1]
-        inverse = degree(ends[self.end], x.size(0), dtype=x.dtype).pow(-0.5)
+        inverse = torch.pow(degree(ends[self.end], x.size(0), dtype=x.dtype), -0.5)
         inverse[inverse == float("inf")] = 0
         norm = inverse[ends[0]] * inverse[ends[1]]
         return self.propagate(edge_index, x=self.neighbours(x), norm=norm.view(-1, 1)) + self.own(x)

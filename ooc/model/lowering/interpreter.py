@@ -49,6 +49,7 @@ from ooc.model.lowering.symbolic import (
     place_of_node,
     replaced_functions,
     small_rows,
+    writes_in_place,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import Whole, both_types, side_by_side
@@ -672,7 +673,7 @@ class Interpreter:
     def _memory_of(self, node: fx.Node) -> frozenset[fx.Node]:
         """Of those whose memory the result of ``node`` may be, itself if it is new."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        written = node.target in IN_PLACE or node.kwargs.get("inplace") or getattr(module, "inplace", False)
+        written = writes_in_place(node) or getattr(module, "inplace", False)
         viewed = node.target in VIEWS or isinstance(module, (nn.Flatten, nn.Unflatten, JumpingKnowledge))
         inputs = node.all_input_nodes
         if not (written or viewed or any(self.known[one] is self.known[node] for one in inputs)):

@@ -24,7 +24,6 @@ from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
 from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
-from ooc.model.lowering.rowwise import IN_PLACE
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
@@ -201,8 +200,6 @@ class _OfConvolution(Interpreter):
         if node not in self._steps:
             args, kwargs = fx.map_arg((node.args, node.kwargs), given)
             module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-            in_place = node.target in IN_PLACE or writes_in_place(node.op, node.target)
-            in_place = in_place or bool(kwargs.get("inplace") or getattr(module, "inplace", False))
-            self._check_in_place(node, self._where, in_place)
+            self._check_in_place(node, self._where, writes_in_place(node) or getattr(module, "inplace", False))
             self._steps[node] = OfEdges(len(self._steps), node.op, node.target, args, kwargs)
         return self._steps[node]

@@ -7,6 +7,7 @@ a tensor. So each of these is looked for, and refused by name; and the calls, ma
 the module itself gives.
 """
 
+import builtins
 import math
 import operator
 import os
@@ -14,7 +15,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from inspect import isfunction
 from pathlib import Path
@@ -40,7 +41,7 @@ from ooc.kernels.tensors import fractions
 from ooc.model.lowering.assembly import first_line
 from ooc.model.lowering.norms import NORMS
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, plain_forwards
-from ooc.model.lowering.rowwise import VIEWS, WHOLE, assigned
+from ooc.model.lowering.rowwise import IN_PLACE, VIEWS, WHOLE, assigned
 from ooc.storage.types import Types
 
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, GraphLinear)
@@ -61,8 +62,6 @@ _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.spli
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
 _PLAIN = (bool, int, float, complex, str, Tensor)
-_KINDS = "Byte Char Short Int Long Half BFloat16 Float Double Bool"
-_MADE_OF_NUMBERS = ("tensor", "as_tensor", "asarray", *(f"{kind}Tensor" for kind in _KINDS.split()))
 _PLACE = "place in the model"
 _MODEL = "model"
 """What a traced module calls the one that it was made of."""
@@ -156,9 +155,7 @@ class Calls:
     def _check_written(self) -> None:
         """Refuse what writes into a parameter or a buffer, be it by way of ``data`` or of what shares its memory."""
         for node in self.nodes:
-            name = getattr(node.target, "__name__", str(node.target))
-            is_function = node.op in ("call_function", "call_method") and name.endswith("_") and name[-2:] != "__"
-            written = node.all_input_nodes[:1] if is_function or node.target is assigned else []
+            written = node.all_input_nodes[:1] if writes_in_place(node) or node.target is assigned else []
             while written and (written[0].target in VIEWS or written[0].target is assigned):
                 written = written[0].all_input_nodes[:1]
             if written and written[0].op == "get_attr":
@@ -174,10 +171,6 @@ class Calls:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
             patches.enter_context(_nothing_recomputed())
-            for owner, name in (*((torch, name) for name in _MADE_OF_NUMBERS), (Tensor, "new"), (Tensor, "__new__")):
-                said = "Tensor" if owner is Tensor else name
-                made = _Maker(getattr(owner, name), self._refuse(f"torch.{said} is given what only a run knows"))
-                patches.enter_context(mock.patch.object(owner, name, made))
             yield
 
     def _check_gradients(self, without: set[fx.Node]) -> None:
@@ -343,38 +336,18 @@ def called(root: Any, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
     return found if kind == "get_attr" else found(*args, **kwargs)
 
 
-def writes_in_place(kind: str, target: Any) -> bool:
-    """Whether it is a method that writes into what it is called of."""
-    return kind == "call_method" and target.endswith("_") and not target.endswith("__")
-
-
-class _Maker:
-    """``make``, be it a function or a class, but for what it is called with: it reads the memory of what says that it
-    is a tensor, which of a stand-in there is not. ``refusal``: what is raised instead."""
-
-    def __init__(self, make: Any, refusal: ModelError) -> None:
-        self._make, self._refusal = make, refusal
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        if any(type(leaf) is _StandIn for leaf in tree_leaves((args, kwargs))):
-            raise self._refusal
-        made: Tensor = self._make(*args, **kwargs)
-        return made
-
-    def __get__(self, tensor: Tensor | None, owner: type[Tensor]) -> "_Maker":
-        return self if tensor is None else _Maker(partial(self._make, tensor), self._refusal)
-
-    def __instancecheck__(self, one: object) -> bool:
-        return isinstance(one, self._make)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._make, name)
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether it is a function or method that writes into what it is called of: ``relu_``, ``+=``, ``inplace=True``."""
+    if node.op not in ("call_function", "call_method") or node.target in _OF_NUMBERS:
+        return False
+    name = getattr(node.target, "__name__", str(node.target))
+    named_so = name.endswith("_") and not name.endswith("__")
+    return named_so or node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
 class _StandIn(fx.Proxy):
-    """Says that it is a tensor, as PyG's convolutions ask before all else, unless it is a size or made of sizes."""
-
-    __class__ = property(lambda self: _StandIn if _is_of_sizes(self.node) else Tensor)
+    """Is a tensor to whoever asks in Python, as PyG's convolutions do before all else, unless it is a size or made of
+    sizes. To what is written in C, as torch's functions are, it is none: they would read a tensor's memory."""
 
     def __iter__(self) -> Iterator[Any]:
         """Of a pair that has nothing in one place, nothing."""
@@ -386,6 +359,16 @@ class _StandIn(fx.Proxy):
         if not isinstance(key, _StandIn):
             return _assign(self, key, value)
         self.masked_fill_(key, value)
+
+
+_isinstance = isinstance
+
+
+def _is_instance_or_stands_in(one: object, kinds: Any) -> bool:
+    """``isinstance`` while stand-ins are about."""
+    if _isinstance(one, kinds):
+        return True
+    return type(one) is _StandIn and issubclass(Tensor, kinds) and not _is_of_sizes(one.node)
 
 
 def _is_of_sizes(node: fx.Node) -> bool:
@@ -437,7 +420,7 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Any:
         """Whoever has what a method writes into sees it written."""
         made = super().create_proxy(kind, target, args, *rest, **options)
-        if writes_in_place(kind, target) and isinstance(args[0], _StandIn):
+        if kind == "call_method" and isinstance(args[0], _StandIn) and writes_in_place(made.node):
             args[0].node = made.node
         return made
 
@@ -464,7 +447,8 @@ class _Tracer(fx.Tracer):
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
         put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True)
-        with grouped, put, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]):
+        told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in) if self._opened else nullcontext()
+        with grouped, put, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]), told:
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:

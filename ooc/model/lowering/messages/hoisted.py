@@ -45,7 +45,6 @@ from ooc.model.lowering.messages.summed import (
     of_end,
     propagates_as_pyg,
 )
-from ooc.model.lowering.rowwise import IN_PLACE
 from ooc.model.lowering.symbolic import is_linear, writes_in_place
 from ooc.model.lowering.values import RowCount, Value
 from ooc.plan.workload import EdgeData
@@ -339,8 +338,7 @@ class _OfMessage(Interpreter):
 
     def _writes_in_place(self, node: fx.Node) -> bool:
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        in_place = node.target in IN_PLACE or writes_in_place(node.op, node.target) or node.kwargs.get("inplace")
-        return bool(in_place or getattr(module, "inplace", False))
+        return writes_in_place(node) or bool(getattr(module, "inplace", False))
 
     def _is_made_for(self, node: fx.Node) -> bool:
         """Whether what ``node`` is given is what a linear map has made for it alone."""
