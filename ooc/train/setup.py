@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ooc.errors import ModelError, OptionError, StoreError
 from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, ends_of, most_edges
 from ooc.model.lowering.assembly import Results, Setting
-from ooc.model.lowering.network import Network, lower
+from ooc.model.lowering.network import Network, dtype_of, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction, EdgeData
@@ -180,6 +181,34 @@ def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) 
     return sum(parameter.numel() for parameter in network.parameters) * network.dtype.itemsize
 
 
+def size_lazy_parameters(
+    model: nn.Module,
+    store: Store,
+    *,
+    ignore_edge_data: str,
+    embedding_columns: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Give lazily sized parameters of ``model``, as ``SAGEConv((-1, -1), 64)`` has them, their sizes, by the widths of
+    what the store has and of ``embedding_columns``. ModelError where that cannot be."""
+    if not any(map(is_lazy, model.parameters())):
+        return
+    from ooc.model.layers.decoders import LinkPredictor
+    from ooc.model.lowering.tracing import initialize  # both import PyG
+
+    setting = Setting(
+        num_nodes=store.num_nodes,
+        num_features=store.num_features,
+        aggregate_once=False,
+        input_dropout=0.0,
+        edge_data=edge_data_used(store, ignore_edge_data),
+        num_edge_features=store.num_edge_features,
+        embedding_columns=embedding_columns,
+        dtype=dtype_of(model),
+        types=store.types,
+    )
+    initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
+
+
 def lower_model(
     model: nn.Module,
     store: Store,
@@ -205,6 +234,7 @@ def lower_model(
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not embedding_columns:
         raise ModelError(f"the nodes of {store.path} have no features; train an embedding of them, embedding=64")
+    size_lazy_parameters(model, store, ignore_edge_data=ignore_edge_data, embedding_columns=embedding_columns)
 
     def active_rows(hops: int) -> ActiveRows:
         if Saving.ACTIVE_ROWS not in savings:

@@ -49,7 +49,7 @@ from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Averaging, Scheduler, Schedules
-from ooc.train.setup import Saving, Tuning, check_optimizer, prepare
+from ooc.train.setup import Saving, Tuning, check_optimizer, prepare, size_lazy_parameters
 from ooc.train.sharing import SharedJob
 
 if TYPE_CHECKING:
@@ -560,20 +560,21 @@ class Trainer:
             ranks.check_alike(described(model, optimizer, settings), "what is trained")
         self.model, self.store = model, graph
         self.metric = self._resolve_metric(metric, graph)
-        ranks.share(model)
-        # Of a model without parameters, that of none, whose learning rate an embedding goes by.
-        self.optimizer = optimizer or torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
         if clip_norm is not None and not clip_norm > 0:
             raise OptionError(f"clip norm must be positive, not {clip_norm}")
         self._clip_norm = clip_norm
-        self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
-        self._averaging = Averaging(model, average, average_from)
         self._learnt: LearntRows | None = None
         if embedding is not None:
             embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
             folder = None if out is None else out.path / EMBEDDING
             given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
             self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
+        self._size_lazy_parameters(ignore_edge_data)
+        ranks.share(model)
+        # Of a model without parameters, that of none, whose learning rate an embedding goes by.
+        self.optimizer = optimizer or torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
+        self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
+        self._averaging = Averaging(model, average, average_from)
         stepped = self.optimizer  # for who must not hold the trainer
         self._asked = asked | {
             "metric": self.metric,
@@ -615,6 +616,11 @@ class Trainer:
         if self._resources.device is not None:
             self._objective.count_split_rows(self.store)
         self._session = Session(self._prepared, models, self.optimizer)
+
+    def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
+        """Before an optimizer asks for them."""
+        widths = {} if self._learnt is None else self._learnt.widths
+        size_lazy_parameters(self.model, self.store, ignore_edge_data=ignore_edge_data, embedding_columns=widths)
 
     def _particulars(self) -> dict[str, Any]:
         """What this kind of training is given beside what all are, by its arguments' names."""

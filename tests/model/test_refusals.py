@@ -25,7 +25,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "softmax over rows": (lambda: GCN(F, 8, 2, C, act=nn.Softmax(dim=0)), "Softmax"),
     "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),
     "too few outputs": (lambda: GCN(F, 8, 2, C - 1), "classes"),
-    "lazy sizes": (lambda: GCN(-1, 8, 2, C), "lazily"),
     "types, of a graph without": (
         lambda: HeteroConv({("a", "to", "a"): SAGEConv(F, C)}),
         "HeteroConv takes rows and edges by type, as (x_dict, edge_index_dict)",

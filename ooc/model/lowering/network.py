@@ -198,7 +198,7 @@ def lower(
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, setting.in_columns, learns=bool(setting.embedding_columns))
+    _check(model, learns=bool(setting.embedding_columns))
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
@@ -371,14 +371,15 @@ def _summed_from(value: Value) -> Value:
     return value
 
 
-def _check(model: nn.Module, in_columns: Mapping[str, int], *, learns: bool) -> None:
+def _check(model: nn.Module, *, learns: bool) -> None:
     """Refuse what no value can be made of, whatever the model does; ``learns``: an embedding is trained along."""
-    name, columns = type(model).__name__, in_columns.get("", dict(in_columns))
+    name = type(model).__name__
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters) and not learns:
         raise ModelError(f"model {name} has no parameters to train")
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
-        raise ModelError(f"{name}: lazily sized parameters are not supported; give in_channels={columns}")
+    for path, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ModelError(f"{name}: {path} has no size yet, and forward does not use it; give its in_channels")
     dtypes = {p.dtype for p in parameters} or {dtype_of(model)}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")

@@ -242,7 +242,7 @@ class Calls:
         parameters; it stays as it was."""
         given = [one.clone() for one in inputs]
         wanted = [*(rows.requires_grad_(training) for rows in given[: self._rows]), *self._trained]
-        plain = _uncompiled(), _nothing_recomputed(), _uncached(self._opened)
+        plain = _uncompiled(), _nothing_recomputed(), uncached(self._opened)
         looked_up = {str(node.target) for node in self.nodes if node.op == "get_attr"}
         with _as_it_was(self._module) as before, ExitStack() as stack, torch.set_grad_enabled(training):
             for one in plain:
@@ -480,7 +480,7 @@ class _Tracer(fx.Tracer):
             for name in OF_BOTH_ENDS if isinstance(self._opened, MessagePassing) else ():
                 f = partial(self._call, getattr(self._opened, name).__func__, "call_method", name, self._opened)
                 stack.enter_context(mock.patch.object(self._opened, name, f))
-            stack.enter_context(_uncached(self._opened))
+            stack.enter_context(uncached(self._opened))
             yield
 
     def _call_of_edges(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -722,7 +722,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 @contextmanager
-def _uncached(conv: nn.Module | None) -> Iterator[None]:
+def uncached(conv: nn.Module | None) -> Iterator[None]:
     """Within it one of PyG's convolutions neither keeps what it makes of edges nor has it from an earlier call, which
     may have been of another graph."""
     with ExitStack() as stack:

@@ -7,16 +7,19 @@ what remains is a list of calls.
 
 import inspect
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn import Sequential as GraphSequential
 
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
-from ooc.model.lowering.assembly import Assembly, Results, first_line
+from ooc.model.lowering.assembly import Assembly, Results, Setting, first_line
 from ooc.model.lowering.interpreter import Interpreter, placed
 from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
@@ -25,6 +28,7 @@ from ooc.model.lowering.symbolic import (
     small_inputs,
     small_inputs_of_relations,
     small_inputs_of_types,
+    uncached,
 )
 from ooc.model.lowering.values import Value
 from ooc.model.lowering.whole import EDGES, ROWS, Whole, with_arguments
@@ -44,62 +48,107 @@ _EDGE_TYPE = "edge_type"
 _NAMES_OF_DATA = ("data", "batch", "graph", "g")
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How a model is called: with the graph ``as_data``, or rows, edges and what it has ``taken`` of what these carry,
+    by the names of its arguments; with types' numbers of edges (``numbered``), and told which graph rows are of
+    (``batch``)."""
+
+    as_data: bool
+    taken: dict[EdgeData, str]
+    numbered: bool
+    batch: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, setting: Setting) -> "_Way":
+        """ModelError where its forward takes something else."""
+        kind, types = type(model).__name__, setting.types
+        as_data = takes_data(model)
+        taken = _edge_arguments(model, setting.edge_data, by_type=types is not None)
+        taken = {one: ARGUMENTS[one] for one in setting.edge_data} if as_data else taken
+        numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
+        batch = types is None and not as_data and _must_be_told_batch(model)
+        try:
+            given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
+            if not as_data:
+                inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
+        except TypeError as error:
+            arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
+            if types is not None and len(types.nodes) == 1:
+                arguments += ", or (x, edge_index, edge_type)"
+            there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in setting.edge_data)
+            more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
+            more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
+            more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
+            raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
+        if types is None and _is_called_by_type(model):
+            raise ModelError(
+                f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of "
+                "nodes and one of edges is kept without types, and a model of it takes (x, edge_index)"
+            )
+        return cls(as_data, taken, numbered, batch)
+
+    def on_small_rows(
+        self, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
+    ) -> tuple[nn.Module, Sequence[Tensor]]:
+        """The model as one that is called with so many tensors, and small ones of the widths of the graph's."""
+        types, columns, dtype, taken = setting.types, setting.in_columns, setting.dtype, self.taken
+        tried: Sequence[Tensor]
+        names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
+        places: list[tuple[str, Any] | None] = [(ROWS, None), (EDGES, None)]
+        if types is None:
+            tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
+            places += [(taken[data], None) if data in taken else None for data in ARGUMENTS]
+        elif self.numbered:
+            tried, names = small_inputs_of_relations(types, columns, dtype=dtype), ("x", "edge_index", _EDGE_TYPE)
+            places.append((_EDGE_TYPE, None))
+        else:
+            carried = _carried_by_types(types, taken)
+            places = [*((ROWS, name) for name in columns), *((EDGES, tuple(one)) for one in types.edges)]
+            places += [(taken[data], tuple(one)) for data, one, _ in carried]
+            tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
+            names = [f"given{at}" for at in range(len(places))]
+        options: dict[str, Any] = {"batch": self.batch, "as_data": self.as_data}
+        return with_arguments(Whole, names, model, places, results, spaces, **options), tried
+
+
+def initialize(model: nn.Module, setting: Setting) -> None:
+    """Give lazily sized parameters of ``model`` their sizes and first values, as PyG's examples do by a forward pass
+    of the graph; here it is one of a few made-up rows, in evaluation mode. ModelError where that fails."""
+    modes = [(module, module.training) for module in model.modules()]
+    whole, tried = _Way.of(model, setting).on_small_rows(model, setting, Results.FIRST)
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for module in model.eval().modules():
+                stack.enter_context(uncached(module))
+            whole(*tried)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__}: its lazily sized parameters cannot be given their sizes by a run on a few "
+            f"made-up rows: {first_line(error)}"
+        ) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
-    kind, types = type(model).__name__, assembly.setting.types
-    as_data = takes_data(model)
-    taken = _edge_arguments(model, assembly.setting.edge_data, by_type=types is not None)
-    taken = {one: ARGUMENTS[one] for one in assembly.setting.edge_data} if as_data else taken
-    numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
-    batch = types is None and not as_data and _must_be_told_batch(model)
-    try:
-        given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
-        if not as_data:
-            inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
-    except TypeError as error:
-        arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
-        if types is not None and len(types.nodes) == 1:
-            arguments += ", or (x, edge_index, edge_type)"
-        there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in assembly.setting.edge_data)
-        more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
-        more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
-        more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
-        raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
-    if types is None and _is_called_by_type(model):
-        raise ModelError(
-            f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of nodes "
-            "and one of edges is kept without types, and a model of it takes (x, edge_index)"
-        )
-    spaces = () if types is None else assembly.setting.outputs_of or (types.labelled,)
-    columns, modes = assembly.setting.in_columns, [(module, module.training) for module in model.modules()]
+    setting = assembly.setting
+    kind, types, columns = type(model).__name__, setting.types, setting.in_columns
+    way = _Way.of(model, setting)
+    spaces = () if types is None else setting.outputs_of or (types.labelled,)
+    modes = [(module, module.training) for module in model.modules()]
     as_given = model.training
     try:
-        model.train(assembly.setting.training)
+        model.train(setting.training)
         if as_given:  # a model in training mode with parts that are not: these are frozen
             for module, training in modes:
                 module.training &= training
-        setting = assembly.setting
         results = setting.results if setting.training else Results.FIRST
         known = model, setting.training, results
         if known not in setting.traced:
-            dtype = setting.dtype
-            tried: Sequence[Tensor]
-            names: Sequence[str] = ("x", "edge_index", *ARGUMENTS.values())
-            places: list[tuple[str, Any] | None] = [(ROWS, None), (EDGES, None)]
-            if types is None:
-                tried = small_inputs(columns[""], setting.num_edge_features, dtype=dtype)
-                places += [(taken[data], None) if data in taken else None for data in ARGUMENTS]
-            elif numbered:
-                tried, names = small_inputs_of_relations(types, columns, dtype=dtype), ("x", "edge_index", _EDGE_TYPE)
-                places.append((_EDGE_TYPE, None))
-            else:
-                carried = _carried_by_types(types, taken)
-                places = [*((ROWS, name) for name in columns), *((EDGES, tuple(one)) for one in types.edges)]
-                places += [(taken[data], tuple(one)) for data, one, _ in carried]
-                tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
-                names = [f"given{at}" for at in range(len(places))]
-            options: dict[str, Any] = {"batch": batch, "as_data": as_data}
-            whole = with_arguments(Whole, names, model, places, results, () if numbered else spaces, **options)
+            whole, tried = way.on_small_rows(model, setting, results, () if way.numbered else spaces)
             trained_rows = len(columns) if setting.embedding_columns else 0
             calls = Calls(whole, kind, tried, training=setting.training, fewest=setting.fewest, rows=trained_rows)
             setting.traced[known] = whole, calls
@@ -108,9 +157,9 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         assembly.inputs_cut_off = frozenset(name for at, name in enumerate(columns) if at in calls.inputs_cut_off)
         if types is not None:
             edges: list[Any] = [Graph(), EdgeKinds()]
-            if not numbered:
+            if not way.numbered:
                 edges = [Graph(relation=one) for one in types.edges]
-                edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, taken)]
+                edges += [EdgeInput(data, one) for data, one, _ in _carried_by_types(types, way.taken)]
             found = Interpreter(whole, assembly, lower_as_it_is).run(calls, [*map(assembly.features, columns), *edges])
             for space, rows_of in zip(spaces, (found, assembly.second), strict=False):
                 if rows_of is None or rows_of.space != space:
@@ -133,7 +182,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
             raise placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
-        if as_data and isinstance(error, AttributeError):
+        if way.as_data and isinstance(error, AttributeError):
             reason += "; data has x, edge_index and what edges carry"
         if "Proxy" in str(error) or isinstance(error, NotImplementedError):
             reason = reason.replace("'Proxy' object", "'Proxy'").replace("'Proxy'", "a stand-in for a tensor")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ooc.errors import ModelError, OptionError
@@ -253,6 +254,10 @@ class GraphTrainer(BatchTrainer):
 
     def _particulars(self) -> dict[str, Any]:
         return super()._particulars() | {"bounds": self._bounds}
+
+    def _size_lazy_parameters(self, ignore_edge_data: str) -> None:
+        if any(map(is_lazy, self.model.parameters())):
+            GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)  # runs it
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
