@@ -383,6 +383,8 @@ def open_store(path: str | Path) -> Store:
 
     Raises StoreError, in one line, for a missing, interrupted, damaged or too new store.
     """
+    if not isinstance(path, str | Path):
+        raise StoreError(f"a {type(path).__name__} is no path of a store; ooc.convert(data, 'my.ooc') makes one")
     path = Path(path)
     identity = _identity(path)  # before anything is read: what replaces the store meanwhile is told apart
     attributes = _attributes(path)

@@ -37,7 +37,18 @@ _CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updat
 """Of a module's functions, those that it or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
-_OF_DATA = ["x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "train_mask", "val_mask", "test_mask"]
+_OF_DATA = [
+    "x",
+    "y",
+    "edge_index",
+    "edge_weight",
+    "edge_attr",
+    "edge_type",
+    "adj_t",
+    "train_mask",
+    "val_mask",
+    "test_mask",
+]
 """What a conversion reads of data."""
 _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.device, np.ndarray)
 """What is equal or not, whoever it belongs to."""

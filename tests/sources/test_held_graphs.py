@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same graph from a folder, from JSON lines, from frames, networkx, scipy and PyG's objects in memory."""
 
+import copy
 import datetime
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import ToSparseTensor
 
 import ooc
 from ooc.errors import OocError, OptionError, SourceError
@@ -210,6 +212,38 @@ def test_a_hetero_data_of_one_kind_is_taken(tmp_path: Path) -> None:
     hetero["author"].x = plain.x
     typed = ooc.convert(hetero, tmp_path / "h.ooc")
     assert typed.array("edges/paper__cites__paper/in/edge_weight").shape == (3,)
+
+
+class _OfTorchSparse:
+    """What of torch-sparse's matrices is looked at."""
+
+    def __init__(self, adj_t: torch.Tensor) -> None:
+        self._adj_t = adj_t.to_sparse_coo()
+
+    def coo(self) -> tuple[torch.Tensor, ...]:
+        return *self._adj_t._indices(), self._adj_t._values()
+
+
+@pytest.mark.parametrize("kind", [lambda one: one, torch.Tensor.to_sparse_coo, _OfTorchSparse])
+def test_edges_may_be_given_as_a_matrix_of_targets_and_sources(kind: Callable[[Any], Any], tmp_path: Path) -> None:
+    """As ``ToSparseTensor`` leaves them, with weights or without, also of graphs with types."""
+    edges = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+    plain = Data(x=torch.randn(3, 2), y=torch.tensor([0, 1, 0]), edge_index=edges, edge_weight=torch.rand(4))
+    sparse = ToSparseTensor(attr="edge_weight")(copy.copy(plain))
+    sparse.adj_t = kind(sparse.adj_t)
+    stores = [ooc.convert(data, tmp_path / f"{k}.ooc") for k, data in enumerate((plain, sparse))]
+    for name in ("in/indices", "in/indptr", "in/edge_weight"):
+        np.testing.assert_array_equal(*(store.array(name).read() for store in stores))
+    hetero = HeteroData()
+    hetero["paper"].x, hetero["paper"].y, hetero["author"].x = plain.x, plain.y, torch.randn(4, 2)
+    hetero["author", "writes", "paper"].edge_index = torch.tensor([[3, 0], [1, 2]])
+    sparse = ToSparseTensor()(copy.copy(hetero))
+    sparse["author", "writes", "paper"].adj_t = kind(sparse["author", "writes", "paper"].adj_t)
+    typed = ooc.convert(sparse, tmp_path / "h.ooc")
+    assert typed.array("edges/author__writes__paper/in/indices").read().tolist() == [3, 0]
+    assert not typed.types.weighted
+    with pytest.raises(SourceError, match="adj_t is no sparse matrix"):
+        ooc.convert(Data(x=plain.x, y=plain.y, adj_t=torch.eye(3)), tmp_path / "d.ooc")
 
 
 def _graph_of(node: Any) -> Any:

@@ -54,6 +54,8 @@ def test_zarr_reads_the_same_values(store: Store) -> None:
 def test_unusable_stores_are_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="no store at"):
         ooc.open(tmp_path / "none.ooc")
+    with pytest.raises(StoreError, match=r"a dict is no path of a store; ooc.convert\(data, 'my.ooc'\) makes one"):
+        ooc.open({})  # type: ignore[arg-type]
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for nameless in (tmp_path / "empty", ".", "/"):

@@ -65,7 +65,10 @@ _PLAIN = (bool, int, float, complex, str, Tensor)
 _PLACE = "place in the model"
 _MODEL = "model"
 """What a traced module calls the one that it was made of."""
-_NOT_THE_MODEL = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, __file__))
+_PACKAGE = Path(__file__).parents[2]
+_NOT_THE_MODEL = tuple(
+    f"{path}{os.sep}" for path in (Path(torch.__file__).parent, _PACKAGE / "model", _PACKAGE / "train")
+)
 
 
 class Calls:

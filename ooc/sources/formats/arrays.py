@@ -9,7 +9,7 @@ cannot be inferred.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -386,17 +386,14 @@ def pyg_source(data: Any, request: Request) -> Source:
             "the PyG Data has a batch of several graphs, which would count as one; give them as a list, or without "
             "batch if the model does not look at it"
         )
-    if kind == "Data" and getattr(data, "adj_t", None) is not None and data.edge_index is None:
-        raise SourceError("the PyG Data has adj_t, but no edge_index")
     if kind == "HeteroData" and (len(data.node_types), len(data.edge_types)) != (1, 1):
         return _of_types(data, request)
     parts: list[tuple[Any, tuple[str, ...]]] = [(data, _OF_PYG)]
     if kind == "HeteroData":  # of one kind of node and one of edge
         parts = [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
     arrays: dict[str, AnyArray] = {}
-    for part, name in ((part, name) for part, names in parts for name in names):
-        if (tensor := getattr(part, name, None)) is not None:
-            arrays |= _of_tensor(tensor, name)
+    for part, names in parts:
+        arrays |= _of_part(part, names)
     if "x" not in arrays and kind == "Data":
         nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in data else data.num_nodes
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
@@ -441,18 +438,43 @@ def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) ->
 def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
     """The edges of one type."""
     name = f"the PyG HeteroData's edges {kind}"
-    if (tensor := getattr(data, "edge_index", None)) is None:
+    arrays = _of_part(data, ("edge_index", *EDGE_DATA_NAMES))
+    if "edge_index" not in arrays:
         raise SourceError(f"{name} have no edge_index")
-    columns, count = _edge_columns(_of_tensor(tensor, "edge_index"), name)
-    arrays: dict[str, AnyArray] = {}
-    for part in () if request.drop_edge_data else EDGE_DATA_NAMES:
-        if (given := getattr(data, part, None)) is not None:
-            arrays |= _of_tensor(given, part)
+    columns, count = _edge_columns(arrays, name)
+    arrays = {} if request.drop_edge_data else arrays
     carried = _edge_data(arrays, count, name)
 
     edges = partial(_edge_blocks, columns, carried, lambda: None)
     features = 0 if carried.features is None else carried.features.shape[1]
     return RelationSource(count, edges, carried.weight is not None, features)
+
+
+def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
+    """Its tensors of these names, by those of the generic form; edges may be given as ``adj_t``."""
+    given = {name: tensor for name in names if (tensor := getattr(part, name, None)) is not None}
+    if "edge_index" in names and "edge_index" not in given and (adj_t := getattr(part, "adj_t", None)) is not None:
+        given |= _of_adjacency(adj_t)
+    arrays: dict[str, AnyArray] = {}
+    for name, tensor in given.items():
+        arrays |= _of_tensor(tensor, name)
+    return arrays
+
+
+def _of_adjacency(adj_t: Any) -> dict[str, Any]:
+    """Edges, and their weights unless all are 1, of what PyG's ``ToSparseTensor`` makes of them: a sparse matrix of
+    torch's or of torch-sparse's, whose rows are targets."""
+    import torch
+
+    if hasattr(adj_t, "coo"):
+        targets, sources, weight = adj_t.coo()
+    elif isinstance(adj_t, torch.Tensor) and adj_t.layout is not torch.strided:
+        entries = adj_t.detach().to_sparse_coo()  # type: ignore[no-untyped-call]
+        (targets, sources), weight = entries._indices(), entries._values()
+    else:
+        raise SourceError("the PyG Data's adj_t is no sparse matrix")
+    edges = {"edge_index": torch.stack((sources, targets))}
+    return edges if weight is None or bool((weight == 1).all()) else edges | {"edge_weight": weight}
 
 
 def _of_tensor(tensor: Any, name: str) -> dict[str, AnyArray]:
