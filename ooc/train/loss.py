@@ -13,7 +13,7 @@ A loss is called from several threads at once, with different rows.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -35,6 +35,7 @@ RowsGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """The same → the sum over these rows, a scalar, and its gradient [r, C] with respect to the outputs."""
 
 _ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _DEFAULTS: dict[Task, type[nn.Module]] = {
     Task.CLASSES: nn.CrossEntropyLoss,
     Task.MULTILABEL: nn.BCEWithLogitsLoss,
@@ -88,24 +89,31 @@ def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
 
 
 def resolve_loss(
-    loss: RowsLoss | None, store: Store, *, columns: Sequence[int], dtype: torch.dtype, place: torch.device = CPU
+    loss: RowsLoss | None,
+    store: Store,
+    *,
+    columns: Sequence[int],
+    dtype: torch.dtype,
+    place: torch.device = CPU,
+    flat_outputs: bool = False,
+    flat_labels: bool | None = None,
 ) -> Loss:
     """What ``loss`` means for a model on the store whose results, of all that it is given, have so many ``columns``;
     None: the usual one for the store's labels.
 
-    ``place`` is where outputs are computed; a torch loss is copied there, with its weights. Raises ModelError for a
-    loss that is no mean or sum over rows, or that does not take such labels.
+    ``place`` is where outputs are computed; a torch loss is copied there, with its weights. ``flat_outputs``: the model
+    gives a number a node, [N] and not [N, 1]; ``flat_labels``: and so has the data that the store was made of, if that
+    is known. Raises ModelError for a loss that is no mean or sum over rows, or that does not take such labels.
     """
     task, outputs = store.task, sum(columns)
-    loss = _DEFAULTS[task]() if loss is None else loss
-    if len(columns) > 1:
-        loss = LossOfResults(loss, columns)
+    is_usual, loss = loss is None, _DEFAULTS[task]() if loss is None else loss
     if not callable(loss):
         raise ModelError(f"loss {loss!r} is not supported; give a torch loss or a callable on (outputs, labels)")
     if isinstance(loss, nn.Module):
         _check_module(loss, dtype)
     kind = type(loss)
-    if isinstance(loss, nn.CrossEntropyLoss) and kind is nn.CrossEntropyLoss:
+    given = None if flat_labels is None or is_usual else LossOfShapes(loss, flat_outputs, flat_labels)
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and kind in _OF_CLASSES:
         _require(task is Task.CLASSES, loss, "takes one class a node", task)
         return _cross_entropy(loss, store, outputs, place)
     if kind in _ELEMENTWISE:
@@ -113,6 +121,8 @@ def resolve_loss(
         labels = label_columns(store)
         if outputs != labels:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {labels}, one a label")
+        if given is not None and given.spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
+            raise ModelError(given.spread)
         count, total = store.split_sizes["train"] * labels, _summed(loss, place)
         if store.num_incomplete:
             count = sum(int(task.known(some).sum()) for some in _training_labels(store))
@@ -120,19 +130,66 @@ def resolve_loss(
         if getattr(loss, "reduction", "") != "mean":
             return Loss(_by_autograd(total), 1.0, weight=None)
         return Loss(_by_autograd(total), float(count), weight=lambda labels: float((~labels.isnan()).sum()))
-    return _tried(_moved(loss, place) if isinstance(loss, nn.Module) else loss, store, task, outputs, dtype, place)
+    loss = _moved(loss, place) if isinstance(loss, nn.Module) else loss
+    if given is not None and (flat_outputs or flat_labels != (task is Task.CLASSES)):
+        shaped = replace(given, loss=loss)
+        try:
+            return _tried(_of_columns(shaped, columns), store, task, outputs, dtype, place)
+        except ModelError as error:
+            if error.__cause__ is None:  # else torch refuses such shapes, and a script makes others of them before
+                raise ModelError(given.spread) if given.spread else error from None
+    return _tried(_of_columns(loss, columns), store, task, outputs, dtype, place)
+
+
+def _of_columns(loss: RowsLoss, columns: Sequence[int]) -> RowsLoss:
+    return LossOfResults(loss, columns) if len(columns) > 1 else loss
 
 
 def takes_results(loss: RowsLoss | None) -> bool:
     """Whether a model's results all go to it, if there are several: to one's own, not to torch's, which take one."""
-    return loss is not None and type(loss) not in (*_ELEMENTWISE, nn.CrossEntropyLoss)
+    return loss is not None and type(loss) not in (*_ELEMENTWISE, *_OF_CLASSES)
 
 
 def of_results(outputs: Any, *, every: bool) -> Tensor:
-    """What a model gives; of several results the first, or ``every`` one side by side."""
+    """What a model gives, a number a row as [r, 1]; of several results the first, or ``every`` one side by side."""
     several = isinstance(outputs, (tuple, list))
     first: Tensor = outputs[0] if several else outputs
-    return torch.cat(list(outputs), dim=1) if several and every else first
+    if several and every:
+        return torch.cat(list(outputs), dim=1)
+    return first[:, None] if first.dim() == 1 else first
+
+
+@dataclass(frozen=True, slots=True)
+class LossOfShapes:
+    """``loss`` of outputs and labels, [r] or [r, 1], as a model and data have them."""
+
+    loss: RowsLoss
+    flat_outputs: bool
+    flat_labels: bool
+
+    @property
+    def __name__(self) -> str:
+        return _name_of(self.loss)
+
+    @property
+    def spread(self) -> str:
+        """What is wrong with these shapes, if they are not alike; empty otherwise."""
+        if self.flat_outputs == self.flat_labels:
+            return ""
+        outputs, labels, other = ("[N, 1]", "[N]", "None") if self.flat_labels else ("[N]", "[N, 1]", "0")
+        return (
+            f"loss {self.__name__} of what the model gives, {outputs}, and y, {labels}, would be of all pairs of "
+            f"nodes, [N, N], by torch's rules; give data.y[:, {other}]"
+        )
+
+    def __call__(self, outputs_rC: Tensor, labels: Tensor) -> Tensor:
+        labels = labels.reshape(len(labels), -1)
+        outputs = outputs_rC[:, 0] if self.flat_outputs else outputs_rC
+        return self.loss(outputs, labels[:, 0] if self.flat_labels else labels)
+
+
+def _name_of(loss: RowsLoss) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +201,7 @@ class LossOfResults:
 
     @property
     def __name__(self) -> str:
-        return getattr(self.loss, "__name__", type(self.loss).__name__)
+        return _name_of(self.loss)
 
     def __call__(self, outputs_rC: Tensor, labels: Tensor) -> Tensor:
         return self.loss(torch.split(outputs_rC, list(self.columns), dim=1), labels)
@@ -169,7 +226,8 @@ def _check_module(loss: nn.Module, dtype: torch.dtype) -> None:
     for kind, buffer in loss.named_buffers():
         if buffer.is_floating_point() and buffer.dtype != dtype:
             raise ModelError(f"loss {name}: its {kind} is {buffer.dtype}, the model is {dtype}")
-    if getattr(loss, "reduction", "mean") not in ("mean", "sum"):
+    is_torchs = type(loss).__module__.startswith("torch.")
+    if is_torchs and getattr(loss, "reduction", "mean") not in ("mean", "sum"):
         raise ModelError(f"loss {name} with reduction={loss.reduction!r} is not supported; use 'mean' or 'sum'")
 
 
@@ -213,9 +271,10 @@ def _training_labels(store: Store) -> Iterator[AnyArray]:
         yield labels[train.read(start, start + len(labels))]
 
 
-def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place: torch.device) -> Loss:
+def _cross_entropy(loss: nn.CrossEntropyLoss | nn.NLLLoss, store: Store, outputs: int, place: torch.device) -> Loss:
+    kind = type(loss)
     if loss.weight is not None and len(loss.weight) != outputs:
-        raise ModelError(f"loss CrossEntropyLoss has {len(loss.weight)} class weights, the model {outputs} outputs")
+        raise ModelError(f"loss {kind.__name__} has {len(loss.weight)} class weights, the model {outputs} outputs")
     plain = loss.weight is None and loss.ignore_index < 0
     of_rows: Callable[[Tensor], float] | None = BY_ROWS
     divisor = float(store.split_sizes["train"])
@@ -227,17 +286,17 @@ def _cross_entropy(loss: nn.CrossEntropyLoss, store: Store, outputs: int, place:
         weights = torch.ones(store.num_classes) if loss.weight is None else loss.weight[: store.num_classes]
         divisor = float(counts.double() @ weights.double())
     if not divisor > 0:
-        raise ModelError("loss CrossEntropyLoss: weights and ignore_index leave no training row anything to add")
+        raise ModelError(f"loss {kind.__name__}: weights and ignore_index leave no training row anything to add")
     if loss.reduction != "mean":
         divisor, of_rows = 1.0, None
-    if loss.label_smoothing:
+    if isinstance(loss, nn.NLLLoss) or loss.label_smoothing:
         return Loss(_by_autograd(_summed(loss, place)), divisor, weight=of_rows)
     weight = None if loss.weight is None else loss.weight.to(place)
     gradient = partial(_cross_entropy_gradient, weight=weight, ignore_index=loss.ignore_index)
     return Loss(gradient, divisor, _OF_CROSS_ENTROPY, of_rows)
 
 
-def _weight_of_classes(loss: nn.CrossEntropyLoss, labels: Tensor) -> float:
+def _weight_of_classes(loss: nn.CrossEntropyLoss | nn.NLLLoss, labels: Tensor) -> float:
     """What torch divides the mean over rows of these classes by."""
     labels = labels[labels != loss.ignore_index]
     return float(len(labels) if loss.weight is None else loss.weight.double()[labels].sum())
@@ -279,7 +338,7 @@ def training_classes(store: Store) -> Tensor:
 
 def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.dtype, place: torch.device) -> Loss:
     """A callable, after a look at what it makes of a few rows together and of each alone."""
-    name = getattr(loss, "__name__", type(loss).__name__)
+    name = _name_of(loss)
     generator = torch.Generator().manual_seed(1)
     by_row: bool | None = None
     is_number, numbers = False, _numbers_of(loss)
@@ -303,7 +362,11 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
         expected = (torch.cat([part for _, part in apart]) if by_row else _mean(apart)).to(together.dtype)
         alike = together.shape == expected.shape
         if not alike or not torch.allclose(together, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise ModelError(f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]")
+            weighing = ", or where it weighs classes torch.nn.CrossEntropyLoss(weight=…) be it"
+            raise ModelError(
+                f"loss {name} is not the mean of its rows' losses; let it return one loss a row, [r]"
+                f"{weighing if task is Task.CLASSES else ''}"
+            )
         if store.num_incomplete and together.isnan().any():
             raise ModelError(f"loss {name} is NaN where a label is missing, which is NaN in y; let it leave such out")
 
@@ -332,6 +395,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
 
 def _numbers_of(loss: RowsLoss) -> dict[str, object]:
     """The numbers and the like that are attributes of an object that is called, or of which a method is."""
+    while isinstance(loss, (LossOfResults, LossOfShapes)):
+        loss = loss.loss
     owner = getattr(loss, "__self__", loss)
     return {name: one for name, one in getattr(owner, "__dict__", {}).items() if isinstance(one, (bool, int, float))}
 

@@ -32,7 +32,7 @@ from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts, store_of_statistics
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
-from ooc.train.loss import RowsLoss, resolve_loss, takes_results
+from ooc.train.loss import Loss, RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective, no_objective
 from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
@@ -78,6 +78,7 @@ def prepare(
     *,
     metric: Metric | None = None,
     loss: RowsLoss | None = None,
+    flat_labels: bool | None = None,
     objective: Objective | None = None,
     averaging: Averaging | None = None,
     input_dropout: float = 0.0,
@@ -127,7 +128,16 @@ def prepare(
         learnt.keep(network.learnt)
     if objective is None:
         assert metric is not None
-        objective = _objective_of_nodes(store, network, resources, loss, metric, scored=active.scoring[0])
+        of_rows = resolve_loss(
+            loss,
+            store,
+            columns=network.result_columns or (network.training.columns,),
+            dtype=network.dtype,
+            place=resources.place,
+            flat_outputs=network.flat_result,
+            flat_labels=flat_labels,
+        )
+        objective = _objective_of_nodes(store, network, resources, of_rows, metric, scored=active.scoring[0])
     check_choice("optimizer state", optimizer_state, WHERE)
     state = None
     if optimizer is not None and not scoring_only:
@@ -160,13 +170,12 @@ def prepare(
 
 
 def _objective_of_nodes(
-    store: Store, network: Network, resources: Resources, loss: RowsLoss | None, metric: Metric, *, scored: int
+    store: Store, network: Network, resources: Resources, loss: Loss, metric: Metric, *, scored: int
 ) -> Objective:
     """The loss of nodes' labels and the metric, of which ``scored`` rows are scored."""
-    columns = network.result_columns or (network.training.columns,)
     return Objective(
         store.task,
-        resolve_loss(loss, store, columns=columns, dtype=network.dtype, place=resources.place),
+        loss,
         make_scorer(store, metric, rows=scored, outputs=network.outputs, dtype=network.dtype),
         tile_rows=resources.tile_rows,
         incomplete=store.num_incomplete > 0,

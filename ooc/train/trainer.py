@@ -541,10 +541,12 @@ class Trainer:
             self._given.append(DataSnapshot(graph))
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
+        flat_labels = _are_flat(graph)
         self._converted, graph = _opened(graph, scratch, resources, loss)
         if out is not None:
             out.check_contents(graph)
         asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
+        asked["flat_labels"] = flat_labels
         asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}
         if ranks.count > 1:
             check_software(ranks)
@@ -655,6 +657,21 @@ class Trainer:
         self.close()
 
 
+def _parts_of(graph: Any) -> Any:
+    """What of PyG's data, or of a list of such, has features and labels."""
+    return graph if isinstance(graph, (list, tuple)) else getattr(graph, "stores", [graph])
+
+
+def _labels_of(graph: Any) -> list[Tensor]:
+    return [part.y for part in _parts_of(graph) if isinstance(getattr(part, "y", None), Tensor)]
+
+
+def _are_flat(graph: Any) -> bool | None:
+    """Whether labels are [N] and not [N, L]; None where a store does not tell."""
+    labels = [] if isinstance(graph, Store | str | Path) else _labels_of(graph)
+    return all(y.dim() < 2 for y in labels) if labels else None
+
+
 def _opened(
     graph: Any, folder: Path, resources: Resources, loss: RowsLoss | None
 ) -> tuple["TemporaryDirectory[str] | None", Store]:
@@ -667,8 +684,7 @@ def _opened(
     from ooc.conversion.conversion import convert
 
     names = "x", "y", "edge_weight", "edge_attr"
-    parts = graph if isinstance(graph, (list, tuple)) else getattr(graph, "stores", [graph])
-    labels = [part.y for part in parts if isinstance(getattr(part, "y", None), Tensor)]
+    parts, labels = _parts_of(graph), _labels_of(graph)
     one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
     task = task_meant(loss, labels) if labels and one_column else None
     reading: dict[str, Any] = {} if task is None else {"task": task.value}

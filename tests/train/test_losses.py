@@ -4,6 +4,7 @@
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GCN
 
 import ooc
@@ -48,6 +50,7 @@ CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "smoothing": nn.CrossEntropyLoss(label_smoothing=0.2),
     "weights and smoothing": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3),
     "ignored class": nn.CrossEntropyLoss(ignore_index=2),
+    "negative log-likelihoods": nn.NLLLoss(weight=WEIGHTS, ignore_index=1),
     "all at once": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1, ignore_index=0),
     "sum": nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum"),
     "another of torch's": nn.MultiMarginLoss(),
@@ -143,6 +146,79 @@ def test_values(loss: Any, tmp_path: Path) -> None:
     y = random_values(DATA, COLUMNS)
     by_row = not isinstance(loss, nn.Module)
     assert_same_as_pyg(labelled(DATA, y, tmp_path), y, COLUMNS, loss, tmp_path, mean_of_rows=by_row)
+
+
+class Numbers(nn.Module):
+    """A number a node, [N] if it is ``flat``, else [N, 1]."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.conv, self.flat = SAGEConv(DATA.num_features, 1), flat
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        return x.squeeze(-1) if self.flat else x
+
+
+def squeezing(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.mse_loss(outputs.view(-1), labels)
+
+
+def one_class(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels.squeeze(1))
+
+
+class Powers(nn.Module):
+    """One loss a row, which is what it calls a reduction."""
+
+    reduction = "none"
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - labels).pow(4)
+
+
+@pytest.mark.parametrize(
+    ("flat", "y", "loss"),
+    [
+        (False, random_values(DATA, 1)[:, 0], squeezing),
+        (False, random_values(DATA, 1)[:, 0], lambda o, y: F.mse_loss(o, y[:, None])),
+        (True, random_values(DATA, 1)[:, 0], lambda o, y: F.l1_loss(o, y)),
+        (True, random_values(DATA, 1)[:, 0], Powers()),
+        (True, random_values(DATA, 1), lambda o, y: F.mse_loss(o[:, None], y)),
+        (None, DATA.y[:, None], one_class),
+        (None, DATA.y[:, None], lambda o, y: F.cross_entropy(o, y[:, 0])),
+    ],
+)
+def test_outputs_and_labels_of_data_are_given_as_they_are(
+    flat: bool | None, y: Tensor, loss: Any, tmp_path: Path
+) -> None:
+    """[N] or [N, 1] each, as a script has them. What takes no [N, 1], which a script squeezes before, is given [N]."""
+    data = DATA.clone()
+    data.y = y
+    torch.manual_seed(2)
+    model: nn.Module = GCN(DATA.num_features, 6, 2, 4) if flat is None else Numbers(flat)
+    with tuned_trainer(model.double(), data, loss=loss, memory="64M", tile_rows=8, spill_dir=tmp_path) as trainer:
+        reference = FullBatch(trainer.model, DATA, y, lambda *rows: loss(*rows).mean())
+        reference.y = y  # of whole numbers, too
+        for _ in range(2):
+            difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
+            assert difference <= 1e-9, whose
+    if y.dim() == 2 and flat is None:
+        with tuned_trainer(model, data, loss=F.cross_entropy, memory="64M", spill_dir=tmp_path) as trainer:
+            trainer.fit(1, eval_every=0)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.mse_loss, lambda outputs, labels: (outputs - labels).abs().mean()])
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_torch_would_spread_to_all_pairs_of_nodes_is_refused(flat: bool, loss: Any, tmp_path: Path) -> None:
+    """Outputs [N, 1] and labels [N], or the other way round; where the loss is the usual one it is of each node."""
+    data = DATA.clone()
+    data.y = random_values(DATA, 1) if flat else random_values(DATA, 1)[:, 0]
+    said = r"\[N\], and y, \[N, 1\], .*y\[:, 0\]" if flat else r"\[N, 1\], and y, \[N\], .*y\[:, None\]"
+    with pytest.raises(ModelError, match=said):
+        tuned_trainer(Numbers(flat).double(), data, loss=loss, memory="64M", spill_dir=tmp_path)
+    with tuned_trainer(Numbers(flat).double(), data, memory="64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
 
 
 def of_known(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -285,7 +361,7 @@ class Learned(nn.Module):
     [
         (in_pairs, "in_pairs is not the mean of its rows' losses"),
         (summed, "summed is not the mean"),
-        (nn.NLLLoss(weight=WEIGHTS), "NLLLoss is not the mean"),
+        (partial(F.cross_entropy, weight=WEIGHTS), r"not the mean .* weighs classes .*CrossEntropyLoss\(weight"),
         (hardest(10), "of_hardest is not the mean"),
         (hardest(100), "of_hardest is not the mean"),
         (first_of(40), "of_first is not the mean"),
@@ -343,8 +419,8 @@ def by_count(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "loss",
     [
-        nn.NLLLoss(weight=ONE_OF_MANY),
-        nn.NLLLoss(weight=TWICE_FROM_THE_FIFTH),
+        partial(F.nll_loss, weight=ONE_OF_MANY),
+        partial(F.nll_loss, weight=TWICE_FROM_THE_FIFTH),
         OfOneClass(weight=ONE_OF_MANY),
         lambda outputs, labels: F.cross_entropy(outputs, labels, ignore_index=33),
         by_count,
@@ -421,7 +497,8 @@ def test_of_data_fractions_and_the_loss_say_that_labels_are_no_classes(
     """One number a node, as those who train on one number write it."""
     torch.manual_seed(0)
     data, model = copy.copy(DATA), OneNumber(squeezed).double()
-    data.y = y.view(-1, *columns)
+    spreads = isinstance(loss, nn.MSELoss) or loss is F.l1_loss  # which is refused where shapes differ
+    data.y = y.view(-1, *(columns if not spreads else () if squeezed else (1,)))
     expected = copy.deepcopy(model)
     options: dict[str, Any] = {
         "memory": "64M",

@@ -123,7 +123,8 @@ class Assembly:
     dense product, ``convolved`` what each convolution is given, ``edge_data`` what some convolution takes of edges,
     ``cut_off`` the parameters that are found to get no gradient, ``reached`` those that are found to get one, be it
     zero, ``inputs_cut_off`` the types of nodes whose x gets none, ``observed`` the moments that running statistics are
-    kept of, ``result_columns`` those of several results that lie side by side, ``second`` the rows of the second type
+    kept of, ``result_columns`` those of several results that lie side by side, ``flat_result`` whether the model gives
+    a number a row, [N], ``second`` the rows of the second type
     where a model gives those of two types of nodes, ``degrees`` how many in-neighbours rows have, by what becomes of
     self-loops, ``calls`` what the model and modules within convolutions are found to call, ``traced`` the model's
     calls, what each stands for, and the tensors that its forward makes."""
@@ -139,6 +140,7 @@ class Assembly:
         self.inputs_cut_off: frozenset[str] = frozenset()
         self.observed: list[Moments] = []
         self.result_columns: tuple[int, ...] = ()
+        self.flat_result = False
         self.second: Value | None = None
         self.degrees: dict[object, Value] = {}
         self.calls: list[object] = []

@@ -144,6 +144,7 @@ class Interpreter:
                 raise
             if node.op == "output":
                 if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
+                    self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
                 if not isinstance(result, Value) or len(result.tail) != 1:
                     raise ModelError(

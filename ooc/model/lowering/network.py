@@ -59,6 +59,8 @@ class Network:
     """How rows and weights are multiplied."""
     result_columns: tuple[int, ...] = ()
     """Of a model that gives several results, side by side in training; the first is scored."""
+    flat_result: bool = False
+    """Whether the model gives a number a row, [N], which is a column here."""
     traced: tuple[fx.Graph, Mapping[fx.Node, Any], dict[str, Tensor]] | None = None
     """Its calls in training, what each stands for, and the tensors that its forward makes."""
     _projections: tuple[list[Projection], ...] = field(init=False)
@@ -277,6 +279,7 @@ def lower(
         called_alike=[*map(repr, assembly.calls)] == [*map(repr, evaluated.calls)],
         product=setting.product,
         result_columns=assembly.result_columns,
+        flat_result=assembly.flat_result,
         traced=assembly.traced,
     )
 

@@ -344,7 +344,8 @@ class SampledTrainer(BatchTrainer):
         self._normalization = GcnNormalization(model, {})  # refuses what it cannot do before anything is read
         self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)
         columns = network.result_columns or (network.training.columns,)
-        self._loss = resolve_loss(loss, store, columns=columns, dtype=network.dtype)
+        shapes = {"flat_outputs": network.flat_result, "flat_labels": self._asked["flat_labels"]}
+        self._loss = resolve_loss(loss, store, columns=columns, dtype=network.dtype, **shapes)
         self._rows_bytes = rows_nbytes(store, normalized, network.dtype.itemsize, on_device=False) if normalized else 0
         loading = self._loading(model, resources, self._asked["seed"])
         self._trims = False
@@ -406,8 +407,8 @@ class SampledTrainer(BatchTrainer):
             given["edge_attr"] = batch.edge_attr.to(self._dtype)
         if isinstance(model, Trimmed):
             carried = given.get("edge_weight"), given.get("edge_attr")
-            trimmed: Tensor = model(x, batch.edge_index, *carried, batch.num_sampled_nodes, batch.num_sampled_edges)
-            return trimmed
+            sampled = batch.num_sampled_nodes, batch.num_sampled_edges
+            return of_results(model(x, batch.edge_index, *carried, *sampled), every=False)
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges

@@ -159,6 +159,8 @@ class GraphModel:
                 reason = " ".join(str(error).split())
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
         results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        self.is_flat = len(results) == 1 and isinstance(results[0], Tensor) and results[0].dim() == 1
+        results = [results[0][:, None]] if self.is_flat else results
         for one in results:
             if not isinstance(one, Tensor) or one.dim() != 2 or len(one) != 2:
                 shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
@@ -227,9 +229,9 @@ class GraphTrainer(BatchTrainer):
     ``batch_nodes``, ``batch_edges`` or ``batch_paths``; with ``paths`` of two or three edges, and pairs of nodes of two
     or three ``hops``. A step is of ``accumulate`` batches, with the gradients of one batch of all their graphs.
     ``forward`` takes (``x``, ``edge_index``, ``batch``) and by name, as far as it has them, ``edge_weight``,
-    ``edge_attr``, ``path_index``, ``hop_index``, ``ptr`` and ``batch_size``, and gives a row of outputs a graph. Other
-    arguments are those of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast. Where an
-    epoch is interrupted, its steps stay made, but for a run that is gone on with.
+    ``edge_attr``, ``path_index``, ``hop_index``, ``ptr`` and ``batch_size``, and gives a row of outputs, or a number, a
+    graph. Other arguments are those of ``Trainer``; ``compute_dtype="bfloat16"`` computes batches by torch's autocast.
+    Where an epoch is interrupted, its steps stay made, but for a run that is gone on with.
     """
 
     _takes_apart = False
@@ -272,7 +274,8 @@ class GraphTrainer(BatchTrainer):
         outputs, dtype = self._runs.outputs, self._runs.dtype
         self._takes_results = takes_results(asked["loss"])
         columns = self._runs.result_columns if self._takes_results else (outputs,)
-        self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype)
+        shapes = {"flat_outputs": self._runs.is_flat, "flat_labels": asked["flat_labels"]}
+        self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype, **shapes)
         self._scorer = make_scorer(store, self.metric, rows=store.num_graphs, outputs=outputs, dtype=dtype)
         given = {"input_graphs": "train", "_others": np.arange(store.num_graphs), **loading}
         self.loader = self._batches = GraphLoader(store, **self._bounds.of_loader(), **given)

@@ -313,7 +313,7 @@ class LinkTrainer(Trainer):
         objective = self.ranks.all_of(make)
         assert objective.training is not None
         self._training, self._scorer = objective.training, objective.scorer
-        asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss")}
+        asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss", "flat_labels")}
         return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
 
     # ---- the algorithm -----------------------------------------------------------------------------------------

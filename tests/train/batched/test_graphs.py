@@ -345,6 +345,33 @@ def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
         next(iter(GraphLoader(path)))
 
 
+class Squeezed(nn.Module):
+    """A number a graph, [g]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = Pooled(GIN(3, 8, 2), 8, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return self.inner(x, edge_index, batch).squeeze(-1)
+
+
+def test_a_model_may_give_a_number_a_graph(tmp_path: Path) -> None:
+    """With labels [g], as PyG has them; in another order of dimensions they would be of all pairs."""
+    graphs = many_graphs(20, dtype=torch.float32, edge_features=0)
+    for number, graph in enumerate(graphs):
+        graph.y = torch.tensor([number / 7])
+    options: dict[str, Any] = {"batch_size": 4, "memory": "60M", "spill_dir": tmp_path}
+    with GraphTrainer(Squeezed(), graphs, loss=nn.functional.mse_loss, **options) as trainer:
+        losses = [record.loss for record in trainer.fit(2, progress=False)]
+        assert trainer.predict().shape == (20, 1)
+    with GraphTrainer(Squeezed().inner, graphs, **options) as trainer:
+        assert [record.loss for record in trainer.fit(2, progress=False)] == pytest.approx(losses, rel=1e-6)
+    with pytest.raises(ooc.ModelError, match=r"would be of all pairs"):
+        GraphTrainer(Squeezed().inner, graphs, loss=nn.functional.mse_loss, **options)
+
+
 # ---- from the command line -------------------------------------------------------------------------------------
 
 

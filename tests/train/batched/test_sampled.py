@@ -44,7 +44,9 @@ def _model(kind: type[nn.Module], **options: Any) -> nn.Module:
     return kind(9, 8, 2, 4, **options).double()
 
 
-def _train(model: nn.Module, store: Store, sampling: Sampling, epochs: int = 3, **options: Any) -> list[EpochRecord]:
+def _train(
+    model: nn.Module, store: Store | Data, sampling: Sampling, epochs: int = 3, **options: Any
+) -> list[EpochRecord]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with SampledTrainer(model, store, sampling, optimizer=optimizer, **({"memory": "100M"} | options)) as trainer:
         return trainer.fit(epochs)
@@ -156,6 +158,22 @@ def test_of_several_results_ones_own_loss_gets_all(
     for one, two in zip(full, _train(other, store, _ALL, 2, **options), strict=True):
         assert two.loss == pytest.approx(one.loss, rel=1e-12)
         assert two.valid_acc == one.valid_acc
+
+
+class Squeezed(GraphSAGE):  # type: ignore[misc]
+    """A number a node, [N]."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs).squeeze(-1)
+
+
+def test_a_model_may_give_a_number_a_node(tmp_path: Path) -> None:
+    data, losses = random_data(_CASE), []
+    data.y, data.edge_weight = data.x[:, 0], None
+    for kind in (GraphSAGE, Squeezed):
+        torch.manual_seed(1)
+        losses.append([one.loss for one in _train(kind(9, 8, 2, 1).double(), data, _FEW, spill_dir=tmp_path)])
+    assert losses[0] == losses[1]
 
 
 def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
