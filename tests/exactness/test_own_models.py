@@ -456,8 +456,8 @@ class OfNumberedEdges(nn.Module):
         self.conv = RGCNConv(features, classes, 3)
         self.forward = self.of_data if of_data else self.of_all  # type: ignore[method-assign]
 
-    def of_data(self, batch: Data) -> Tensor:
-        return self.of_all(batch.x, batch.edge_index, batch.edge_type)
+    def of_data(self, batched_data) -> Tensor:  # type: ignore[no-untyped-def]  # told by its name, which OGB gives it
+        return self.of_all(batched_data.x, batched_data.edge_index, batched_data.edge_type)
 
     def of_all(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
         out: Tensor = self.conv(x, edge_index, edge_type)

@@ -45,7 +45,7 @@ _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
 
 
-_NAMES_OF_DATA = ("data", "batch", "graph", "g")
+_NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
 @dataclass(frozen=True)
