@@ -3,6 +3,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from ooc.kernels.tensors import typed
 from ooc.model.graph import ActiveRows, AnyScaling, ends_of
 from ooc.model.lowering.values import Aggregate, Summed, Value
-from ooc.plan.workload import ALL_ROWS, Kept, Pull
+from ooc.plan.workload import ALL_ROWS, Kept, Pull, Stage
 from ooc.stages.backward import backward_steps, loss_step
 from ooc.stages.context import Sink, StageContext, Step, Tensors, Tile
 from ooc.stages.forward import forward_steps, output_step, score_step
@@ -22,6 +24,14 @@ from ooc.storage.types import features_name
 _SCALED_NUMBERS = 1 << 17
 """Of what is scaled before it is gathered, and after, at a time on the CPU, or a single row: half a megabyte, which is
 no more of what a tile leaves to be scaled than a core's cache holds."""
+_SLAB_COLUMNS = 16
+"""Of a slab, about, where memory is scarce."""
+
+
+def _widths_of_parts(columns: int) -> list[int]:
+    """Of so many columns that are cut twice, into parts and these into slabs, into as many each."""
+    width = -(-isqrt(_SLAB_COLUMNS * columns) // _SLAB_COLUMNS) * _SLAB_COLUMNS
+    return [min(width, columns - first) for first in range(0, columns, width)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -37,6 +47,7 @@ class StageBuilder(StageContext):
 
     aggregated: Collection[str]
     recomputed_stages: Collection[int]
+    in_parts: bool = False
 
     def __post_init__(self) -> None:
         network, of_constants = self.network, 0 in self.recomputed_stages
@@ -122,53 +133,85 @@ class StageBuilder(StageContext):
         return steps
 
     def _aggregate_once(self, scaling: AnyScaling, wanted: Mapping[int, Aggregate]) -> list[Step]:
-        """``wanted``: by hops."""
-        program, network = self._training, self.network
-        source, target = ends_of(scaling)
-        x, sources, targets = features_name(source), self.active.of(source).nodes, self.active.of(target).nodes
+        """``wanted``: by hops. In parts, x is cut into matrices of some columns, each goes through all hops, and what
+        comes of them is put side by side: so a pass has blocks of the slabs of one part in memory, not of all."""
+        network, (source, target) = self.network, ends_of(scaling)
+        x, sources = features_name(source), self.active.of(source).nodes
         other = "" if scaling == network.scalings[0] else f".{scaling.label}"
         so = f" by {scaling.value}" if other else ""
-        last, at_once = max(wanted), 2 * self.columns[x]  # before and after they are scaled
-        some = ALL_ROWS if self.on_device else max(1, _SCALED_NUMBERS // self.columns[x])
+        kept = {hop: network.first_aggregation(scaling, hop) for hop in sorted(wanted)}
+        kept = {hop: name for hop, name in kept.items() if name not in self.aggregated}
+        columns = self.columns[x]
+        widths = _widths_of_parts(columns) if self.in_parts else [columns]
 
-        def message(hop: int) -> str:
-            return f"mx{hop}{other}"
+        def scale(stores: Sequence[str]) -> Step:
+            self.columns |= zip(stores, widths, strict=True)
 
-        def scaled(tile: Tile) -> Tensors:
-            of_tile = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
-            rows = typed(of_tile, network.dtype)
-            del of_tile
-            return {message(1): self.scaled_before(rows, tile, scaling)}
+            def scaled(tile: Tile) -> Tensors:
+                of_tile = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
+                rows = typed(of_tile, network.dtype)
+                del of_tile
+                rows = self.scaled_before(rows, tile, scaling)
+                return dict(zip(stores, torch.split(rows, widths, dim=1), strict=True))
 
-        steps: list[Step] = []
+            return Step(self._low_spec(f"scale x{so}", sources, columns, stores, loads=(x,), space=source), scaled)
+
+        if len(widths) == 1:
+            return [scale([f"mx1{other}"]), *self._hops(scaling, wanted, kept, columns, other, so)]
+        parts = [f".{part}{other}" for part in range(len(widths))]
+        steps = [scale([f"sx{part}" for part in parts])]
+        for number, (part, width) in enumerate(zip(parts, widths, strict=True), start=1):
+            at = f"{so}, part {number}"
+            steps.append(self._joined(f"slice x{at}", source, (f"sx{part}",), f"mx1{part}", width))
+            steps += self._hops(scaling, wanted, {hop: f"gx{hop}{part}" for hop in kept}, width, part, at)
+        for hop, name in kept.items():
+            title, found = f"put x side by side{so} ({hop})", tuple(f"gx{hop}{part}" for part in parts)
+            steps.append(self._joined(title, target, found, name, columns))
+        return steps
+
+    def _hops(
+        self,
+        scaling: AnyScaling,
+        wanted: Mapping[int, Aggregate],
+        kept: Mapping[int, str],
+        columns: int,
+        of: str,
+        so: str,
+    ) -> list[Step]:
+        """From features that are scaled, all columns or the part ``of`` them, to those that are ``kept``, by hops."""
+        _, target = ends_of(scaling)
+        targets, last, steps = self.active.of(target).nodes, max(wanted), list[Step]()
         for hop in range(1, last + 1):
-            name, sums = network.first_aggregation(scaling, hop), f"px{hop}{other}"
-            kept = (name,) if hop in wanted and name not in self.aggregated else ()
-            stores = (*kept, *((message(hop + 1),) if hop < last else ()))
-            self.columns |= dict.fromkeys((message(hop), sums, *stores), self.columns[x])
-            if hop == 1:
-                spec = program.spec(
-                    f"scale x{so}",
-                    sources,
-                    at_once,
-                    loads=(x,),
-                    stores=(message(1),),
-                    rows_at_once=some,
-                    space=source,
-                )
-                steps.append(Step(spec, scaled))
+            sums, following = f"px{hop}{of}", (f"mx{hop + 1}{of}",) if hop < last else ()
+            stores = (*((kept[hop],) if hop in kept else ()), *following)
+            self.columns |= dict.fromkeys((sums, *stores), columns)
 
-            def compute(tile: Tile, sums: str = sums, stores: tuple[str, ...] = stores) -> Tensors:
+            def compute(
+                tile: Tile, sums: str = sums, stores: Sequence[str] = stores, following: Sequence[str] = following
+            ) -> Tensors:
                 rows = self.scaled_after(tile.inputs.pop(sums), tile, scaling)
-                return {
-                    name: self.scaled_before(rows, tile, scaling) if name.startswith("m") else rows for name in stores
-                }
+                return {name: self.scaled_before(rows, tile, scaling) if name in following else rows for name in stores}
 
-            pull = Pull(message(hop), sums, self.direction(scaling), edge_data=wanted[last].edge_data)
+            pull = Pull(f"mx{hop}{of}", sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"
-            spec = program.spec(title, targets, at_once, pull=pull, stores=stores, rows_at_once=some, space=target)
+            spec = self._low_spec(title, targets, columns, stores, pull=pull, space=target)
             steps.append(Step(spec, compute, scaling))
         return steps
+
+    def _joined(self, title: str, space: str, loads: tuple[str, ...], stored: str, columns: int) -> Step:
+        """Rows of some matrices as those of one."""
+        self.columns[stored] = columns
+
+        def compute(tile: Tile) -> Tensors:
+            return {stored: torch.cat([tile.inputs[name] for name in loads], dim=1)}
+
+        rows = self.active.of(space).nodes
+        return Step(self._low_spec(title, rows, columns, (stored,), loads=loads, space=space), compute)
+
+    def _low_spec(self, title: str, rows: int, columns: int, stores: Sequence[str], **more: Any) -> Stage:
+        """A stage of rows that are nothing to one another, before and after something is done to them."""
+        some = ALL_ROWS if self.on_device else max(1, _SCALED_NUMBERS // columns)
+        return self._training.spec(title, rows, 2 * columns, stores=tuple(stores), rows_at_once=some, **more)
 
     def train(self) -> list[Step]:
         """Forward stage by stage, the loss and its gradient, backward stage by stage."""

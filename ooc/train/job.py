@@ -88,7 +88,8 @@ class Job:
         self._fixed_host_bytes = self.extra_host_bytes + rows_nbytes(
             store, network.scalings, network.dtype.itemsize, on_device=resources.on_device
         )
-        self._candidates: dict[frozenset[int], Candidate] = {}
+        self._candidates: dict[tuple[frozenset[int], bool], Candidate] = {}
+        self._in_parts = False
 
     @property
     def workload(self) -> Workload:
@@ -109,10 +110,21 @@ class Job:
     def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
         """The least memory that training takes, part by part; bytes. Where nothing is recomputed. Of ``limits`` only
         what is fixed by hand counts, no budget."""
-        limits = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None)
         self._keep_state(on_disk=True)
-        problem = Problem(self.workload, limits, hardware)
-        return problem.capacity.parts(minimum_memory(problem))
+        return min(self._least(limits, hardware), key=lambda parts: sum(parts.values()))
+
+    def _least(self, limits: Limits, hardware: Hardware) -> list[dict[str, int]]:
+        """The least memory, part by part, and where x is aggregated once by one process of the CPU, the least if that
+        is done some columns after the others."""
+        limits, found = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None), list[dict[str, int]]()
+        of_one = self.resources.ranks.count == 1 and not self.resources.on_device
+        prepares = of_one and bool(self._candidate(frozenset()).steps.get("prepare"))
+        for in_parts in (False, True) if prepares else (False,):
+            self._in_parts = in_parts
+            problem = Problem(self.workload, limits, hardware)
+            found.append(problem.capacity.parts(minimum_memory(problem)))
+        self._in_parts = False
+        return found
 
     def ready(self) -> Prepared:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
@@ -165,16 +177,24 @@ class Job:
         return None if self.make_state is None else self.make_state()
 
     def _choose(self, limits: Limits, hardware: Hardware) -> tuple[Candidate, Plan]:
-        """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD only
-        where there is no plan otherwise."""
+        """The candidate and plan that make the shortest epoch; verified. What the optimizer keeps goes to the SSD, and
+        then x is aggregated some columns after the others, only where there is no plan otherwise."""
         self._keep_state(on_disk=False)
+        self._in_parts = False
         try:
             return self._chosen(limits, hardware)
-        except BudgetError:
-            before = self.has_state_on_disk
-            self._keep_state(on_disk=True)
-            if self.has_state_on_disk == before:
-                raise
+        except BudgetError as error:
+            lacking, before = error, self.has_state_on_disk
+        self._keep_state(on_disk=True)
+        if self.has_state_on_disk != before:
+            try:
+                return self._chosen(limits, hardware)
+            except BudgetError as error:
+                lacking = error
+        whole, *others = (sum(parts.values()) for parts in self._least(limits, hardware))
+        if not any(other < whole for other in others):
+            raise lacking
+        self._in_parts = True
         return self._chosen(limits, hardware)
 
     def _keep_state(self, *, on_disk: bool) -> None:
@@ -196,12 +216,13 @@ class Job:
 
     def _candidate(self, recomputed: frozenset[int]) -> Candidate:
         """``recomputed``: the forward stages of which the backward pass finds nothing kept and computes it anew."""
-        if recomputed not in self._candidates:
+        key = recomputed, self._in_parts
+        if key not in self._candidates:
             builder = self._builder(recomputed)
             steps = self.programs(builder)
             workload = self._described(builder, steps)
-            self._candidates[recomputed] = Candidate(builder=builder, steps=steps, workload=workload)
-        return self._candidates[recomputed]
+            self._candidates[key] = Candidate(builder=builder, steps=steps, workload=workload)
+        return self._candidates[key]
 
     def _builder(self, recomputed: frozenset[int]) -> StageBuilder:
         network, store, resources = self.network, self.store, self.resources
@@ -213,6 +234,7 @@ class Job:
             columns=matrix_columns(network, store) | {name: one.columns for name, one in self._learnt_arrays.items()},
             aggregated=frozenset(self._arrays),
             recomputed_stages=recomputed,
+            in_parts=self._in_parts,
             active=self.active,
             seed=self.seed,
             place=resources.place,

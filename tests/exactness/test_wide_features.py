@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FiLMConv
+from torch_geometric.nn import FiLMConv, TAGConv
 
 import ooc
 from ooc.plan.layout.passes import RowPass
@@ -64,6 +64,37 @@ def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch
             found.append([item.parts for item in passes if isinstance(item, RowPass)])
     assert max(found[0]) > 1 and {*found[1]} == {1}
     assert_agrees(case, data, tmp_path, store=store, gpu_budget=gpu, host_budget=host, **options)
+
+
+class Hops(nn.Module):
+    """Sums over one hop and over two are kept."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = TAGConv(features, classes, K=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize(
+    "case", [ModelCase(kind="sage", layers=2, hidden=40), CustomCase(make=Hops)], ids=["sage", "hops"]
+)
+def test_features_are_aggregated_in_parts_where_memory_is_scarcest(case: ModelCase, tmp_path: Path) -> None:
+    """Some columns after the others: losses are those with plenty, bit for bit."""
+    data = random_data(GraphCase(nodes=150, edges=400, features=300, self_loops=9, isolated=5))
+    gpu, host = least_budgets(
+        lambda gpu, host: make_trainer(case, store_of(data, tmp_path), tmp_path, gpu_budget=gpu, host_budget=host)
+    )
+    found = list[list[float]]()
+    for number, budgets in enumerate(({"gpu_budget": gpu, "host_budget": host}, {})):
+        folder = tmp_path / str(number)  # what is aggregated is kept in the store
+        folder.mkdir()
+        with make_trainer(case, store_of(data, folder), folder, **budgets) as trainer:
+            found.append([record.loss for record in trainer.fit(epochs=1, progress=False)])
+            parts = {name for name in trainer.plan.matrices if name.startswith("sx.")}
+            assert len(parts) == (0 if number else 4)
+    assert found[0] == found[1]
 
 
 def test_tiles_are_lower_the_wider_rows_are() -> None:

@@ -33,8 +33,9 @@ WIDEST_OF_LARGE = 1024
 what is gathered from."""
 WIDEST_OF_ATTENTION = 8192
 """Columns of a hidden layer: of twice as many in three layers blocks take 203 MB, beside 7 GB of parameters."""
-LEAST_SHARE_AFTER_ITS_PRODUCT = 0.55
-"""Of the floor, where features begin to be gathered after their product."""
+LEAST_SHARES_AFTER_THEIR_PRODUCT = {"gcn": 0.8, "sage": 0.65}
+"""Of the floor, where features begin to be gathered after their product: GraphSAGE no longer reads their sums beside
+them."""
 OF_STATE = 11 * 4 * PIECE
 """Bytes of pieces of what Adam keeps on the SSD: three of its two moments, and what stepping one makes."""
 
@@ -119,6 +120,8 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
 @example(nodes=1 << 17, degree=3, features=480, hidden=16, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
 @example(nodes=1 << 17, degree=30, features=5056, hidden=64, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 17, degree=40, features=6826, hidden=64, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 20, degree=5, features=4095, hidden=512, layers=2, model="sage", hub=False)
 @example(nodes=1 << 17, degree=16, features=2700, hidden=64, layers=2, model="sage", hub=False)
 @example(nodes=1 << 18, degree=40, features=812, hidden=16, layers=2, model="sage", hub=False)
 @example(nodes=1 << 18, degree=5, features=3900, hidden=512, layers=2, model="gcn", hub=False)
@@ -126,8 +129,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
 ) -> None:
     """Twice as many nodes or edges, or matrices twice as wide or a little wider: the floor is no less, but for what
-    blocks leave of frames. Where x begins to be gathered after its product, no pass has a block of each of its slabs
-    in memory any more: there it falls."""
+    blocks leave of frames, and where x begins to be gathered after its product."""
     nodes = min(nodes, MOST_NUMBERS // max(features, hidden))
 
     def least(nodes: int, degree: int, features: int, hidden: int) -> int:
@@ -138,7 +140,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
     larger += [(nodes, degree, features, 2 * hidden)]
     for shape in larger:
-        share = LEAST_SHARE_AFTER_ITS_PRODUCT if shape[2] > features else 0.95
+        share = LEAST_SHARES_AFTER_THEIR_PRODUCT.get(model, 0.95) if shape[2] > features else 0.95
         assert least(*shape) >= share * before, shape
 
 
