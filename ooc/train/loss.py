@@ -343,6 +343,8 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
     by_row: bool | None = None
     is_number, numbers = False, _numbers_of(loss)
     trials = [*_tried_labels(store, task, dtype, generator)]
+    if task is Task.VALUES and not _takes(loss, trials, torch.zeros(_TRIED_ROWS, outputs, dtype=dtype), place):
+        trials = _some_labels(store, dtype)  # as where one column is a class
     many = min(_MOST_TRIED, max(_TRIED_ROWS + 1, _TRIED_OUTPUTS // outputs))
     trials += [torch.cat(trials)[torch.arange(many) % (_TRIED_ROWS * len(trials))]]
     for trial, labels in enumerate(trials):
@@ -351,9 +353,9 @@ def _tried(loss: RowsLoss, store: Store, task: Task, outputs: int, dtype: torch.
             labels[missing.logical_and_(~missing.all(dim=1, keepdim=True))] = torch.nan
         outputs_rC = torch.randn(len(labels), outputs, generator=generator, dtype=dtype)
         outputs_rC *= _TRIED_SPREADS[trial % len(_TRIED_SPREADS)]
+        together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         if isinstance(loss, LossOfResults) and not trial:
             loss.check_used(outputs_rC.to(place), labels.to(place))
-        together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
         if together.isnan().any():  # which would tell nothing, as where it takes logarithms of probabilities
             outputs_rC = fractions(outputs_rC)
             together, apart = _together_and_apart(loss, name, outputs_rC.to(place), labels.to(place))
@@ -455,6 +457,23 @@ def _tried_labels(store: Store, task: Task, dtype: torch.dtype, generator: torch
                 yield values.abs()  # a logarithm is no number of others
                 yield torch.randint(-1, 2, shape, generator=generator).to(dtype)  # what often stands for no value
                 yield 10 * values
+
+
+def _takes(loss: RowsLoss, trials: Sequence[Tensor], outputs_rC: Tensor, place: torch.device) -> bool:
+    """Whether it can be computed of all these labels."""
+    try:
+        for labels in trials:
+            loss(outputs_rC.to(place), labels.to(place))
+    except Exception:  # of the user's code
+        return False
+    return True
+
+
+def _some_labels(store: Store, dtype: torch.dtype) -> list[Tensor]:
+    """Labels of training rows, of a few at a time."""
+    labels = torch.from_numpy(next(some for some in _training_labels(store) if len(some)))
+    rows = torch.linspace(0, len(labels) - 1, _TRIED_ROWS * _LEAST_TRIALS).long()
+    return [*torch.split(labels[rows].to(dtype), _TRIED_ROWS)]
 
 
 def _tried_classes(classes: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -467,6 +467,49 @@ def test_targets_that_count_otherwise_show(task: str, loss: Any, tmp_path: Path)
         make_trainer(labelled(DATA, y, tmp_path), y.shape[1], tmp_path, loss=loss)
 
 
+class TwoTasks(nn.Module):
+    """Classes and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.classes, self.number = SAGEConv(DATA.num_features, 6), nn.Linear(6, 4), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x, edge_index)
+        return self.classes(x), self.number(x)
+
+
+def of_both_tasks(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    return F.cross_entropy(results[0], labels[:, 0].long()) + F.mse_loss(results[1], labels[:, 1:])
+
+
+def test_a_loss_that_takes_no_made_up_labels_is_tried_on_the_stores(tmp_path: Path) -> None:
+    """As where one column of them is a class; what is no mean is refused as ever."""
+    data = DATA.clone()
+    data.y = torch.stack([DATA.y.clamp(min=0).double(), DATA.x[:, 0]], dim=1)
+    options: dict[str, Any] = {"memory": "64M", "tile_rows": 8, "spill_dir": tmp_path}
+    torch.manual_seed(2)
+    with tuned_trainer(TwoTasks().double(), data, loss=of_both_tasks, **options) as trainer:
+        reference = FullBatch(trainer.model, DATA, data.y, of_both_tasks)  # type: ignore[arg-type]
+        reference.model.forward = lambda *given: Several(TwoTasks.forward(reference.model, *given))
+        for _ in range(2):
+            difference, whose = disagreement(train_epoch(trainer), reference.train(), floor=1e-3)
+            assert difference <= 1e-9, whose
+    for loss, said in (
+        (lambda results, labels: 2 * of_both_tasks(results, labels) * len(labels), "is not the mean of its rows'"),
+        (lambda results, labels: F.cross_entropy(results[0], labels.long()), "cannot take outputs"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            tuned_trainer(TwoTasks().double(), data, loss=loss, **options)
+
+
+class Several(tuple[Tensor, ...]):
+    """Results of which rows are taken together."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return Several(one[key] for one in self) if isinstance(key, Tensor) else super().__getitem__(key)
+
+
 class OneNumber(nn.Module):
     """Gives a number a node, in a column or by itself."""
 
