@@ -211,6 +211,7 @@ def size_lazy_parameters(
         input_dropout=0.0,
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
+        weights_name=weights_name(store),
         embedding_columns=embedding_columns,
         dtype=dtype_of(model),
         types=store.types,
@@ -266,6 +267,7 @@ def lower_model(
         edge_data=edge_data_used(store, ignore_edge_data),
         product=_products(compute_dtype),
         num_edge_features=store.num_edge_features,
+        weights_name=weights_name(store),
         embedding_columns=embedding_columns,
         feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
         on_cpu=not given.on_device,
@@ -319,6 +321,11 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
     if store.types is not None:
         carried[EdgeData.FEATURES] = bool(store.types.edge_features)
     return frozenset(data for data in EdgeData if carried[data] and ignore not in ("all", data.value))
+
+
+def weights_name(store: Store) -> str:
+    """What the data that the store was made of calls edges' weights."""
+    return str(store.source.get("weights", "edge_weight"))
 
 
 def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums weighted by what the store's edges carry are PyG's, whatever is spilled and cut."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, SGConv
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP, GATConv, GCN2Conv, GCNConv, SGConv
 from torch_geometric.nn import Sequential as GraphSequential
 from torch_geometric.nn.models import GCN, GraphSAGE
 
 import ooc
 from ooc.errors import ModelError, OptionError
 from ooc.plan.layout.passes import ColumnPass
+from ooc.train.batched.batches import SampledTrainer, Sampling
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import (
@@ -252,6 +256,48 @@ class Weighing(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
         return self.conv(x, edge_index, edge_weight.sigmoid())
+
+
+class Named(nn.Module):
+    """Convolutions whose weights go by the name of features, or by their own."""
+
+    def __init__(self, name: str = "edge_attr", conv: type[nn.Module] = GCNConv) -> None:
+        super().__init__()
+        self.first, self.last, self.name = conv(ROUGH.features, H), conv(H, ROUGH.classes), name
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.last(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class OfData(Named):
+    def forward(self, data: Data) -> Tensor:  # type: ignore[override]
+        return super().forward(data.x, data.edge_index, getattr(data, self.name))
+
+
+@pytest.mark.parametrize("kind", [Named, OfData])
+def test_weights_that_pygs_data_calls_edge_attr_are_called_so(kind: type[Named], tmp_path: Path) -> None:
+    """By models that read them under this name, in sampled batches, too; what reads edge_weight gets none."""
+    data = random_data(ROUGH)
+    data.edge_attr = data.edge_weight
+    del data.edge_weight
+    model = kind().double()
+    given = (data,) if kind is OfData else (data.x, data.edge_index, data.edge_attr)
+    with torch.no_grad():
+        expected = F.cross_entropy(model(*given)[data.train_mask], data.y[data.train_mask]).item()
+    options: dict[str, Any] = {"memory": "64M", "spill_dir": tmp_path}
+    every = Sampling(fanouts=[-1, -1], batch_size=1000)
+    for trainer in (tuned_trainer(model, data, **options), SampledTrainer(kind().double(), data, every, **options)):
+        with trainer:
+            trainer.model.load_state_dict(model.state_dict())
+            (record,) = trainer.fit(1, eval_every=0, progress=False)
+        model.load_state_dict(trainer.model.state_dict())
+        assert record.loss == pytest.approx(expected, rel=1e-10)
+        with torch.no_grad():
+            expected = F.cross_entropy(model(*given)[data.train_mask], data.y[data.train_mask]).item()
+    with pytest.raises(ModelError, match="edges carry weights, of which model OfData takes none"):
+        tuned_trainer(OfData("edge_weight").double(), data, **options)
+    with pytest.raises(ModelError, match=r"edge_attr must be the model's own edge_attr, \[E, F\]; give data with such"):
+        tuned_trainer(kind(conv=partial(GATConv, edge_dim=1)).double(), data, **options)
 
 
 def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:

@@ -131,7 +131,10 @@ class Call:
         if given is None:
             return False
         if given != EdgeInput(data, self.relation):
-            raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}")
+            wanted = "[E]" if data is EdgeData.WEIGHT else "[E, F]"
+            is_other = isinstance(given, EdgeInput) and given.data is not data
+            shape = f", {wanted}; give data with such" if is_other else ""
+            raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}{shape}")
         self.assembly.edge_data.add(data)
         return True
 

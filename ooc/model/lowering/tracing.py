@@ -64,8 +64,7 @@ class _Way:
         """ModelError where its forward takes something else."""
         kind, types = type(model).__name__, setting.types
         as_data = takes_data(model)
-        taken = _edge_arguments(model, setting.edge_data, by_type=types is not None)
-        taken = {one: ARGUMENTS[one] for one in setting.edge_data} if as_data else taken
+        taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
         numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
         batch = types is None and not as_data and _must_be_told_batch(model)
         try:
@@ -206,11 +205,17 @@ def takes_data(model: nn.Module) -> bool:
     return one.name in _NAMES_OF_DATA or kind.endswith(("Data", "Batch"))
 
 
-def _edge_arguments(model: nn.Module, offered: Collection[EdgeData], *, by_type: bool) -> dict[EdgeData, str]:
-    """What of ``offered`` the model's forward has an argument for, and which; ``by_type``: a dictionary."""
+def edge_arguments(
+    model: nn.Module, offered: Collection[EdgeData], weights_name: str, *, by_type: bool = False
+) -> dict[EdgeData, str]:
+    """What of ``offered`` the model's forward has an argument for, and which, or what PyG's data has it as, if it takes
+    that; ``by_type``: a dictionary."""
+    usual = ARGUMENTS | {EdgeData.WEIGHT: weights_name}
+    if takes_data(model):
+        return {data: usual[data] for data in offered}
     names, found = _arguments_of(model), dict[EdgeData, str]()
     for data in EdgeData:
-        forms = (f"{ARGUMENTS[data]}_dict", ARGUMENTS[data]) if by_type else (ARGUMENTS[data],)
+        forms = (f"{ARGUMENTS[data]}_dict", ARGUMENTS[data]) if by_type else (ARGUMENTS[data], usual[data])
         for name in forms:
             if data in offered and name in names:
                 found.setdefault(data, name)

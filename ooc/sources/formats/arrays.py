@@ -131,7 +131,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         labels=labels,
         task=form.task,
         unlabelled=unlabelled,
-        description={"split": note} if note else {},
+        description=({"split": note} if note else {}) | _name_of_weights(arrays, carried),
         notes=tuple(filter(None, (said, form.note))),
     )
     return _by_relation(source, arrays["edge_type"].reshape(-1), columns, options) if "edge_type" in arrays else source
@@ -198,6 +198,11 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     if features is not None and (features.ndim != 2 or len(features) != edges or not features.shape[1]):
         raise SourceError(f"{source}: edge_attr has the shape {features.shape}, not [{edges} edges, features]")
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
+
+
+def _name_of_weights(arrays: Mapping[str, AnyArray], carried: EdgeData) -> dict[str, str]:
+    """That which weights have in PyG, where it is another one than usual."""
+    return {"weights": "edge_attr"} if carried.weight is not None and "edge_weight" not in arrays else {}
 
 
 def _edge_blocks(

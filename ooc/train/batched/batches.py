@@ -30,7 +30,7 @@ from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.lowering.assembly import Results
 from ooc.model.lowering.network import values_of
-from ooc.model.lowering.tracing import takes_data
+from ooc.model.lowering.tracing import edge_arguments, takes_data
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
 from ooc.model.lowering.whole import as_data
@@ -49,7 +49,7 @@ from ooc.train.job import Job
 from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, edge_data_used, lower_model, prepare
+from ooc.train.setup import Saving, edge_data_used, lower_model, prepare, weights_name
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -335,6 +335,7 @@ class SampledTrainer(BatchTrainer):
         left_out, loss = self._asked["ignore_edge_data"], self._asked["loss"]
         self._input_dropout = self._asked["input_dropout"]
         self._carried, self._as_data = edge_data_used(store, left_out), takes_data(model)
+        self._names = edge_arguments(model, self._carried, weights_name(store))
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
@@ -402,11 +403,11 @@ class SampledTrainer(BatchTrainer):
         x = F.dropout(batch.x.to(self._dtype), self._input_dropout, training=True)
         given: dict[str, Any] = {}
         if EdgeData.WEIGHT in self._carried:
-            given["edge_weight"] = batch.edge_weight.to(self._dtype)
+            given[self._names[EdgeData.WEIGHT]] = batch.edge_weight.to(self._dtype)
         if EdgeData.FEATURES in self._carried:
-            given["edge_attr"] = batch.edge_attr.to(self._dtype)
+            given[self._names[EdgeData.FEATURES]] = batch.edge_attr.to(self._dtype)
         if isinstance(model, Trimmed):
-            carried = given.get("edge_weight"), given.get("edge_attr")
+            carried = [given.get(self._names.get(data, "")) for data in (EdgeData.WEIGHT, EdgeData.FEATURES)]
             sampled = batch.num_sampled_nodes, batch.num_sampled_edges
             return of_results(model(x, batch.edge_index, *carried, *sampled), every=False)
         if self._trims:
