@@ -212,6 +212,7 @@ def size_lazy_parameters(
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
+        left_out=not_given(store),
         embedding_columns=embedding_columns,
         dtype=dtype_of(model),
         types=store.types,
@@ -268,6 +269,7 @@ def lower_model(
         product=_products(compute_dtype),
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
+        left_out=not_given(store),
         embedding_columns=embedding_columns,
         feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
         on_cpu=not given.on_device,
@@ -326,6 +328,11 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
 def weights_name(store: Store) -> str:
     """What the data that the store was made of calls edges' weights."""
     return str(store.source.get("weights", "edge_weight"))
+
+
+def not_given(store: Store) -> frozenset[str]:
+    """What the data that the store was made of has, and a model is not given."""
+    return frozenset(store.source.get("left_out", ("y", "train_mask", "val_mask", "test_mask")))
 
 
 def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:

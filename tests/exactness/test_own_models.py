@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GCN, GroupAddRev
-from torch_geometric.utils import scatter
+from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.utils import coalesce, scatter
 
 import ooc
 from ooc.errors import ModelError
@@ -484,15 +485,45 @@ def test_a_model_may_take_data_in_one(numbered: bool, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_what_data_does_not_have_is_said(tmp_path: Path) -> None:
+ASKED: dict[str, Callable[[Data], Any]] = {
+    "train_mask": lambda data: data.train_mask,
+    "val_mask": lambda data: getattr(data, "val_mask", None),
+    "y": lambda data: data.y,
+    "pos": lambda data: 2 if "pos" in data else 1,
+    "a list of all that it has": lambda data: len(data),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_data_does_not_have_is_said(name: str, tmp_path: Path) -> None:
+    """Of what its user's data has; who asks whether that is there would go another way. Anything else it has not."""
+
     class Masked(OfData):
         def forward(self, data: Data) -> Tensor:
-            return super().forward(data) * data.train_mask
+            assert data.time is None and getattr(data, "other", None) is None and "other" not in data
+            return super().forward(data) * ASKED[name](data)
 
-    store = store_of(random_data(GraphCase(**ROUGH)), tmp_path)
-    model = Masked(GCN(store.num_features, H, 2, store.num_classes)).double()
-    with pytest.raises(ModelError, match="no attribute 'train_mask'; data has x, edge_index and what edges carry"):
-        tuned_trainer(model, store)
+    data = random_data(GraphCase(**ROUGH))
+    data.pos = torch.randn(data.num_nodes, 3)
+    model = Masked(GCN(data.num_features, H, 2, GraphCase().classes)).double()
+    with pytest.raises(ModelError, match=f"asks data for {name}, which it is not given: data has x, edge_index"):
+        tuned_trainer(model, data, memory="64M", spill_dir=tmp_path)
+
+
+def test_data_has_edges_as_adj_t_where_they_came_so(tmp_path: Path) -> None:
+    class Sparse(OfData):
+        def forward(self, data: Data) -> Tensor:
+            out: Tensor = self.inner(data.x, data.adj_t)
+            return out
+
+    data, losses = random_data(GraphCase()), []
+    data.edge_index = coalesce(data.edge_index)  # as ToSparseTensor does
+    for kind, given in ((OfData, data), (Sparse, ToSparseTensor()(data.clone()))):
+        torch.manual_seed(1)
+        model = kind(GCN(data.num_features, H, 2, GraphCase().classes)).double()
+        with tuned_trainer(model, given, memory="64M", spill_dir=tmp_path) as trainer:
+            losses.append([record.loss for record in trainer.fit(2, progress=False)])
+    assert losses[0] == losses[1]
 
 
 def _line(function: Any, text: str) -> int:

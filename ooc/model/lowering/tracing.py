@@ -107,7 +107,7 @@ class _Way:
             places += [(taken[data], tuple(one)) for data, one, _ in carried]
             tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
             names = [f"given{at}" for at in range(len(places))]
-        options: dict[str, Any] = {"batch": self.batch, "as_data": self.as_data}
+        options: dict[str, Any] = {"batch": self.batch, "as_data": self.as_data, "left_out": setting.left_out}
         return with_arguments(Whole, names, model, places, results, spaces, **options), tried
 
 

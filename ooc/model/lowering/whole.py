@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models called as every model here is, whatever their forward takes and gives: so they are traced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,8 +20,9 @@ class Whole(nn.Module):
     """A model called as every model here is. ``places``: of each of the tensors that it is given one by one, which of
     the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
     those of a dictionary (None: it is all of the argument). What has no place is left out. With ``batch`` the model is
-    told to which graph each row belongs; with ``as_data`` it is given PyG's data, which has all this. Of what it gives,
-    the rows of the types ``spaces``; where it gives several results, what ``results`` says."""
+    told to which graph each row belongs; with ``as_data`` it is given PyG's data, which has all this and may not be
+    asked for what is ``left_out``. Of what it gives, the rows of the types ``spaces``; where it gives several results,
+    what ``results`` says."""
 
     def __init__(
         self,
@@ -32,10 +33,11 @@ class Whole(nn.Module):
         *,
         batch: bool = False,
         as_data: bool = False,
+        left_out: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
-        self.places, self.as_data = places, as_data
+        self.places, self.as_data, self.left_out = places, as_data, left_out
         self.results, self.spaces, self.batch = results, spaces, batch
 
     def call(self, *given: Tensor) -> Tensor:
@@ -49,14 +51,30 @@ class Whole(nn.Module):
                     arguments.setdefault(name, {})[kind] = one
         rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
         if self.as_data:
-            return chosen(self.model(as_data(rows, edges, arguments)), self.results, self.spaces)
+            return chosen(self.model(as_data(rows, edges, arguments, self.left_out)), self.results, self.spaces)
         if self.batch:
             arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
         return chosen(self.model(rows, edges, **arguments), self.results, self.spaces)
 
 
-class _Counted(Data):  # type: ignore[misc]  # PyG is not typed
-    """PyG's data, also of stand-ins for tensors, whose shapes PyG does not ask for."""
+class _Given(Data):  # type: ignore[misc]  # PyG is not typed
+    """PyG's data, also of stand-ins for tensors, whose shapes PyG does not ask for. Of what its user's data has besides
+    it knows the names: who asks whether such is there would take another way."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in object.__getattribute__(self, "__dict__").get("_left_out", ()):
+            raise _not_given(name)
+        return super().__getattribute__(name)
+
+    def __contains__(self, name: str) -> bool:
+        if name in self._left_out:
+            raise _not_given(name)
+        return name in self._store
+
+    def keys(self, *args: Any) -> Any:
+        raise _not_given("a list of all that it has")
+
+    __len__ = __iter__ = to_dict = keys
 
     @property
     def num_nodes(self) -> Any:
@@ -67,10 +85,21 @@ class _Counted(Data):  # type: ignore[misc]  # PyG is not typed
         return self.ptr.size(0) - 1 if "ptr" in self else 1
 
 
-def as_data(rows: Any, edges: Any, others: Mapping[str, Any]) -> Data | HeteroData:
-    """The graph as its user has it; of several types where these are given in dictionaries."""
+def _not_given(name: str) -> ModelError:
+    return ModelError(
+        f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
+    )
+
+
+def as_data(rows: Any, edges: Any, others: Mapping[str, Any], left_out: Collection[str] = ()) -> Data | HeteroData:
+    """The graph as its user has it, but for what is ``left_out``; of several types where these are given in
+    dictionaries."""
     if not isinstance(rows, dict):
-        return _Counted(x=rows, edge_index=edges, **others)
+        if "adj_t" in left_out:  # which edges came as
+            others = {"adj_t": edges, **others}
+        data = _Given(x=rows, edge_index=edges, **others)
+        data.__dict__["_left_out"] = frozenset(left_out).difference(others)
+        return data
     data = HeteroData()
     for name, by_type in {"x": rows, "edge_index": edges, **others}.items():
         for kind, values in by_type.items():

@@ -45,6 +45,8 @@ _OF_SPLITS = (
 )
 _OF_NODES = ("x", "y", *_OF_SPLITS)
 _OF_PYG = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_OF_NODES)
+_OF_MODELS = ("x", "edge_index", "edge_type", *EDGE_DATA_NAMES)
+"""What of PyG's data models are given."""
 ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
@@ -403,7 +405,9 @@ def pyg_source(data: Any, request: Request) -> Source:
         nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in data else data.num_nodes
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
-    return array_source(arrays, options)
+    source = array_source(arrays, options)
+    others = sorted({*data.keys()}.difference((*_OF_MODELS, "num_nodes", "batch", "ptr")))
+    return replace(source, description=source.description | {"left_out": others}) if others else source
 
 
 def _of_types(data: Any, request: Request) -> Source:

@@ -49,7 +49,7 @@ from ooc.train.job import Job
 from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, edge_data_used, lower_model, prepare, weights_name
+from ooc.train.setup import Saving, edge_data_used, lower_model, not_given, prepare, weights_name
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -414,7 +414,8 @@ class SampledTrainer(BatchTrainer):
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
         if self._as_data:
-            return of_results(model(as_data(x, batch.edge_index, given)), every=self._takes_results)
+            data = as_data(x, batch.edge_index, given, not_given(self.store))
+            return of_results(model(data), every=self._takes_results)
         return of_results(model(x, batch.edge_index, **given), every=self._takes_results)
 
     def _evaluate_alone(self) -> Scores:

@@ -42,7 +42,7 @@ from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
-from ooc.train.setup import edge_data_used
+from ooc.train.setup import edge_data_used, not_given
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -98,7 +98,7 @@ class GraphModel:
         given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
         if self._as_data:
-            return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}))
+            return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, not_given(self.store)))
         if self._names_batch:
             return model(x, batch.edge_index, batch=batch.batch, **given)
         return model(x, batch.edge_index, batch.batch, **given)
