@@ -43,6 +43,7 @@ from ooc.train.sharing import SharedJob
 IGNORABLE = ("none", *(data.value for data in EdgeData), "all")
 """What may be left out of what edges carry."""
 
+_LABELS = ("y", "train_mask", "val_mask", "test_mask")
 _BYTES_OF_AN_EDGE = 34
 """That a device takes of a tile's in a pass that sums: indices put together, parts of long rows, and blocks."""
 _BYTES_OF_A_PULL = 16, 10
@@ -330,9 +331,11 @@ def weights_name(store: Store) -> str:
     return str(store.source.get("weights", "edge_weight"))
 
 
-def not_given(store: Store) -> frozenset[str]:
-    """What the data that the store was made of has, and a model is not given."""
-    return frozenset(store.source.get("left_out", ("y", "train_mask", "val_mask", "test_mask")))
+def not_given(store: Store) -> dict[str, frozenset[str]]:
+    """By type of nodes, in its order of these, what the data that the store was made of has and no model is given."""
+    types = store.types
+    usual = {"": _LABELS} if types is None else {k: _LABELS if k == types.labelled else () for k in types.nodes}
+    return {kind: frozenset(names) for kind, names in store.source.get("left_out") or usual.items()}
 
 
 def whole_tiles(active: ActiveRows, tile_rows: int) -> ActiveRows:

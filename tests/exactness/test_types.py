@@ -225,6 +225,57 @@ def assert_as_pyg(make: Make, data: HeteroData, folder: Path, **options: Any) ->
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
 
 
+class InTurn(nn.Module):
+    """Goes by the places that types have, and by what the data has, whoever has it."""
+
+    def __init__(self, data: HeteroData, of_data: bool) -> None:
+        super().__init__()
+        widths = [data[kind].x.shape[1] for kind in data.node_types]
+        self.maps, self.scales = nn.ModuleList(nn.Linear(one, HIDDEN) for one in widths), nn.Parameter(torch.ones(3))
+        self.conv = HeteroConv({kind: SAGEConv((HIDDEN, HIDDEN), HIDDEN) for kind in data.edge_types})
+        self.out = nn.Linear(HIDDEN, CLASSES)
+        if of_data:
+            self.forward = self.of_data  # type: ignore[method-assign,assignment]
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        scaled = [(number + 1) * scale for number, scale in enumerate(self.scales.unbind())]
+        x_dict = {
+            kind: map_(x) * scale for (kind, x), map_, scale in zip(x_dict.items(), self.maps, scaled, strict=True)
+        }
+        out: Tensor = self.out(self.conv(x_dict, edge_index_dict)["paper"].relu())
+        return out
+
+    def of_data(self, data: HeteroData) -> Tensor:
+        has_labels = "y" in data["paper"] and data["paper"].y is not None and "y" not in data["author"]
+        x = InTurn.forward(self, data.x_dict, data.edge_index_dict)
+        return x * (1 + data.node_types.index("paper")) * (2 if has_labels else 1)
+
+
+@pytest.mark.parametrize("of_data", [False, True])
+def test_types_are_in_the_order_of_the_data(of_data: bool, tmp_path: Path) -> None:
+    """The one that is labelled is not the first."""
+    one, data = graph(), HeteroData()
+    for kind in ("topic", "author", "paper"):
+        data[kind].update(one[kind])
+    for relation in one.edge_types[::-1]:
+        data[relation].edge_index = one[relation].edge_index
+    model = InTurn(data, of_data).double()
+    given = (data,) if of_data else (data.x_dict, data.edge_index_dict)
+    with torch.no_grad():
+        mask, y = data["paper"].train_mask, data["paper"].y
+        expected = F.cross_entropy(model(*given)[mask], y[mask]).item()
+    assert trained(model, data, tmp_path)[0] == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_labels_of_data_with_types_are_not_given(tmp_path: Path) -> None:
+    class Asking(InTurn):
+        def of_data(self, data: HeteroData) -> Tensor:
+            return super().of_data(data) * data["paper"].y[:, None]
+
+    with pytest.raises(ModelError, match="asks data for y, which it is not given"):
+        trained(Asking(graph(), True).double(), graph(), tmp_path)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> None:
     assert_as_pyg(MODELS[name], graph(), tmp_path, _tuning=Tuning(tile_rows=16))

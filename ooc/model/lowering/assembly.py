@@ -2,7 +2,7 @@
 """Putting a network of values together: shapes found by trying, functions of rows proven to be such."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -81,7 +81,7 @@ class Setting:
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
     weights_name: str = "edge_weight"
-    left_out: frozenset[str] = frozenset()
+    left_out: Mapping[str, Collection[str]] = field(default_factory=dict)
     embedding_columns: Mapping[str, int] = field(default_factory=dict)
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None

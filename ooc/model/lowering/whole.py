@@ -3,6 +3,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Whole(nn.Module):
         *,
         batch: bool = False,
         as_data: bool = False,
-        left_out: Collection[str] = (),
+        left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.model = model
@@ -50,6 +51,8 @@ class Whole(nn.Module):
                 else:
                     arguments.setdefault(name, {})[kind] = one
         rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
+        if isinstance(rows, dict):
+            rows = {kind: rows[kind] for kind in dict.fromkeys((*self.left_out, *rows)) if kind in rows}
         if self.as_data:
             return chosen(self.model(as_data(rows, edges, arguments, self.left_out)), self.results, self.spaces)
         if self.batch:
@@ -91,16 +94,39 @@ def _not_given(name: str) -> ModelError:
     )
 
 
-def as_data(rows: Any, edges: Any, others: Mapping[str, Any], left_out: Collection[str] = ()) -> Data | HeteroData:
-    """The graph as its user has it, but for what is ``left_out``; of several types where these are given in
-    dictionaries."""
+class _NotGiven:
+    """Something that data has, and of which nothing but that is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_given(self.name)
+
+    def __bool__(self) -> bool:
+        raise _not_given(self.name)
+
+    def __getitem__(self, key: Any) -> Any:
+        raise _not_given(self.name)
+
+
+def as_data(
+    rows: Any, edges: Any, others: Mapping[str, Any], left_out: Mapping[str, Collection[str]]
+) -> Data | HeteroData:
+    """The graph as its user has it, but for what is ``left_out``, by type of nodes, which are in its order there; of
+    several types where rows are given in dictionaries."""
     if not isinstance(rows, dict):
-        if "adj_t" in left_out:  # which edges came as
+        of_all = frozenset(left_out.get("", ()))
+        if "adj_t" in of_all:  # which edges came as
             others = {"adj_t": edges, **others}
         data = _Given(x=rows, edge_index=edges, **others)
-        data.__dict__["_left_out"] = frozenset(left_out).difference(others)
+        data.__dict__["_left_out"] = of_all.difference(others)
         return data
     data = HeteroData()
+    for kind, names in left_out.items():
+        nodes = data[kind]  # which is there from now on, with nothing, too
+        for name in names:
+            nodes[name] = _NotGiven(name)
     for name, by_type in {"x": rows, "edge_index": edges, **others}.items():
         for kind, values in by_type.items():
             data[kind][name] = values

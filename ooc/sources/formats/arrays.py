@@ -406,8 +406,7 @@ def pyg_source(data: Any, request: Request) -> Source:
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
-    others = sorted({*data.keys()}.difference((*_OF_MODELS, "num_nodes", "batch", "ptr")))
-    return replace(source, description=source.description | {"left_out": others}) if others else source
+    return _without(source, {"": data} if kind == "Data" else {})
 
 
 def _of_types(data: Any, request: Request) -> Source:
@@ -423,7 +422,15 @@ def _of_types(data: Any, request: Request) -> Source:
     nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
     source = nodes.pop(labelled[0])
-    return typed_source(replace(source, name=name), labelled[0], nodes, edges)
+    found = typed_source(replace(source, name=name), labelled[0], nodes, edges)
+    return _without(found, {kind: data[kind] for kind in data.node_types})
+
+
+def _without(source: Source, data: Mapping[str, Any]) -> Source:
+    """``source``, which says which names the ``data`` of each type of nodes has besides, in its order of these."""
+    known = (*_OF_MODELS, "num_nodes", "batch", "ptr")
+    others = [[kind, sorted({*one.keys()}.difference(known))] for kind, one in data.items()]
+    return replace(source, description=source.description | {"left_out": others})
 
 
 def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:
