@@ -180,7 +180,8 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
     try:
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: {getattr(error, 'strerror', None) or error}{did_you_mean_path(path)}") from error
+        reason = f"{getattr(error, 'strerror', None) or error}{did_you_mean_path(path)}"
+        raise OptionError(f"{path}: {reason}; nodes are given in a file, one id a line") from error
     lines = lines if any(lines) else []
     if texts:
         return np.array(lines, dtype=np.object_)

@@ -228,7 +228,8 @@ def print_changes(changes: Sequence[dict[str, Any]], console: Console) -> None:
             rows.append((change["name"], "no plan", "", "", ""))
             continue
         saved = change["saved_s"]
-        shown = format_duration(saved) if saved >= 0 else f"-{format_duration(-saved)}"
+        shown = format_duration(abs(saved))
+        shown = f"-{shown}" if saved < 0 and shown != format_duration(0.0) else shown
         moved = format_size(change["ssd_read_bytes"]), format_size(change["ssd_write_bytes"])
         rows.append((change["name"], format_duration(change["epoch_s"]), shown, *moved))
     print_table(("change", "epoch", "saved", "SSD read", "SSD written"), rows, console)
