@@ -3,7 +3,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -70,11 +70,19 @@ _RANKS = "Plan for so many processes that train the graph together, each with a 
 _GANTT = "Draw the epoch: .svg, .html, or .json for Perfetto."
 
 
+class _Stores(click.Argument):
+    """Looks for a default where none is given, which click did not of several before 8.4."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, {name: one for name, one in opts.items() if one != ()})
+        return (value,) if isinstance(value, str) else value, source
+
+
 @click.command(
     cls=GroupedCommand,
     short_help="Show what training would take, here or elsewhere.",
     params=[
-        click.Argument(["store"], nargs=-1, metavar="[STORE]"),
+        _Stores(["store"], nargs=-1, metavar="[STORE]"),
         Option(["--graph"], metavar="GRAPH", help=_GRAPH, group=_FOR),
         Option(["--hardware"], metavar="NAME|FILE", help=_HARDWARE, group=_FOR),
         Option(["--ranks"], type=COUNT, default=1, metavar="N", help=_RANKS, group=_FOR),

@@ -218,7 +218,8 @@ def size_lazy_parameters(
         dtype=dtype_of(model),
         types=store.types,
     )
-    initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
+    if setting.in_columns:  # else there is nothing to train on, which is told by others
+        initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
 
 def lower_model(

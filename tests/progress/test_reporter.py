@@ -71,7 +71,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TERM", "xterm")
     text = outputs(Terminal, 20)
     assert "sorting" in text and "edges/s" in text and "left" in text
-    assert text.rstrip().endswith("\x1b[2K\x1b[?25h")  # the line is cleared, the cursor shown again
+    assert text.replace("\n", "").rstrip().endswith("\x1b[2K\x1b[?25h")  # the line is cleared, the cursor shown again
 
 
 def test_an_unknown_total_has_no_share_and_no_time_left() -> None:

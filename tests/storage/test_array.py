@@ -164,6 +164,7 @@ def test_no_thread_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert _write(tmp_path, np.zeros((5, 2), dtype=np.int32)).shape == (5, 2)
 
 
+@pytest.mark.skipif(zarr.__version__ < "3.1", reason="before 3.1 zarr wrote other words of the same meaning")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_documents_are_those_that_zarr_writes(tmp_path: Path, dtype: str) -> None:
     _write(tmp_path, np.zeros((3000, 4), dtype=dtype))

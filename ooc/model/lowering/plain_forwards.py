@@ -22,16 +22,21 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
-from torch_geometric.nn.models import GroupAddRev, Polynormer
+from torch_geometric.nn.models import GroupAddRev
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
-from torch_geometric.nn.models.sgformer import SGModule
 
 from ooc.errors import ModelError
 from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.values import Value
 
-GLOBAL_ATTENTIONS: tuple[type[nn.Module], ...] = (PolynormerAttention, SGFormerAttention)
+try:
+    from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
+    from torch_geometric.nn.models import Polynormer
+    from torch_geometric.nn.models.sgformer import SGModule
+except ImportError:  # PyG before 2.7
+    GLOBAL_ATTENTIONS: tuple[type[nn.Module], ...] = ()
+else:
+    GLOBAL_ATTENTIONS = (PolynormerAttention, SGFormerAttention)
 
 
 @contextmanager
@@ -109,8 +114,7 @@ def _check_batch(batch: Any, name: str) -> None:
 _PLAIN: tuple[tuple[type, str, Any], ...] = (
     (InvertibleModule, "_fn_apply", _apply),
     (GroupAddRev, "_forward", _add_reversibly),
-    (SGModule, "forward", _sgformer),
-    (Polynormer, "forward", _polynormer),
+    *(((SGModule, "forward", _sgformer), (Polynormer, "forward", _polynormer)) if GLOBAL_ATTENTIONS else ()),
 )
 
 
