@@ -85,7 +85,7 @@ class ProgramRun:
         if self.runtime.exchange is not None:
             self.runtime.exchange.check()
         workspace = self.workspace
-        workspace.vacate(step - 2)
+        workspace.vacate(step - self.passes[self._index].steps_at_once)
         for block, frame, load in self.program.acquire[step]:
             workspace.acquire(block, frame, load=load)
         if self.recorder is not None:
@@ -170,6 +170,7 @@ class PassRun(ABC):
         self.runtime = run.runtime
         self.workspace = run.workspace
         self._first, self._stop = run.program.bounds[item.index]
+        self._at_once = item.steps_at_once
 
     def begins_sweep(self, number: int) -> bool:
         """Whether step ``number``, not the first, is the first of a sweep."""
@@ -197,7 +198,8 @@ class PassRun(ABC):
         """Everything has been reduced."""
 
     def run(self) -> None:
-        """All steps. While a step is computed, the next one's tasks are put out; the last but one has ended by then."""
+        """All steps. While a step is computed, the next one's tasks are put out, unless a pass has one step at a time;
+        the last but one has ended by then."""
         program, steps, first, stop = self.program, self.program.program.steps, self._first, self._stop
         (handed_out, took_s), begun_s = self.runtime.workers.way((program.name, first)), perf_counter()
         handed_out |= program.plan.has_tiers  # there a tile is over when it is launched
@@ -207,9 +209,9 @@ class PassRun(ABC):
                 if number == first or self.begins_sweep(number):
                     pipeline.drain()
                     self.begin_sweep(step)
-                if number - 2 >= first:
-                    pipeline.finish(number - 2)
-                    program.end(number - 2)
+                if (ended := number - self._at_once) >= first:
+                    pipeline.finish(ended)
+                    program.end(ended)
                 program.begin(number)
                 for task in self.open(number, step):
                     pipeline.put(number, task)
@@ -217,7 +219,7 @@ class PassRun(ABC):
             pipeline.drain()
         self.finish()
         took_s.append(perf_counter() - begun_s)
-        for number in range(max(first, stop - 2), stop):
+        for number in range(max(first, stop - self._at_once), stop):
             program.end(number)
 
 

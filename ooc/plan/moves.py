@@ -144,17 +144,18 @@ class Moves:
             yield replace(like, cuts=cuts)
 
     def minimum_memory(
-        self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int = 1
+        self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int = 1, alone: bool = False
     ) -> tuple[Choice, Layout]:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
         more. Found once for all budgets of a workload; of small graphs, every beginning tries the same heights, too."""
         known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
-        asked = height, bucketed, direct, parts, spare_writes, self.on_device, limits.slab_columns, limits.exchange
+        way = height, bucketed, direct, parts, alone
+        asked = *way, spare_writes, self.on_device, limits.slab_columns, limits.exchange
         if asked not in known:
-            known[asked] = self._minimum_memory(height, bucketed, direct=direct, parts=parts)
+            known[asked] = self._minimum_memory(*way)
         return known[asked], self.problem.layout(known[asked])
 
-    def _minimum_memory(self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int) -> Choice:
+    def _minimum_memory(self, height: int, bucketed: frozenset[str], direct: bool, parts: int, alone: bool) -> Choice:
         widest = max(self.sources.values(), default=1)
         of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
@@ -171,6 +172,7 @@ class Moves:
                 bucketed=dict.fromkeys(bucketed, 0),
                 parts=parts,
                 lean=True,
+                alone=alone,
             )
             for width in widths
         ]

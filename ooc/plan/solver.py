@@ -38,14 +38,19 @@ then the narrowest slab's."""
 _LAST_STEPS = 4 * MOST_STEPS
 """Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
 slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
-_BEGINNINGS = (
-    (FEW_STEPS, True, 1),
-    *((most, direct, 1) for most in (MOST_STEPS, _LAST_STEPS) for direct in (True, False)),
+_Beginning = tuple[int, bool, int, bool]
+_BEGINNINGS: tuple[_Beginning, ...] = (
+    (FEW_STEPS, True, 1, False),
+    *((most, direct, 1, False) for most in (MOST_STEPS, _LAST_STEPS) for direct in (True, False)),
 )
-"""The most steps, whether the first slabs are computed right into their buffers, and how many blocks a step's rows of
-the widest matrix are: the first that fits is taken."""
-_SMALLER_BEGINNINGS = tuple((_LAST_STEPS, direct, 1 << power) for power in range(1, 9) for direct in (True, False))
+"""The most steps, whether the first slabs are computed right into their buffers, how many blocks a step's rows of the
+widest matrix are, and whether some passes have one step at a time: the first that fits is taken."""
+_SMALLER_BEGINNINGS = tuple(
+    (_LAST_STEPS, direct, 1 << power, False) for power in range(1, 9) for direct in (True, False)
+)
 """The same where nothing fits so."""
+_LAST_BEGINNINGS = tuple((_LAST_STEPS, direct, 1 << power, True) for power in range(9) for direct in (True, False))
+"""The same on the CPU where not even that fits."""
 _MOST_BLOCKS = 1 << 20
 """That a layout of smaller frames may have: a plan of 700,000 blocks took two and a half minutes."""
 _LEAST_FRAME_BYTES = 3 << 20
@@ -105,20 +110,19 @@ def solve(problem: Problem) -> PlannedLayout:
 def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
-    ways = product(_BEGINNINGS + _SMALLER_BEGINNINGS, dict.fromkeys((frozenset[str](), moves.bucketable)))
+    beginnings = _BEGINNINGS + _SMALLER_BEGINNINGS + _LAST_BEGINNINGS
+    ways = product(beginnings, dict.fromkeys((frozenset[str](), moves.bucketable)))
     tried = (layout for way, bucketed in ways for _, layout in _leanest(moves, way, bucketed))
     return min(tried, key=problem.capacity.least)
 
 
-def _leanest(
-    moves: Moves, beginning: tuple[int, bool, int], bucketed: frozenset[str]
-) -> Iterator[tuple[Choice, Layout]]:
+def _leanest(moves: Moves, beginning: _Beginning, bucketed: frozenset[str]) -> Iterator[tuple[Choice, Layout]]:
     """What takes the least memory, for steps of every height, the tallest first."""
-    most_steps, direct, parts = beginning
-    if moves.on_device and parts.bit_length() % 2 == 0:  # no power of four
+    most_steps, direct, parts, alone = beginning
+    if moves.on_device and (alone or parts.bit_length() % 2 == 0):  # no power of four
         return
     for height in moves.heights(most_steps):
-        choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts)
+        choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts, alone=alone)
         if parts == 1 or _may_be_finer(layout, moves.workload):
             yield choice, layout
 
@@ -263,7 +267,8 @@ class _Solver:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
         too_large: list[Layout] = []
         ways = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # what goes to buckets has to be counted first
-        tried = (self._fitting(too_large, *way) for way in product((_BEGINNINGS, _SMALLER_BEGINNINGS), ways))
+        beginnings = _BEGINNINGS, _SMALLER_BEGINNINGS, _LAST_BEGINNINGS
+        tried = (self._fitting(too_large, *way) for way in product(beginnings, ways))
         fitting = next((choice for choice in tried if choice is not None), None)
         if fitting is None:
             raise BudgetError(self.problem.capacity.shortage(too_large))
@@ -272,7 +277,7 @@ class _Solver:
         return found
 
     def _fitting(
-        self, too_large: list[Layout], beginnings: Iterable[tuple[int, bool, int]], bucketed: frozenset[str]
+        self, too_large: list[Layout], beginnings: Iterable[_Beginning], bucketed: frozenset[str]
     ) -> Choice | None:
         """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
         out takes most of a plan's time, so no lower blocks are laid out than are asked for."""

@@ -81,7 +81,8 @@ class Hops(nn.Module):
     "case", [ModelCase(kind="sage", layers=2, hidden=40), CustomCase(make=Hops)], ids=["sage", "hops"]
 )
 def test_features_are_aggregated_in_parts_where_memory_is_scarcest(case: ModelCase, tmp_path: Path) -> None:
-    """Some columns after the others: losses are those with plenty, bit for bit."""
+    """Some columns after the others, by passes some of which have one step at a time: losses are those with plenty, bit
+    for bit."""
     data = random_data(GraphCase(nodes=150, edges=400, features=300, self_loops=9, isolated=5))
     gpu, host = least_budgets(
         lambda gpu, host: make_trainer(case, store_of(data, tmp_path), tmp_path, gpu_budget=gpu, host_budget=host)
@@ -94,6 +95,8 @@ def test_features_are_aggregated_in_parts_where_memory_is_scarcest(case: ModelCa
             found.append([record.loss for record in trainer.fit(epochs=1, progress=False)])
             parts = {name for name in trainer.plan.matrices if name.startswith("sx.")}
             assert len(parts) == (0 if number else 4)
+            at_once = {item.steps_at_once for passes in trainer.plan.programs.values() for item in passes}
+            assert at_once == ({2} if number else {1, 2})
     assert found[0] == found[1]
 
 

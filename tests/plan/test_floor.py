@@ -33,9 +33,8 @@ WIDEST_OF_LARGE = 1024
 what is gathered from."""
 WIDEST_OF_ATTENTION = 8192
 """Columns of a hidden layer: of twice as many in three layers blocks take 203 MB, beside 7 GB of parameters."""
-LEAST_SHARES_AFTER_THEIR_PRODUCT = {"gcn": 0.8, "sage": 0.65}
-"""Of the floor, where features begin to be gathered after their product: GraphSAGE no longer reads their sums beside
-them."""
+LEAST_SHARES_AFTER_THEIR_PRODUCT = {"gcn": 0.8, "sage": 0.9}
+"""Of the floor, where features begin to be gathered after their product."""
 OF_STATE = 11 * 4 * PIECE
 """Bytes of pieces of what Adam keeps on the SSD: three of its two moments, and what stepping one makes."""
 
@@ -119,12 +118,10 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
 @example(nodes=1 << 17, degree=10, features=1727, hidden=64, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=3, features=480, hidden=16, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
-@example(nodes=1 << 17, degree=30, features=5056, hidden=64, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=40, features=6826, hidden=64, layers=2, model="gcn", hub=False)
-@example(nodes=1 << 20, degree=5, features=4095, hidden=512, layers=2, model="sage", hub=False)
+@example(nodes=1 << 14, degree=16, features=341, hidden=16, layers=2, model="sage", hub=False)
 @example(nodes=1 << 17, degree=16, features=2700, hidden=64, layers=2, model="sage", hub=False)
 @example(nodes=1 << 18, degree=40, features=812, hidden=16, layers=2, model="sage", hub=False)
-@example(nodes=1 << 18, degree=5, features=3900, hidden=512, layers=2, model="gcn", hub=False)
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool
 ) -> None:

@@ -67,7 +67,8 @@ class Choice:
     memory whole. ``bucketed``: by pulled matrix that is gathered by buckets, what these may take of memory (0: as
     little as they can). ``parts``: how many blocks, a power of two, a step's rows of the widest matrix are; frames are
     that much smaller. ``lean``: no more rows are pulled at once than take what other passes take anyway, on a device
-    in steps whose edges fit a frame, in pieces where they do not."""
+    in steps whose edges fit a frame, in pieces where they do not. ``alone``: where a pass reads and stores rows of two
+    matrices as wide as the widest, one step after the other, which need not be in memory with the next one's."""
 
     step_rows: int
     cuts: dict[str, SlabChoice] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Choice:
     bucketed: dict[str, int] = field(default_factory=dict)
     parts: int = 1
     lean: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class LayoutKey(NamedTuple):
     spare_writes: bool
     spilled_sums: frozenset[str]
     lean: bool
+    alone: bool
     bucketed: tuple[tuple[str, int], ...]
 
 
@@ -152,7 +155,7 @@ def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
         buffers = _buffers(cut, slabs, processes_of(workload.share))
         cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
     bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
-    ways = choice.spare_writes, choice.spilled_sums, choice.lean
+    ways = choice.spare_writes, choice.spilled_sums, choice.lean, choice.alone
     return LayoutKey(choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed)
 
 
@@ -320,7 +323,7 @@ def _passes(
     """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
     index = len(before)
     if stage.pull is None:
-        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice.step_rows)]
+        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice)]
     source = matrices[stage.pull.source]
     spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
     loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
@@ -350,13 +353,20 @@ def _passes(
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
-    return [sweeps, _in_low_steps(item, matrices, choice.step_rows)]
+    return [sweeps, _in_low_steps(item, matrices, choice)]
 
 
-def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], step_rows: int) -> RowPass:
-    """The same in steps of as few rows as are computed at a time, where blocks have fewer than ``step_rows``, so that
-    fewer of them are in use at once; of whole blocks, or of parts that these are made of."""
-    grids = (matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames)
+def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], choice: Choice) -> RowPass:
+    """The same in steps of as few rows as are computed at a time, where blocks have fewer than those of a step, so that
+    fewer of them are in use at once; of whole blocks, or of parts that these are made of. And one after the other where
+    that is the choice."""
+    step_rows = choice.step_rows
+    grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
+    if choice.alone:
+        of_row = sum(grid.columns * grid.itemsize for grid in grids)
+        widest = max(one.grid.columns * one.grid.itemsize for one in matrices.values() if one.in_frames)
+        if 2 * of_row > 3 * widest:
+            item = replace(item, steps_at_once=1)
     low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
     if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
         return item

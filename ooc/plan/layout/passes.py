@@ -13,6 +13,8 @@ from ooc.plan.layout.grid import ALIGNMENT_BYTES, Grid, align_up
 from ooc.plan.layout.shuffle import Shuffle
 from ooc.plan.workload import Direction, EdgeArray, EdgeData, EdgesKey, Matrix, Pull, Share, Stage, Topology, Workload
 
+STEPS_AT_ONCE = 2
+"""Of a pass: while one is computed, the next one's blocks come and its tiles are put out."""
 _GENERAL = ", general path"
 """Of a pass that runs an opaque layer: slower than the others."""
 _SPILLING = ", sources' gradients spilled"
@@ -98,6 +100,8 @@ class RowPass:
     row by row, and never stored but where the stage keeps what it pulls."""
     parts: int = 1
     """In how many steps rows are computed that others would be in one."""
+    steps_at_once: int = STEPS_AT_ONCE
+    """Whose blocks are in memory, and tiles under way."""
 
     @property
     def pulled(self) -> str | None:
@@ -179,6 +183,7 @@ class ColumnPass:
     is pulled. Of each of these slabs ``slab_buffers`` have a process's own rows alone, and there is a buffer beside
     them for all rows of the slab that it pulls, and one for what it has pulled until that is sent. With twice as many
     ``slab_buffers``, and two for all rows, the slabs of a turn come while those of the one before it are pulled."""
+    steps_at_once: ClassVar[int] = STEPS_AT_ONCE
     edges_at_once: int | None = None
     """That a step has at most: more edges of its rows come in several steps, pieces that begin within rows where these
     have more. None: all of them."""

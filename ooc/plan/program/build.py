@@ -47,7 +47,8 @@ def _unrolled(layout: Layout, capacity: Capacity, blocks: BlockTable, *, epoch_o
         steps, bounds, spans = uses_of(passes, layout, workload, blocks)
         available = free_frames(layout.regions[name], len(passes), frames)
         room = capacity_of(passes, layout, workload, bounds, available, cyclic=name in EPOCHS)
-        sequences[name] = BlockSequence(steps, bounds, spans, room, available)
+        at_once = [item.steps_at_once for item in passes]
+        sequences[name] = BlockSequence(steps, bounds, spans, room, available, at_once)
     spare_writes = layout.spare_writes and not has_tiers
     return unroll(sequences, blocks, spare_writes=spare_writes, paced=has_tiers, epoch_only=epoch_only)
 

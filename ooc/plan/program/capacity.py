@@ -202,7 +202,8 @@ class Capacity:
             "parameters, gradients and optimizer": work.fixed_device_bytes,
             f"temporaries of tiles{self._heaviest(layout.heaviest)}": layout.scratch_bytes,
             f"slabs that are gathered from ({item.title})": slabs * layout.frame_bytes,
-            f"blocks of two steps ({item.title})": blocks * layout.frame_bytes,
+            f"blocks of {'two steps' if item.steps_at_once > 1 else 'a step'} ({item.title})": blocks
+            * layout.frame_bytes,
         }
 
     def _heaviest(self, item: Pass | None) -> str:
@@ -317,7 +318,7 @@ def _block_uses(item: Pass, layout: Layout, workload: Workload, passes: Passes) 
 
 
 def blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Passes) -> int:
-    """A bound on the frames in use while two neighbouring steps of a pass are computed."""
+    """A bound on the frames in use while as many neighbouring steps of a pass are computed as it has at a time."""
     key = item.index, layout.step_rows, layout.frame_bytes
     if key not in passes.blocks_at_once:
         passes.blocks_at_once[key] = _blocks_at_once(item, layout, workload, passes)
@@ -340,11 +341,12 @@ def _blocks_at_once(item: Pass, layout: Layout, workload: Workload, passes: Pass
     else:
         height = row_step_rows(item, layout.step_rows)
         used += [(layout.matrices[name].grid, len(one)) for name, one, _ in blocks_of(item, layout.matrices, passes)]
-    count += sum(2 * number * -(-height // grid.block_rows) for grid, number in used)
+    steps = item.steps_at_once
+    count += sum(steps * number * -(-height // grid.block_rows) for grid, number in used)
     for _, topology, array in edges_swept(item, workload):
         most = edges_together(item, most_edges(topology, workload.tile_rows, item.rows, height))
         grid = edge_grid(array, topology.edges, layout.frame_bytes)
-        count += 2 * min(-(-most // grid.block_rows) + 1, grid.blocks)
+        count += steps * min(-(-most // grid.block_rows) + 1, grid.blocks)
     return count
 
 

@@ -5,8 +5,8 @@ Made once from the sequence of uses, before anything runs. Three read it: the ex
 (``ooc.plan.program.verifier``) proves it, and its bytes are what an epoch moves.
 
 When step t begins, its blocks and (as far as frames go) those of later steps get their frames, in order of first
-use, and the reads are sent off. Frames come back when the step after their last use begins, so that the tiles of
-two steps may overlap; at a pass's end everything comes to rest.
+use, and the reads are sent off. Frames come back when the second step after their last use begins, so that the tiles of
+two steps may overlap, or the first where a pass has one at a time; at a pass's end everything comes to rest.
 """
 
 from array import array
@@ -61,6 +61,9 @@ class Program:
     frames: int = 0
     read_bytes: int = 0
     write_bytes: int = 0
+    steps_at_once: Sequence[int] = ()
+    """By pass: of how many steps tiles are under way, at most; when that many more have begun, those of a step have
+    ended."""
 
     def bytes_used(self, blocks: BlockTable) -> dict[str, tuple[int, int]]:
         """By matrix: the bytes that its uses read, and how many of them are found in memory."""
@@ -193,13 +196,14 @@ class _Frames:
 
 class BlockSequence(NamedTuple):
     """The uses of blocks by a program, and the frames that it has: ``capacity`` as ``Uses`` have it, ``available[p]``
-    those of pass p that no region takes."""
+    those of pass p that no region takes, which has ``steps_at_once[p]``."""
 
     steps: Sequence[Step]
     bounds: Sequence[tuple[int, int]]
     spans: Columns[Span]
     capacity: Sequence[int]
     available: Sequence[Sequence[range]]
+    steps_at_once: Sequence[int]
 
     @property
     def frames_then(self) -> dict[int, tuple[int, int]]:
@@ -281,7 +285,7 @@ class Unrolling:
         *,
         paced: bool = False,
     ) -> None:
-        self.steps, self.bounds, _, _, available = sequence
+        self.steps, self.bounds, _, _, available, self.steps_at_once = sequence
         self.uses, self.nbytes = uses, nbytes
         self.homes = dict(homes)
         self.kept, self.endings = belady(uses), uses.endings
@@ -313,9 +317,8 @@ class Unrolling:
             self._enter(p)
             for t in range(first, stop):
                 self._begin(p, t, first)
-            if stop > first:
-                self._release(stop - 2, first)
-                self._release(stop - 1, first)
+            for t in range(max(first, stop - self.steps_at_once[p]), stop):
+                self._release(t, first)
         leaves = {block: self.homes[block] for block in sorted(self.kept.carried)}
         if leaves:
             self._return_home(leaves)
@@ -333,6 +336,7 @@ class Unrolling:
             frames=self.frames.highest,
             read_bytes=self.read_bytes,
             write_bytes=self.write_bytes,
+            steps_at_once=self.steps_at_once,
         )
 
     def _unbroken(self, first: int) -> int:
@@ -401,7 +405,7 @@ class Unrolling:
             self.moves[p] = tuple(moves)
 
     def _begin(self, p: int, t: int, first: int) -> None:
-        self._release(t - 2, first)
+        self._release(t - self.steps_at_once[p], first)
         self.frames.cool(t)
         (firsts, _, blocks, uses), found = self.uses.spans.columns, self.found
         count, pace = len(firsts), self.pace

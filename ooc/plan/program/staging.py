@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from ooc.plan.layout.passes import STEPS_AT_ONCE
 from ooc.plan.program.columns import Columns
 from ooc.plan.program.program import BlockSequence, Program
 from ooc.plan.program.sequence import Span, Step, Use, spans_of
@@ -160,4 +161,5 @@ def sequence_of(transfers: Sequence[Transfer], frames: int) -> BlockSequence:
     """Their uses of blocks, in ``frames`` host frames at most."""
     count, uses = len(transfers), {CopyTo.DEVICE: Use.READ, CopyTo.HOST: Use.WRITE}
     spans = spans_of(Span(i, i, block, uses[direction]) for i, (_, block, direction) in enumerate(transfers))
-    return BlockSequence([_STEP] * count, [(0, count)], spans, [room_between_uses(frames)] * count, [[range(frames)]])
+    room = [room_between_uses(frames)] * count
+    return BlockSequence([_STEP] * count, [(0, count)], spans, room, [[range(frames)]], [STEPS_AT_ONCE])

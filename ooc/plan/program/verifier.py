@@ -342,9 +342,10 @@ class _Replay:
         acquired, stored = iter(self.program.acquire), iter(self.program.store)
         for p, (first, stop) in enumerate(self.program.bounds):
             self._enter(p)
+            at_once = self.program.steps_at_once[p]
             for t in range(first, stop):
-                if t - 2 >= first:
-                    self._end(t - 2)
+                if t - at_once >= first:
+                    self._end(t - at_once)
                 for block, frame, load in next(acquired):
                     self._put(block, frame)
                     if load:
@@ -366,7 +367,7 @@ class _Replay:
                         raise self._wrong(block, "is written out of no frame")
                     self.stored.add(block)
                     written += nbytes(block)
-            for t in range(max(first, stop - 2), stop):
+            for t in range(max(first, stop - at_once), stop):
                 self._end(t)
         if self.next is not None:
             raise self._wrong(self.next[2], "is used after the program ends")

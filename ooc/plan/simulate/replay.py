@@ -113,9 +113,11 @@ class Replay:
         step = self.program.steps[t]
         if t > first and step.slab != self.program.steps[t - 1].slab:
             self.now = max(self.now, self.done[t - 1])
-        if t - 2 >= first:
-            self.now = max(self.now, self.done.pop(t - 2))
-            self._end(t - 2, item.index)
+        ended = t - item.steps_at_once
+        if ended >= first:
+            self.now = max(self.now, self.done[ended])
+            self.done.pop(ended - 1, None)
+            self._end(ended, item.index)
         self._begin(t, item)
         seconds = self._computing(item, step).together_s(self.workload, self.hardware) + self.unhidden
         self.unhidden = 0.0
@@ -131,7 +133,7 @@ class Replay:
         """All steps of a pass have begun."""
         if stop > first:
             self.now = max(self.now, self.done[stop - 1])
-        for t in range(max(first, stop - 2), stop):
+        for t in range(max(first, stop - item.steps_at_once), stop):
             self._end(t, item.index)
         while self.streaming:
             self._await(self.streaming.pop())

@@ -74,9 +74,10 @@ class DeviceReplay(Replay):
     def _step(self, t: int, first: int, item: Pass) -> float:
         if t == first:
             self._vacant_s = self._launched_s()
-        if t - 2 >= first:
-            self._end(t - 2, item.index)
-            self._vacant_s = self.done.pop(t - 2)
+        ended = t - item.steps_at_once
+        if ended >= first:
+            self._end(ended, item.index)
+            self._vacant_s = self.done.pop(ended)
         self.unhidden = 0.0
         self._begin(t, item)
         taken = self._computing(item, self.program.steps[t])
@@ -101,7 +102,7 @@ class DeviceReplay(Replay):
         return max(ready_s, held_s)
 
     def _left(self, first: int, stop: int, item: Pass) -> None:
-        for t in range(max(first, stop - 2), stop):
+        for t in range(max(first, stop - item.steps_at_once), stop):
             self._end(t, item.index)
         self.done.clear()
 
