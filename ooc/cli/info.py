@@ -91,7 +91,7 @@ def describe(store: "Store") -> dict[str, Any]:
         if name in store.attributes:
             found = {kind: list(one[place]) for kind, one in by_type.items()}
             facts[name] = found or store.attributes[name]
-    facts["source"] = store.source
+    facts["source"] = {name: one for name, one in store.source.items() if name != "left_out"}  # which models ask for
     return facts
 
 
