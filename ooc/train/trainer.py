@@ -588,10 +588,15 @@ class Trainer:
             "learnt": self._learnt,
         }
         self._snapshot = ModelSnapshot(model)
-        self._ready(resources, [model] if average is None else [model, average])
-        if self._takes_apart:
-            self._snapshot.check(tried=True)
-        else:
+        try:
+            self._ready(resources, [model] if average is None else [model, average])
+            if self._takes_apart:
+                self._snapshot.check(tried=True)
+        except BaseException:  # which a notebook keeps, and this trainer with it
+            if self._converted is not None:
+                self._converted.cleanup()
+            raise
+        if not self._takes_apart:
             self._snapshot = ModelSnapshot(model, around=False)
         self._run = out
         if out is not None:  # what lists of runs show (ooc runs)

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch_geometric.nn.models import GCN, MLP
 
+from ooc.errors import BudgetError, ModelError
 from ooc.events import EpochFinished, Event
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
@@ -132,6 +134,20 @@ def test_an_exception_in_the_middle_of_an_epoch_leaves_nothing(build: Callable[.
             trainer.evaluate()
     assert_no_more_held(before)
     assert spilled(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "memory", "error"), [(2, "10K", BudgetError), (0, "64M", ModelError)], ids=["memory", "model"]
+)
+def test_data_that_is_not_trained_on_is_not_kept(
+    layers: int, memory: str, error: type[Exception], tmp_path: Path
+) -> None:
+    """The store that was made of it goes, though the error that says why is still there, as it is in a notebook."""
+    data, spill = random_data(GraphCase(), dtype=torch.float32), tmp_path / "spill"
+    model = GCN(data.num_features, 8, layers, 4) if layers else MLP([data.num_features, 4])
+    with pytest.raises(error) as raised:
+        Trainer(model, data, memory=memory, spill_dir=spill)
+    assert raised.traceback and spilled(tmp_path) == []
 
 
 def test_a_disk_that_fails_leaves_nothing(
