@@ -31,6 +31,8 @@ from ooc.storage.store import SPLITS, Task
 OPTIONS = frozenset((SPLIT, TASK_OPTION))
 _HELD = 3
 """Numbers of each graph that are held: where it begins, and up to two that formats go by."""
+_GIVEN = ("x", "edge_index", "num_nodes", "batch", "ptr")
+"""What of PyG's data models are given, or know otherwise."""
 _OF_EDGES = ("edge_weight", "edge_attr")
 
 
@@ -150,6 +152,7 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
         edges=found.edge_blocks,
         has_edge_weight=bool(found.columns["edge_weight"]),
         num_edge_features=found.columns["edge_attr"],
+        description={"left_out": [["", sorted(found.others)]]},
     )
 
 
@@ -161,6 +164,8 @@ class _Graphs:
         self.sizes = array("q")
         self.edges, self.only_answers = 0, True
         self.columns: dict[str, int] = {}
+        self.others = set[str]()
+        """What graphs have besides, by name."""
         of_nodes = True
         for at, data in enumerate(graphs):
             if type(data).__name__ != "Data" or data.edge_index is None:
@@ -180,6 +185,7 @@ class _Graphs:
                     f"first has {wanted}"
                 )
             self.sizes.append(int(data.num_nodes))
+            self.others |= {*data.keys()}.difference((*_GIVEN, *_OF_EDGES))
             of_nodes = of_nodes and np.shape(data.y) == (self.sizes[-1],) != (1,)
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())

@@ -372,6 +372,26 @@ def test_a_model_may_give_a_number_a_graph(tmp_path: Path) -> None:
         GraphTrainer(Squeezed().inner, graphs, loss=nn.functional.mse_loss, **options)
 
 
+class Placed(nn.Module):
+    """Goes by whether there are places of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pooled(GIN(3, 8, 2), 8, 2)
+
+    def forward(self, data: Data) -> Tensor:
+        return self.inner(data.x, data.edge_index, data.batch) * (1 if data.pos is None else 2)
+
+
+def test_what_graphs_have_besides_is_not_asked_for(tmp_path: Path) -> None:
+    graphs = many_graphs(8, dtype=torch.float32, edge_features=0)
+    options: dict[str, Any] = {"memory": "60M", "spill_dir": tmp_path}
+    GraphTrainer(Placed(), graphs, **options).close()
+    graphs[3].pos = torch.zeros(graphs[3].num_nodes, 3)
+    with pytest.raises(ooc.ModelError, match="asks data for pos, which it is not given"):
+        GraphTrainer(Placed(), graphs, **options)
+
+
 # ---- from the command line -------------------------------------------------------------------------------------
 
 
