@@ -470,16 +470,18 @@ def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
     """Its tensors of these names, by those of the generic form; edges may be given as ``adj_t``."""
     given = {name: tensor for name in names if (tensor := getattr(part, name, None)) is not None}
     if "edge_index" in names and "edge_index" not in given and (adj_t := getattr(part, "adj_t", None)) is not None:
-        given |= _of_adjacency(adj_t)
+        ends = getattr(part, "_key", None) or ("", "")
+        given |= _of_adjacency(adj_t, may_have_loops=ends[0] == ends[-1])
     arrays: dict[str, AnyArray] = {}
     for name, tensor in given.items():
         arrays |= _of_tensor(tensor, name)
     return arrays
 
 
-def _of_adjacency(adj_t: Any) -> dict[str, Any]:
+def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
     """Edges, and their weights unless all are 1, of what PyG's ``ToSparseTensor`` makes of them: a sparse matrix of
-    torch's or of torch-sparse's, whose rows are targets."""
+    torch's or of torch-sparse's, whose rows are targets. SourceError for self-loops in one of torch's, to which PyG's
+    GCNConv adds others; in one of torch-sparse's these take their place, as in ``edge_index``."""
     import torch
 
     if hasattr(adj_t, "coo"):
@@ -487,6 +489,12 @@ def _of_adjacency(adj_t: Any) -> dict[str, Any]:
     elif isinstance(adj_t, torch.Tensor) and adj_t.layout is not torch.strided:
         entries = adj_t.detach().to_sparse_coo()  # type: ignore[no-untyped-call]
         (targets, sources), weight = entries._indices(), entries._values()
+        if may_have_loops and bool((targets == sources).any()):
+            raise SourceError(
+                "the PyG Data's adj_t has self-loops, which layers like GCNConv count twice in a matrix of torch's and "
+                "once in edge_index: use RemoveSelfLoops before ToSparseTensor, or leave that out, as forward may call "
+                "edge_index adj_t"
+            )
     else:
         raise SourceError("the PyG Data's adj_t is no sparse matrix")
     edges = {"edge_index": torch.stack((sources, targets))}
