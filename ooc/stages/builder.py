@@ -24,8 +24,8 @@ from ooc.storage.types import features_name
 _SCALED_NUMBERS = 1 << 17
 """Of what is scaled before it is gathered, and after, at a time on the CPU, or a single row: half a megabyte, which is
 no more of what a tile leaves to be scaled than a core's cache holds."""
-_SLAB_COLUMNS = 16
-"""Of a slab, about, where memory is scarce."""
+_SLAB_COLUMNS = 8
+"""Of the narrowest slab."""
 
 
 def _widths_of_parts(columns: int) -> list[int]:

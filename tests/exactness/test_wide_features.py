@@ -94,7 +94,7 @@ def test_features_are_aggregated_in_parts_where_memory_is_scarcest(case: ModelCa
         with make_trainer(case, store_of(data, folder), folder, **budgets) as trainer:
             found.append([record.loss for record in trainer.fit(epochs=1, progress=False)])
             parts = {name for name in trainer.plan.matrices if name.startswith("sx.")}
-            assert len(parts) == (0 if number else 4)
+            assert len(parts) == (0 if number else 7)
             at_once = {item.steps_at_once for passes in trainer.plan.programs.values() for item in passes}
             assert at_once == ({2} if number else {1, 2})
     assert found[0] == found[1]
