@@ -247,8 +247,6 @@ def lower(
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
-    if not aggregates:
-        raise ModelError(f"model {type(model).__name__} is not supported: it has no graph convolution")
     in_use = set(values_of(training))
     if unused := [one.of for one in assembly.observed if one not in in_use]:
         raise ModelError(

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that look at no edges, as the baselines beside a graph's: on features and budgets like others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ooc
+from ooc.train.batched.batches import SampledTrainer, Sampling
+from tests.exactness import test_types as typed
+from tests.exactness.comparison import assert_agrees, store_of
+from tests.exactness.reference import CustomCase
+from tests.exactness.test_opaque_layers import least
+from tests.exactness.test_savings import in_hop_order
+from tests.graphs import GraphCase, random_data
+
+GRAPH = GraphCase(nodes=150, edges=400, features=6, classes=3, unlabelled=20, isolated=9)
+
+
+class Mlp(nn.Module):
+    """Two linear maps with a norm and dropout between."""
+
+    def __init__(self, features: int, classes: int, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(features, 16, bias=False), norm(16), nn.Linear(16, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(F.dropout(self.norm(self.first(x)).relu(), 0.3, self.training))
+        return out
+
+
+class Linear(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.map(x)
+        return out
+
+
+CASES = {
+    "one map": CustomCase(make=Linear),
+    "a norm of all rows": CustomCase(make=Mlp),
+    "norms of rows": CustomCase(make=lambda f, c: Mlp(f, c, nn.LayerNorm), input_dropout=0.2),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_they_are_exact(case: CustomCase, tmp_path: Path) -> None:
+    """With ample memory and the least, and in hop order, where rows without labels need not be computed."""
+    data = random_data(GRAPH)
+    store = store_of(data, tmp_path)
+    assert_agrees(case, data, tmp_path, store=store)
+    assert_agrees(case, data, tmp_path, store=store, **least(case, store, tmp_path))
+    ordered, data = in_hop_order(random_data(GRAPH), tmp_path)
+    assert_agrees(case, data, tmp_path, store=ordered)
+
+
+def test_of_types_of_links_and_in_batches(tmp_path: Path) -> None:
+    class OfTypes(Linear):
+        def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().forward(x_dict["paper"], edge_index_dict)  # type: ignore[arg-type]
+
+    data = typed.graph()
+    typed.assert_as_pyg(lambda data: OfTypes(data["paper"].x.shape[1], typed.CLASSES), data, tmp_path)
+    (tmp_path / "plain").mkdir()
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path / "plain")
+    with ooc.LinkTrainer(ooc.LinkPredictor(Linear(6, 4)), store, ooc.Links(), memory="64M") as links:
+        links.fit(1, progress=False)
+    with SampledTrainer(Linear(6, 3), store, Sampling(fanouts=[2], batch_size=16), memory="64M") as trainer:
+        trainer.fit(1, progress=False)
