@@ -116,6 +116,15 @@ def test_batches(tmp_path: Path) -> None:
         of_graphs.fit(1, progress=False)
 
 
+def test_types_without_features_are_named(tmp_path: Path) -> None:
+    data = typed.graph(topics_reached=True)
+    data["topic"].num_nodes = len(data["topic"].x)
+    del data["topic"].x
+    model = to_hetero(Layers(lambda: SAGEConv((-1, -1), 8)), data.metadata()).double()
+    with pytest.raises(ModelError, match=r"nodes 'topic' have no features, embedding={'topic': 64} trains some"):
+        ooc.Trainer(model, typed.store_of(data, tmp_path), memory="64M")
+
+
 def test_what_has_no_size_then_is_refused_by_name(tmp_path: Path) -> None:
     class Unused(Two):
         def __init__(self) -> None:

@@ -386,7 +386,11 @@ def _check(model: nn.Module, *, learns: bool) -> None:
         raise ModelError(f"{name}: parameters must all be float32 or all float64, not {sorted(map(str, dtypes))}")
     devices = {str(p.device) for p in parameters}
     if not devices <= {"cpu"}:
-        raise ModelError(f"{name}: parameters must be on the CPU, not on {', '.join(sorted(devices))}")
+        places = ", ".join(sorted(devices))
+        raise ModelError(
+            f"{name}: parameters must be on the CPU, not on {places}: leave out .to(device), the trainer's device= "
+            "says where they are used"
+        )
     for path, module in model.named_modules():
         if hooks := hooks_of(module):
             where = f"{type(module).__name__} ({path})" if path else name

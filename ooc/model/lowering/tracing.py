@@ -122,9 +122,11 @@ def initialize(model: nn.Module, setting: Setting) -> None:
                 stack.enter_context(uncached(module))
             whole(*tried)
     except Exception as error:
+        bare = [] if setting.types is None else [name for name in setting.types.nodes if name not in setting.in_columns]
+        remedy = f"; nodes {bare[0]!r} have no features, embedding={{{bare[0]!r}: 64}} trains some" if bare else ""
         raise ModelError(
             f"{type(model).__name__}: its lazily sized parameters cannot be given their sizes by a run on a few "
-            f"made-up rows: {first_line(error)}"
+            f"made-up rows: {first_line(error)}{remedy}"
         ) from error
     finally:
         for module, training in modes:
