@@ -54,7 +54,9 @@ _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.devi
 """What is equal or not, whoever it belongs to."""
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 _MODULES_AND_FUNCTIONS = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, partial)
-_BY_ANY_NAME = frozenset(("getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "__getattribute__"))
+_BY_ANY_NAME = frozenset(
+    ("getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "__getattribute__", "__getattr__")
+)
 """What reads attributes whose names are nowhere in the code."""
 _EMPTY = CellType()
 _READ_BYTES = 1 << 26
@@ -272,8 +274,11 @@ def _parts_of(value: object, names: set[str]) -> list[tuple[str, object]]:
     return [(name, getattr(value, name, None)) for name in sorted(names & parts)]
 
 
-def _functions_in(value: object) -> list[FunctionType]:
-    """The function of somebody's own that it is, or wraps."""
+def _functions_in(value: object, depth: int = 2) -> list[FunctionType]:
+    """The functions of somebody's own that it is, wraps or holds."""
+    if isinstance(value, _CONTAINERS):
+        held = value.values() if isinstance(value, dict) else value
+        return [function for one in held for function in _functions_in(one, depth - 1)] if depth else []
     if _is_own(value) and not isinstance(value, (staticmethod, classmethod, property)):
         value = type(value).__call__ if callable(value) else None
     if isinstance(value, (staticmethod, classmethod, MethodType)):

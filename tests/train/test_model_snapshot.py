@@ -236,9 +236,9 @@ def test_what_a_forward_pass_puts_by_may_change(store: Store, tmp_path: Path) ->
         trainer.fit(1, eval_every=0)
 
 
-@pytest.mark.parametrize("base", [Model, GINConv])
-def test_what_may_be_read_by_any_name_may_not_change(base: type[nn.Module], store: Store, tmp_path: Path) -> None:
-    """By ``getattr``, or by functions of PyG."""
+@pytest.mark.parametrize("how", ["by name", "PyG", "held"])
+def test_what_may_be_read_by_any_name_may_not_change(how: str, store: Store, tmp_path: Path) -> None:
+    """By ``getattr``, by functions of PyG, or by one that a list holds."""
 
     class ByName(Model):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -247,7 +247,16 @@ def test_what_may_be_read_by_any_name_may_not_change(base: type[nn.Module], stor
     class OfPyG(GINConv):  # type: ignore[misc]
         factors = 1.0
 
-    model = ByName() if base is Model else OfPyG(nn.Linear(GRAPH.features, GRAPH.classes))
+    class Held(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.after = {"times": lambda x: x * self.factors}
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.after["times"](super().forward(x, edge_index))
+
+    made = {"by name": ByName, "PyG": lambda: OfPyG(nn.Linear(GRAPH.features, GRAPH.classes)), "held": Held}
+    model = made[how]()
     model.factors = 1.0  # type: ignore[assignment]
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
         trainer.fit(1, eval_every=0)
