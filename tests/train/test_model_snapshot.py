@@ -63,6 +63,11 @@ class Named(dict[str, int]):
     """Numbers by their names."""
 
 
+def scaled_by_a_model(model: Any, x: Tensor) -> Tensor:
+    scaled: Tensor = x * model.factors
+    return scaled
+
+
 class Model(nn.Module):
     """Two layers with what may be changed between."""
 
@@ -248,14 +253,18 @@ def test_what_may_be_read_by_any_name_may_not_change(how: str, store: Store, tmp
         factors = 1.0
 
     class Held(Model):
-        def __init__(self) -> None:
+        def __init__(self, after: Callable[[Any, Tensor], Tensor]) -> None:
             super().__init__()
-            self.after = {"times": lambda x: x * self.factors}
+            self.after = {"times": after}
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.after["times"](super().forward(x, edge_index))
+            return self.after["times"](self, super().forward(x, edge_index))
 
-    made = {"by name": ByName, "PyG": lambda: OfPyG(nn.Linear(GRAPH.features, GRAPH.classes)), "held": Held}
+    made = {
+        "by name": ByName,
+        "PyG": lambda: OfPyG(nn.Linear(GRAPH.features, GRAPH.classes)),
+        "held": lambda: Held(scaled_by_a_model),
+    }
     model = made[how]()
     model.factors = 1.0  # type: ignore[assignment]
     with ooc.Trainer(model, store, "64M", "64M", spill_dir=tmp_path) as trainer:
