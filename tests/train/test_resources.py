@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch_geometric.nn.models import GCN, MLP
+from torch_geometric.nn.models import GCN
 
 from ooc.errors import BudgetError, ModelError
 from ooc.events import EpochFinished, Event
@@ -144,7 +144,7 @@ def test_data_that_is_not_trained_on_is_not_kept(
 ) -> None:
     """The store that was made of it goes, though the error that says why is still there, as it is in a notebook."""
     data, spill = random_data(GraphCase(), dtype=torch.float32), tmp_path / "spill"
-    model = GCN(data.num_features, 8, layers, 4) if layers else MLP([data.num_features, 4])
+    model = GCN(data.num_features, 8, layers, 4) if layers else torch.nn.Linear(data.num_features, 4)
     with pytest.raises(error) as raised:
         Trainer(model, data, memory=memory, spill_dir=spill)
     assert raised.traceback and spilled(tmp_path) == []
