@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     embedding = ooc.Embedding(COLUMNS, optimizer="adam", lr=0.05, std=0.1)
     with ooc.Trainer(model, store, memory="64M", embedding=embedding, out=folder / "run") as trainer:
         records = trainer.fit(epochs=15)
-        print(f"accuracy on the test members {records[-1].test_acc:.2f}")
+        print(f"accuracy on the test members {records[-1].test_score:.2f}")
         rows = trainer.predict("embeddings", layer=0)
     directions = torch.nn.functional.normalize(rows, dim=1)
     nearest = (directions @ directions.T).fill_diagonal_(-1).argmax(dim=1)

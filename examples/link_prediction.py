@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
         model, train, links, memory="64M", optimizer=optimizer, metric="roc-auc", spill_dir=folder
     ) as trainer:
         records = trainer.fit(epochs=10)
-        print(f"area under the ROC curve of the test links: {records[-1].test_acc:.3f}")
+        print(f"area under the ROC curve of the test links: {records[-1].test_score:.3f}")
         print(f"embeddings: {list(trainer.predict().shape)}")
 
 

@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     with ooc.GraphTrainer(model, store, batch_nodes=400, memory="64M", optimizer=optimizer) as trainer:
         trainer.fit(epochs=6)
-        print(f"mean absolute error on test graphs: {trainer.evaluate()['test_acc']:.3f}")
+        print(f"mean absolute error on test graphs: {trainer.evaluate()['test_score']:.3f}")
         print(f"predictions: {tuple(trainer.predict().shape)}")
 
 

@@ -79,7 +79,7 @@ def main(folder: Path, nodes: int = 2_000) -> None:
     model = GCN(store.num_features, 16, num_layers=2, out_channels=store.num_classes, dropout=0.2)
     with ooc.Trainer(model, store, memory="64M", seed=1, spill_dir=folder) as trainer:
         last = trainer.fit(epochs=20)[-1]
-        print(f"test accuracy {last.test_acc:.3f}")
+        print(f"test accuracy {last.test_score:.3f}")
         trainer.predict("labels", out=folder / "labels.csv")
     print(*(folder / "labels.csv").read_text().splitlines()[:4], sep="\n")
 

@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
                 total += loss.item() * batch.batch_size
             print(f"epoch {epoch + 1}: loss {total / store.split_sizes['train']:.4f}")
     with ooc.Trainer(model, store, memory="96M", optimizer=optimizer) as trainer:
-        print(f"accuracy on the full graph: {trainer.evaluate()['test_acc']:.3f}")
+        print(f"accuracy on the full graph: {trainer.evaluate()['test_score']:.3f}")
 
 
 if __name__ == "__main__":

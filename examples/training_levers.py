@@ -53,7 +53,7 @@ def train(store: ooc.Store, seed: int, run: Path) -> float:
             again = ", ".join(matrix.name for matrix in trainer.workload.recomputed) or "nothing"
             print(f"computed again in the backward pass, as the planner chose: {again}")
             print(f"of the optimizer's state on the SSD: {sum_of_files(run / 'optimizer') / 1e6:.1f} MB")
-        return trainer.evaluate()["test_acc"] or 0.0
+        return trainer.evaluate()["test_score"] or 0.0
 
 
 def balanced(store: ooc.Store) -> Tensor:

@@ -74,7 +74,7 @@ def _trained(store: str | Path, epochs: int, **options: Any) -> dict[str, Any]:
         records = trainer.fit(epochs, progress=False, resume=resume)
         limits = trainer.limits
     kept = [] if not Path(store).exists() else [one.name for one in Path(store).glob("agg/*_float64")]
-    scored = {one.epoch: (one.loss, one.valid_acc, one.test_acc) for one in records}
+    scored = {one.epoch: (one.loss, one.valid_score, one.test_score) for one in records}
     return {"scored": scored, "weights": model.state_dict(), "limits": limits, "kept": kept}
 
 

@@ -50,7 +50,7 @@ def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path
             records = trainer.fit(epochs, resume=resume, progress=False)
         return {
             "loss": [one.loss for one in records],
-            "valid": [one.valid_acc for one in records],
+            "valid": [one.valid_score for one in records],
             **model.state_dict(),
         }
 

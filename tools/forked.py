@@ -312,7 +312,7 @@ def _content(path: Path) -> Any:
 
 
 def _computed(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record.get(name) for name in ("epoch", "loss", "train_acc", "valid_acc", "test_acc")}
+    return {name: record.get(name) for name in ("epoch", "loss", "train_score", "valid_score", "test_score")}
 
 
 def _state(path: Path) -> Any:

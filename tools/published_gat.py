@@ -94,14 +94,14 @@ def train(path: str, seed: int, most_epochs: int = MOST_EPOCHS) -> dict[str, Any
     with ooc.Trainer(model, store, seed=seed, optimizer=optimizer, input_dropout=DROPOUT) as trainer:
         while trainer.epoch < most_epochs and not stopping.over:
             [record] = trainer.fit(1, eval_every=1)
-            assert record.valid_acc is not None
-            if stopping.note(validation_loss(), record.valid_acc):
+            assert record.valid_score is not None
+            if stopping.note(validation_loss(), record.valid_score):
                 chosen = record
     assert chosen is not None, "the first epoch is at its best"
     return {
         "seed": seed,
-        "best": chosen.test_acc,
-        "last": record.test_acc,
+        "best": chosen.test_score,
+        "last": record.test_score,
         "best_epoch": chosen.epoch,
         "epochs": record.epoch,
         "stopped": stopping.over,

@@ -51,9 +51,17 @@ class PassRecord:
     write_bytes: int
 
 
+_RENAMED = {f"{split}_acc": f"{split}_score" for split in ("train", "valid", "test")}
+
+
+def with_names_of_now(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` of a run's file by today's names of scores, which were ``…_acc`` once whatever the metric."""
+    return {_RENAMED.get(name, name): value for name, value in values.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """One epoch. ``…_acc`` are scores of the run's metric, None where not evaluated; times are seconds, the rest bytes.
+    """One epoch. ``…_score`` are by the run's metric, None where not evaluated; times are seconds, the rest bytes.
 
     ``time_s`` is training alone, ``eval_s`` the evaluation after it; where an epoch is scored by the next one's
     forward pass, ``eval_s`` is 0 and the next ``time_s`` has it. ``io_wait_s`` is the part of
@@ -68,9 +76,9 @@ class EpochRecord:
 
     epoch: int
     loss: float
-    train_acc: float | None = None
-    valid_acc: float | None = None
-    test_acc: float | None = None
+    train_score: float | None = None
+    valid_score: float | None = None
+    test_score: float | None = None
     time_s: float
     eval_s: float = 0.0
     ssd_read_bytes: int
@@ -93,7 +101,7 @@ class EpochRecord:
         return "ssd" if self.io_wait_s > max(0.0, self.time_s - self.io_busy_s) else "compute"
 
     def scored(self, scores: Mapping[str, float | None], *, eval_s: float = 0.0, wait_s: float = 0.0) -> "EpochRecord":
-        """This record with the ``scores`` ``train_acc``, …, and what an evaluation of its own took, if it had one."""
+        """This record with the ``scores`` ``train_score``, …, and what an evaluation of its own took, if it had one."""
         return replace(self, **scores, eval_s=eval_s, io_wait_s=self.io_wait_s + wait_s)  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,13 +112,14 @@ class EpochRecord:
     def from_dict(cls, values: Mapping[str, Any]) -> "EpochRecord":
         """The inverse of `as_dict`; fields with a default may be missing, as from earlier versions' records. Raises
         ValueError when another one is, or is unknown, or of another kind."""
+        values = with_names_of_now(values)
         names = {field.name for field in fields(cls)}
         if not {field.name for field in fields(cls) if field.default is MISSING} <= set(values) <= names:
             raise ValueError(f"fields {sorted(values)} are not those of an epoch's record")
         for name in names & set(values) - {"passes", "ssd_way"}:
             value = values[name]
             number = isinstance(value, int) if name == "epoch" else isinstance(value, int | float)
-            if not number and not (value is None and name.endswith("_acc")):
+            if not number and not (value is None and name.endswith("_score")):
                 raise ValueError(f"{name} of an epoch's record is {value!r}")
         try:
             passes = tuple(PassRecord(**values_of_pass) for values_of_pass in values.get("passes", ()))

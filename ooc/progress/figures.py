@@ -64,15 +64,15 @@ def pace(done: int, total: int, unit: str, elapsed_s: float) -> tuple[str, str]:
 
 def format_scores(record: "EpochRecord") -> list[str]:
     """The scores of an epoch by split, where it was evaluated."""
-    scores = {"train": record.train_acc, "valid": record.valid_acc, "test": record.test_acc}
+    scores = {"train": record.train_score, "valid": record.valid_score, "test": record.test_score}
     return [f"{name} {value:.4f}" for name, value in scores.items() if value is not None]
 
 
 def best_record(records: "Sequence[EpochRecord]", *, rising: bool) -> "EpochRecord | None":
     """The first epoch with the best validation score, None when none was scored; ``rising``: a higher one is better."""
-    scored = [record for record in records if record.valid_acc is not None]
+    scored = [record for record in records if record.valid_score is not None]
     sign = 1 if rising else -1
-    return max(scored, key=lambda record: sign * (record.valid_acc or 0.0), default=None)
+    return max(scored, key=lambda record: sign * (record.valid_score or 0.0), default=None)
 
 
 def format_epoch(record: "EpochRecord", epochs: int, *, width: int = LINE_WIDTH) -> str:

@@ -25,7 +25,7 @@ _LATEST = 10
 """Epochs whose median an epoch is said to take."""
 _LABEL_WIDTH, _VALUE_WIDTH, _PROMISE_WIDTH = 14, 8, 18
 _LEAST_CURVE, _MOST_CURVE = 8, 60
-_SPLITS = (("valid", "valid_acc"), ("train", "train_acc"), ("test", "test_acc"))
+_SPLITS = (("valid", "valid_score"), ("train", "train_score"), ("test", "test_score"))
 _BESIDE_THE_BAR = 54
 """Columns of what stands in its line."""
 _TIMES = ("epoch", "computing", "SSD busy", "waiting", "scoring")
@@ -173,7 +173,7 @@ class TrainingView:
         for split, name in _SPLITS:
             values = [value for record in self.records if (value := getattr(record, name)) is not None]
             if values:
-                said = "" if split != "valid" or best is None else f"best {best.valid_acc:.4f} ({best.epoch})"
+                said = "" if split != "valid" or best is None else f"best {best.valid_score:.4f} ({best.epoch})"
                 metric = _SHORT.get(self.metric, self.metric)
                 yield f"{split} {metric}", f"{values[-1]:.4f}", sparkline(values, width), said
 

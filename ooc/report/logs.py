@@ -116,13 +116,16 @@ class CsvLog(EpochLog):
         if not self._path.exists():
             return
         with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
-            for number, row in enumerate(csv.DictReader(file), start=1):
+            rows = csv.DictReader(file)
+            if rows.fieldnames != self._names:
+                return
+            for number, row in enumerate(rows, start=1):
                 if row.get("epoch") != str(number) or number == epoch or None in row.values():
                     return
                 yield row
 
 
-_GROUPS = {"acc": "score", "bytes": "bytes", "s": "seconds"}
+_GROUPS = {"score": "score", "bytes": "bytes", "s": "seconds"}
 """Of related scalars, by the ends of their names."""
 
 

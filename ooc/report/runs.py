@@ -106,14 +106,14 @@ def _scores(records: Sequence[EpochRecord], *, lower: bool) -> dict[str, Any]:
     best = best_record(records, rising=not lower)
     if best is None:
         return {}
-    scored = [record for record in records if record.valid_acc is not None]
+    scored = [record for record in records if record.valid_score is not None]
     last = scored[-1]
     return {
         "best_epoch": best.epoch,
-        "best_valid": best.valid_acc,
-        "best_test": best.test_acc,
-        "last_valid": last.valid_acc,
-        "last_test": last.test_acc,
+        "best_valid": best.valid_score,
+        "best_test": best.test_score,
+        "last_valid": last.valid_score,
+        "last_test": last.test_score,
         "evaluations_since": len(scored) - 1 - scored.index(best),
     }
 

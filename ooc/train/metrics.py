@@ -27,7 +27,7 @@ from ooc.suggestions import check_choice
 Floats = npt.NDArray[np.floating]
 Ranked = Callable[[Floats, npt.NDArray[np.bool_]], float | None]
 Scores = dict[str, float | None]
-"""``train_acc``, ``valid_acc`` and ``test_acc``."""
+"""``train_score``, ``valid_score`` and ``test_score``."""
 
 FALLING = ("mae", "rmse")
 """Metrics of which lower is better."""
@@ -268,7 +268,7 @@ RANKINGS: dict[Metric, Ranked] = {Metric.ROC_AUC: roc_auc, Metric.AVERAGE_PRECIS
 
 def named_scores(by_split: Mapping[str, float | None]) -> Scores:
     """As records have them; None of what is no finite number, as outputs are none: no epoch is the best by that."""
-    return {f"{split}_acc": None if s is None or not math.isfinite(s) else s for split, s in by_split.items()}
+    return {f"{split}_score": None if s is None or not math.isfinite(s) else s for split, s in by_split.items()}
 
 
 # ---- scoring while outputs go by ----------------------------------------------------------------------------

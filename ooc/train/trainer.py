@@ -85,6 +85,9 @@ class Trainer:
     _takes_apart = True
     """Whether the model is traced; else it runs as it is, and what is around its functions is its own affair."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {type(self.model).__name__} on {self.store!r}: {self.epoch} epochs done>"
+
     @interruptible_by_ctrl_c()
     def fit(
         self,
@@ -238,7 +241,8 @@ class Trainer:
 
     @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
-        """Score all splits with the model as it is: ``train_acc``, ``valid_acc``, ``test_acc`` (None: empty split).
+        """Score all splits with the model as it is, by the trainer's metric: ``train_score``, ``valid_score`` and
+        ``test_score``, None where a split is empty.
 
         Where weights are averaged, these are scored.
         """

@@ -191,7 +191,7 @@ def test_resuming_knows_all_of_it(run: RunCommand, graph: Path, here: Path, reci
         [json.loads(line) for line in (here / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "parts")
     )
-    names = ("epoch", "loss", "train_acc", "valid_acc", "test_acc")
+    names = ("epoch", "loss", "train_score", "valid_score", "test_score")
     assert [[line[n] for n in names] for line in parts] == [[line[n] for n in names] for line in whole]
     weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("whole", "parts")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -322,6 +322,15 @@ def test_an_epoch_that_a_run_was_killed_after_gets_its_line(tmp_path: Path) -> N
             assert (tmp_path / "log.csv").read_text().splitlines(keepends=True) == lines[: 5 if follows else 4]
 
 
+def test_a_table_with_other_columns_is_written_anew(tmp_path: Path) -> None:
+    """As one is that an earlier version has begun."""
+    (tmp_path / "log.csv").write_text("epoch,loss,valid_acc\n1,0.5,0.25\n")
+    CsvLog(tmp_path / "log.csv", lambda: [record(1)])(EpochFinished(record(2)))
+    rows = read_csv(tmp_path / "log.csv")
+    assert [float(row["loss"]) for row in rows] == [record(1).loss, record(2).loss]
+    assert "valid_acc" not in rows[0]
+
+
 def test_nothing_is_written_of_a_run_without_epochs(tmp_path: Path) -> None:
     CsvLog(tmp_path / "log.csv", list).complete()
     assert not (tmp_path / "log.csv").exists()
@@ -350,8 +359,8 @@ def test_scalars_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     fake = FakeWriters()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)  # type: ignore[arg-type]
     log = TensorBoardLog(tmp_path / "board")
-    log(EpochFinished(record(3, valid_acc=None)))
-    log(EpochFinished(record(4, valid_acc=0.5)))
+    log(EpochFinished(record(3, valid_score=None)))
+    log(EpochFinished(record(4, valid_score=0.5)))
     assert fake.made == [(str(tmp_path / "board"), 3)]
     assert [step for _, step in fake.scalars["loss"]] == [3, 4]
     assert fake.scalars["score/valid"] == [(0.5, 4)]

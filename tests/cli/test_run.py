@@ -29,9 +29,9 @@ def record(epoch: int, **changes: Any) -> EpochRecord:
     values: dict[str, Any] = {
         "epoch": epoch,
         "loss": 1.0 / (epoch + 3),
-        "train_acc": 0.5,
-        "valid_acc": None,
-        "test_acc": 0.25,
+        "train_score": 0.5,
+        "valid_score": None,
+        "test_score": 0.25,
         "time_s": 0.1,
         "eval_s": 0.0,
         "ssd_read_bytes": 10,
@@ -49,7 +49,7 @@ def state(epoch: int) -> dict[str, Any]:
         "model": {"weight": torch.full((2, 3), float(epoch))},
         "optimizer": {"state": {0: {"step": torch.tensor(float(epoch))}}, "param_groups": [{"lr": 0.1}]},
         "record": record(epoch).as_dict(),
-        "best": {"epoch": 0, "valid_acc": None},
+        "best": {"epoch": 0, "valid_score": None},
         "stale_epochs": 0,
         "seed": 7,
     }

@@ -30,7 +30,7 @@ def made(path: Path, scores: list[float | None], **config: Any) -> Path:
     with RunFolder.create(path, config) as run:
         run.start()
         for epoch, score in enumerate(scores, start=1):
-            run.append(record(epoch, valid_acc=score, time_s=epoch, host_peak_bytes=10 * len(scores)))
+            run.append(record(epoch, valid_score=score, time_s=epoch, host_peak_bytes=10 * len(scores)))
     return path
 
 

@@ -76,7 +76,7 @@ def test_a_run_and_what_it_leaves(run: RunCommand, graph: Path, here: Path) -> N
     lines = metrics(here / "r")
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert all(list(line) == list(EpochRecord.__dataclass_fields__) for line in lines)
-    assert [line["valid_acc"] is None for line in lines] == [True, False, True, False]
+    assert [line["valid_score"] is None for line in lines] == [True, False, True, False]
     assert len(re.findall(r"^epoch \d/4  loss \d\.\d+", out, re.MULTILINE)) == 4
     for line in (
         "graph",
@@ -132,7 +132,7 @@ def test_budgets_blocks_and_threads_change_nothing(run: RunCommand, graph: Path,
     assert run(*common, "--out", "a")[0] == 0
     assert run(*common, *TIGHT, "--out", "b")[0] == 0
     assert metrics(here / "b")[0]["ssd_write_bytes"] > 0
-    scores = ("loss", "train_acc", "valid_acc", "test_acc")
+    scores = ("loss", "train_score", "valid_score", "test_score")
     assert [[line[name] for name in scores] for line in metrics(here / "a")] == [
         [line[name] for name in scores] for line in metrics(here / "b")
     ]
@@ -284,7 +284,7 @@ def test_early_stopping(run: RunCommand, graph: Path, here: Path) -> None:
     options = [*SMALL, "--epochs", "500", "--patience", "3", "--lr", "0.05"]
     assert run("train", graph, *options, "--out", "r")[0] == 0
     lines = metrics(here / "r")
-    scores = [line["valid_acc"] for line in lines]
+    scores = [line["valid_score"] for line in lines]
     assert len(lines) < 500 and scores.index(max(scores)) == len(scores) - 4
     assert torch.load(here / "r" / "best.pt")["epoch"] == len(scores) - 3
 
@@ -393,7 +393,7 @@ def test_kill_and_resume_with_all_the_extras(run: RunCommand, graph: Path, here:
     assert 7 <= len(losses(here / "r")) < 150
     assert run("train", "--resume", "--out", "r", "--quiet")[0] == 0
     outcomes = [
-        [(line["epoch"], line["loss"], line["valid_acc"]) for line in metrics(here / name)] for name in ("r", "whole")
+        [(line["epoch"], line["loss"], line["valid_score"]) for line in metrics(here / name)] for name in ("r", "whole")
     ]
     assert outcomes[0] == outcomes[1]
     weights = [torch.load(here / name / "checkpoint.pt")["model"] for name in ("r", "whole")]

@@ -122,6 +122,14 @@ def test_links_to_headings_lead_to_one(name: str) -> None:
         assert heading in [title.replace(" ", "-") for title in titles], f"{path}#{heading}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_no_heading_stands_twice(name: str) -> None:
+    titles = re.findall(
+        r"^#+ .*$", re.sub(r"^```.*?^```", "", PAGES[name], flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
+    assert sorted(titles) == sorted(set(titles))
+
+
 def test_every_page_is_on_the_site() -> None:
     """What else its strict build refuses, such as links to nowhere, tools/test finds."""
     listed = re.findall(r"^ +- (?:\w+: )?([\w-]+\.md)$", (CHECKOUT / "mkdocs.yml").read_text(), re.MULTILINE)
@@ -146,7 +154,7 @@ def test_the_python_example_runs(here: Path, capfd: pytest.CaptureFixture[str]) 
     [program] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(program, "README.md", "exec"), {})
     out, err = capfd.readouterr()
-    assert out.count("\n") == 1 and "valid_acc" in out and err.count("\nepoch ") == 4
+    assert out.count("\n") == 1 and "valid_score" in out and err.count("\nepoch ") == 4
     assert (here / "model.pt").exists()
 
 

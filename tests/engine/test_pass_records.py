@@ -85,7 +85,8 @@ def test_records_come_back_from_a_line_and_old_ones_have_no_passes(store: Store,
         record = trainer.fit(epochs=1, eval_every=0)[0]
     assert EpochRecord.from_line(record.to_line()) == record
     old = json.loads(record.to_line())
-    del old["passes"]
+    del old["passes"], old["valid_score"]
     assert EpochRecord.from_dict(old).passes == ()
+    assert EpochRecord.from_dict({**old, "valid_acc": 0.5}).valid_score == 0.5  # as it was called
     with pytest.raises(ValueError, match="passes are not those of an epoch's record"):
         EpochRecord.from_dict({**old, "passes": [{"name": "loss"}]})

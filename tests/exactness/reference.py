@@ -196,7 +196,7 @@ def accuracies(model: torch.nn.Module, data: Data) -> dict[str, float | None]:
     model.eval()
     predicted = model(data.x, data.edge_index, **carried_by_edges(data)).argmax(dim=1)
     model.train()
-    masks = {"train_acc": data.train_mask, "valid_acc": data.val_mask, "test_acc": data.test_mask}
+    masks = {"train_score": data.train_mask, "valid_score": data.val_mask, "test_score": data.test_mask}
     return {
         name: (predicted[mask] == data.y[mask]).double().mean().item() if bool(mask.any()) else None
         for name, mask in masks.items()

@@ -33,8 +33,8 @@ def test_an_empty_split_has_no_accuracy(tmp_path: Path) -> None:
     data = random_data(GraphCase(train=1.0))
     with make_trainer(MODEL, store_of(data, tmp_path), tmp_path) as trainer:
         scores = trainer.evaluate()
-    assert scores["valid_acc"] is None and scores["test_acc"] is None
-    assert scores["train_acc"] is not None
+    assert scores["valid_score"] is None and scores["test_score"] is None
+    assert scores["train_score"] is not None
 
 
 def test_records_hold_accuracies_where_evaluated(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_records_hold_accuracies_where_evaluated(tmp_path: Path) -> None:
         records = trainer.fit(epochs=4, eval_every=2)
         expected = accuracies(trainer.model, data)
     assert [record.loss for record in records] == undisturbed
-    assert [record.valid_acc is not None for record in records] == [False, True, False, True]
+    assert [record.valid_score is not None for record in records] == [False, True, False, True]
     last = records[-1]
-    assert {"train_acc": last.train_acc, "valid_acc": last.valid_acc, "test_acc": last.test_acc} == expected
+    assert {"train_score": last.train_score, "valid_score": last.valid_score, "test_score": last.test_score} == expected
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -63,7 +63,7 @@ def test_parts_in_eval_mode_train_in_it(tmp_path: Path) -> None:
             assert [module.training for module in trainer.model.modules()] == modes
             found.append((records, trainer.model.state_dict()))
     (records, state), (expected_records, expected_state) = found
-    assert [(r.loss, r.valid_acc) for r in records] == [(r.loss, r.valid_acc) for r in expected_records]
+    assert [(r.loss, r.valid_score) for r in records] == [(r.loss, r.valid_score) for r in expected_records]
     assert all(torch.equal(state[name], value) for name, value in expected_state.items())
     assert torch.equal(state["norm.running_mean"], torch.zeros(8, dtype=torch.float64))
     assert state["trained.0.running_mean"].count_nonzero()

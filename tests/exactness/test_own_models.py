@@ -726,7 +726,7 @@ def test_several_results(of_both: bool, tmp_path: Path) -> None:
     )
     assert found == pytest.approx(expected, rel=1e-9)
     right = models[1](data.x, data.edge_index)[0].argmax(dim=1) == data.y
-    assert scores["valid_acc"] == pytest.approx(float(right[data.val_mask].double().mean()))
+    assert scores["valid_score"] == pytest.approx(float(right[data.val_mask].double().mean()))
     for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-8, atol=1e-10), name
 

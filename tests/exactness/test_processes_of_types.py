@@ -50,7 +50,7 @@ def _outcome(trainer: ooc.Trainer) -> dict[str, Any]:
     if trainer.ranks.count > 1 and type(trainer) is ooc.Trainer and trainer._learnt is not None:
         forecast = trainer._planned.plans_by_rank(trainer.limits, trainer.hardware)[trainer.ranks.rank][1]
         assert (forecast.share, forecast.received_bytes(program)) == (plan.share, records[-1].received_bytes)
-    found: dict[str, Any] = {"losses": [(one.loss, one.valid_acc) for one in records]}
+    found: dict[str, Any] = {"losses": [(one.loss, one.valid_score) for one in records]}
     found |= {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
     for name, array in {} if trainer._learnt is None else trainer._learnt.arrays.items():
         found[name] = torch.from_numpy(array.read())

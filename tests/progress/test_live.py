@@ -46,7 +46,7 @@ def test_it_fits_and_says_everything(width: int) -> None:
     view = view_of(clock)
     for epoch in (1, 2):
         clock.now_s += 3
-        view.epoch_finished(record(epoch, valid_acc=0.5 + epoch / 10, loss=1 / epoch, eval_s=0.5))
+        view.epoch_finished(record(epoch, valid_score=0.5 + epoch / 10, loss=1 / epoch, eval_s=0.5))
     view.task_started("epoch 3", 8)
     view.task_advanced(4)
     lines = shown(view, width)
@@ -77,7 +77,7 @@ def test_of_batches_is_said_how_many_are_done() -> None:
 def test_the_best_is_that_of_the_metric() -> None:
     view = view_of(Clock(), rising=False, metric="mae")
     for epoch, score in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        view.epoch_finished(record(epoch, valid_acc=score))
+        view.epoch_finished(record(epoch, valid_score=score))
     assert "best 1.0000 (2)" in "\n".join(shown(view, 120))
 
 

@@ -111,13 +111,13 @@ def test_epochs_are_results_and_notes_are_not() -> None:
     errors, results = io.StringIO(), io.StringIO()
     with Reporter(errors=errors, results=results, epochs=10) as reporter:
         reporter(Note("the folder is slow"))
-        reporter(EpochFinished(record(3, valid_acc=0.75, eval_s=0.5)))
+        reporter(EpochFinished(record(3, valid_score=0.75, eval_s=0.5)))
     assert errors.getvalue() == "the folder is slow\n"
     assert results.getvalue() == "epoch  3/10  loss 0.16667  train 0.5000 valid 0.7500 test 0.2500  0.60 s\n"
 
 
 def test_an_epoch_fits_80_columns_and_a_wide_terminal_takes_it_in_one_line() -> None:
-    last = record(1000, valid_acc=0.75, eval_s=3599.0, time_s=7199.0, ssd_read_bytes=10**12)
+    last = record(1000, valid_score=0.75, eval_s=3599.0, time_s=7199.0, ssd_read_bytes=10**12)
     line = format_epoch(last, 1000)
     assert len(line) <= 80 and line.startswith("epoch 1000/1000  loss ") and line.endswith("  2 h 59 min")
     assert format_epoch(last, 1000, width=160).endswith("2 h 59 min  read 1.00 TB  written 20 B")

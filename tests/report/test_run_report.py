@@ -95,7 +95,7 @@ def test_curves_of_long_runs_are_thinned_but_keep_their_ends_and_the_best(folder
     shutil.copytree(folder / "old", tmp_path / "long")
     line = json.loads((folder / "old" / "metrics.jsonl").read_text().splitlines()[0])
     count = 3 * MOST_EPOCHS
-    lines = [line | {"epoch": k, "valid_acc": 0.9 if k == 8 else 0.1} for k in range(1, count + 1)]
+    lines = [line | {"epoch": k, "valid_score": 0.9 if k == 8 else 0.1} for k in range(1, count + 1)]
     (tmp_path / "long" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     epochs = figures(tmp_path / "long")["curves"]["epoch"]
     assert len(epochs) <= MOST_EPOCHS + 2 and epochs[0] == 1 and epochs[-1] == count and 8 in epochs

@@ -68,7 +68,7 @@ def test_scores_are_the_cpus_and_nobody_waits_for_a_tile(
 def scored(trainer: Trainer) -> list[tuple[float | None, ...]]:
     """Loss and scores of some epochs: of one with the next epoch's forward pass, of the last one by themselves."""
     records = trainer.fit(epochs=2, eval_every=1)
-    return [(record.loss, record.train_acc, record.valid_acc, record.test_acc) for record in records]
+    return [(record.loss, record.train_score, record.valid_score, record.test_score) for record in records]
 
 
 @pytest.mark.parametrize(("labels", "metric"), [("two classes", "macro-f1"), ("values", "r2")])

@@ -59,7 +59,7 @@ def _outcome(store: Store, embedding: ooc.Embedding, *, resume: bool = False, ep
         program = "train_and_score" if "train_and_score" in plan.programs else "train"
         assert records[-1].ssd_write_bytes == plan.bytes_written(program)
         assert (plan.state_bytes > 0) == (options.get("optimizer_state") == "ssd")
-        losses = [(one.epoch, one.loss, one.valid_acc) for one in records]
+        losses = [(one.epoch, one.loss, one.valid_score) for one in records]
         scores, rows = trainer.evaluate(), len(trainer.plan.share or ())
         return losses, trainer.predict("embeddings", layer=0), [*model.state_dict().values()], scores, rows
 

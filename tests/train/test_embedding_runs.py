@@ -54,7 +54,7 @@ def outcome(store: Store, case: ModelCase, run: Path, *, resume: bool = False, *
         rows = rows_of(trainer)
         weights = [p.detach().clone() for p in trainer.model.parameters()]
     records = RunFolder.open(run).records()
-    return [(r.epoch, r.loss, r.valid_acc, r.test_acc) for r in records], weights, rows
+    return [(r.epoch, r.loss, r.valid_score, r.test_score) for r in records], weights, rows
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,10 @@ def test_an_epoch_that_patience_ends_is_dropped(store: Store, tmp_path: Path) ->
             assert len(records) < 30
             if scored:
                 scores = trainer.evaluate()
-                assert (scores["valid_acc"], scores["test_acc"]) == (records[-1].valid_acc, records[-1].test_acc)
+                assert (scores["valid_score"], scores["test_score"]) == (
+                    records[-1].valid_score,
+                    records[-1].test_score,
+                )
             after = trainer.fit(2, eval_every=0, progress=False)
         with trainer_of(store, SHARED, tmp_path / f"other-{scored}", embedding=ooc.Embedding(8, lr=3.0)) as trainer:
             expected = trainer.fit(len(records) + 2, eval_every=0, progress=False)[-2:]

@@ -123,8 +123,8 @@ def test_a_plateau_goes_by_the_validation_score(store: Store, tmp_path: Path, dr
     optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters(), lr=LR)
     expected = plateau(optimizer)
     for record in records:
-        assert record.valid_acc is not None
-        expected.step(record.valid_acc)
+        assert record.valid_score is not None
+        expected.step(record.valid_score)
     assert rate == optimizer.param_groups[0]["lr"] < LR
 
 
@@ -139,7 +139,7 @@ def test_scores_out_of_turn_step_no_plateau(store: Store, tmp_path: Path) -> Non
 
     with make(store, tmp_path, schedule=plateau) as trainer:
         for epochs, stepped in ((1, 0), (1, 1), (3, 2)):
-            assert trainer.fit(epochs, eval_every=2)[-1].valid_acc is not None
+            assert trainer.fit(epochs, eval_every=2)[-1].valid_score is not None
             assert made[-1].last_epoch == stepped
 
 
@@ -199,14 +199,35 @@ EVERYTHING = {
 def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
     """A run cut after every epoch, each time gone on with by new objects, equals an uncut one."""
     with make(store, tmp_path, **options) as whole:
-        expected = [(r.loss, r.valid_acc) for r in whole.fit(6, eval_every=1)]
+        expected = [(r.loss, r.valid_score) for r in whole.fit(6, eval_every=1)]
     found = []
     for epoch in range(1, 7):
         run = RunFolder.create(tmp_path / "run", {}) if epoch == 1 else RunFolder.open(tmp_path / "run")
         with make(store, tmp_path, out=run, **options) as part:
-            found += [(r.loss, r.valid_acc) for r in part.fit(epoch, eval_every=1, resume=epoch > 1)]
+            found += [(r.loss, r.valid_score) for r in part.fit(epoch, eval_every=1, resume=epoch > 1)]
     assert found == expected
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True))
+
+
+def test_runs_go_on_by_the_names_that_scores_had(store: Store, tmp_path: Path) -> None:
+    """``valid_acc`` and the like, whatever the metric: in metrics and checkpoints of earlier versions."""
+    with make(store, tmp_path, out=tmp_path / "whole") as whole:
+        whole.fit(4)
+    with make(store, tmp_path, out=tmp_path / "run") as begun:
+        begun.fit(2)
+    metrics, checkpoint = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "checkpoint.pt"
+    metrics.write_text(metrics.read_text().replace("_score", "_acc"))
+    state = torch.load(checkpoint, weights_only=True)
+    for name in ("best", "record"):
+        state[name] = {key.replace("_score", "_acc"): value for key, value in state[name].items()}
+    torch.save(state, checkpoint)
+    with make(store, tmp_path, out=RunFolder.open(tmp_path / "run")) as other:
+        other.fit(4, resume=True)
+    runs = [RunFolder.open(tmp_path / name) for name in ("whole", "run")]
+    found = [[(one.loss, one.train_score, one.valid_score, one.test_score) for one in run.records()] for run in runs]
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+    assert runs[0].last()["best"] == runs[1].last()["best"]
 
 
 def test_averaging_cannot_be_taken_up_or_left_off_on_the_way(store: Store, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tm
     labels_of = y.double().numpy() if y.is_floating_point() else y.numpy()
     for split in SPLITS:
         rows = masks[split].numpy()
-        assert found[0][f"{split}_acc"] == pytest.approx(expected(metric, logits[rows], labels_of[rows]), rel=1e-9)
+        assert found[0][f"{split}_score"] == pytest.approx(expected(metric, logits[rows], labels_of[rows]), rel=1e-9)
     assert found[0] == found[1]
 
 
@@ -148,7 +148,7 @@ def test_outputs_that_are_no_numbers_have_no_score(labels: str, metric: str, tmp
         for parameter in model.parameters():
             parameter.data.fill_(torch.nan)
         (record,) = trainer.fit(1, allow_nonfinite=True, progress=False)
-        assert record.valid_acc is record.test_acc is trainer.best is None
+        assert record.valid_score is record.test_score is trainer.best is None
 
 
 def test_the_usual_metric_follows_from_the_labels(tmp_path: Path) -> None:

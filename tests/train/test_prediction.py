@@ -89,7 +89,7 @@ def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None
         trainer.fit(3, eval_every=0)
         scores, labels = trainer.evaluate(), trainer.predict("labels")
     right = (labels == DATA.y).double()
-    assert scores["valid_acc"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
+    assert scores["valid_score"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
 
 
 @settings(max_examples=examples(8), deadline=None)

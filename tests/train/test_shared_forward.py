@@ -26,7 +26,7 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def outcome(records: list[EpochRecord]) -> list[tuple[Any, ...]]:
-    return [(r.epoch, r.loss, r.train_acc, r.valid_acc, r.test_acc) for r in records]
+    return [(r.epoch, r.loss, r.train_score, r.valid_score, r.test_score) for r in records]
 
 
 def assert_same(case: ModelCase, store: Store, folder: Path, fit: dict[str, Any], **options: Any) -> Trainer:

@@ -39,6 +39,8 @@ def test_a_path_and_data_train_as_their_store_does(store: Store, tmp_path: Path)
     for graph in (store, str(store.path), store.path, DATA):
         with ooc.Trainer(model(), graph, spill_dir=tmp_path) as trainer:
             losses.append([record.loss for record in trainer.fit(epochs=3)])
+            assert f"Store({str(trainer.store.path)!r}" in repr(trainer)
+            assert repr(trainer).endswith("3 epochs done>")
     assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
@@ -95,8 +97,8 @@ def test_fit_shows_a_line_an_epoch_unless_told_not_to(store: Store, capsys: pyte
 
 def test_every_epoch_is_scored_unless_told_otherwise(store: Store) -> None:
     with ooc.Trainer(model(), store) as trainer:
-        assert all(record.valid_acc is not None for record in trainer.fit(epochs=3))
-        assert all(record.valid_acc is None for record in trainer.fit(epochs=2, eval_every=0))
+        assert all(record.valid_score is not None for record in trainer.fit(epochs=3))
+        assert all(record.valid_score is None for record in trainer.fit(epochs=2, eval_every=0))
 
 
 def test_a_run_is_gone_on_with_by_its_folder(store: Store, tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_an_epoch_that_is_interrupted_before_it_is_scored_is_not_lost(
                 trainer.fit(5, progress=False)
             except KeyboardInterrupt:
                 trainer.fit(5 - trainer.epoch, progress=False)
-        return [(one.epoch, one.loss, one.valid_acc) for one in RunFolder.open(tmp_path / name).records()]
+        return [(one.epoch, one.loss, one.valid_score) for one in RunFolder.open(tmp_path / name).records()]
 
     undisturbed = trained("a", None)
     assert trained("b", 1 if task == "epoch 4" else 3) == undisturbed

@@ -60,10 +60,10 @@ def charts(runs: Runs) -> list[tuple[str, str]]:
     """Headings and SVG of what is drawn of all runs together."""
     several = len(runs) > 1
     found = [("Loss", _chart("loss", partial(_curves, runs=runs, of="loss", called="loss")))]
-    if any(score is not None for run in runs for score in run["curves"]["valid_acc"]):
+    if any(score is not None for run in runs for score in run["curves"]["valid_score"]):
         metric = runs[0]["metric"]["name"]
         heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
-        scores = partial(_curves, runs=runs, of="valid_acc", called=metric)
+        scores = partial(_curves, runs=runs, of="valid_score", called=metric)
         found.append((heading, _chart("scores", scores)))
         for quantity, unit, name in _SPENT if several else ():
             found.append((f"{heading} by {quantity}", _chart(name, partial(scores, by=name, unit=unit))))
@@ -130,9 +130,9 @@ def _curves(axes: "Axes", runs: Runs, of: str, called: str, by: str = "epoch", u
     """What every run's curve ``of`` was by epoch or by what was spent; of one run's scores, those of all splits. Where
     something was measured; a point where that is once."""
     lines = [(run["curves"], of, colour, label) for run, colour, label in _each(runs)]
-    if len(runs) == 1 and of == "valid_acc":
+    if len(runs) == 1 and of == "valid_score":
         splits = zip(("train", "valid", "test"), _SERIES, strict=False)
-        lines = [(runs[0]["curves"], f"{split}_acc", colour, split) for split, colour in splits]
+        lines = [(runs[0]["curves"], f"{split}_score", colour, split) for split, colour in splits]
     for curves, name, colour, label in lines:
         points = [(x, value) for x, value in zip(curves[by], curves[name], strict=True) if value is not None]
         if points:

@@ -91,7 +91,7 @@ def tiles(run: Run) -> Iterator[tuple[str, str, float | None]]:
     yield format_size(medians["ssd_read_bytes"]), "read from the SSD an epoch", None
     yield format_size(medians["ssd_write_bytes"]), "written to it", None
     if best is not None:
-        yield f"{best['valid_acc']:.4f}", f"best validation {run['metric']['name']}, epoch {best['epoch']}", None
+        yield f"{best['valid_score']:.4f}", f"best validation {run['metric']['name']}, epoch {best['epoch']}", None
 
 
 def epoch_of(run: Run) -> dict[str, str] | None:

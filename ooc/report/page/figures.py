@@ -28,7 +28,7 @@ from ooc.train.runs.run import FORECAST, PLANNED, TIMELINE, RunFolder
 
 MOST_EPOCHS = 400
 _CURVES = (
-    *("epoch", "loss", "train_acc", "valid_acc", "test_acc", "time_s", "eval_s"),
+    *("epoch", "loss", "train_score", "valid_score", "test_score", "time_s", "eval_s"),
     *("ssd_read_bytes", "ssd_write_bytes", "device_peak_bytes", "host_peak_bytes"),
 )
 _MEDIANS = ("time_s", "io_busy_s", "ssd_read_bytes", "ssd_write_bytes")
@@ -196,7 +196,7 @@ def compared(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     if all(scored) and len({run["metric"]["name"] for run in runs}) == 1:
         metric = runs[0]["metric"]
         what, rising = f"validation {metric['name']}", bool(metric["higher_is_better"])
-        values = [run["best"]["valid_acc"] for run in runs]
+        values = [run["best"]["valid_score"] for run in runs]
     else:
         what, rising = "last training loss", False
         values = [math.inf if run["last"]["loss"] is None else run["last"]["loss"] for run in runs]
@@ -275,8 +275,8 @@ def _result(found: Mapping[str, Any]) -> str:
     loss = "no finite number" if last["loss"] is None else f"{last['loss']:.4g}"
     text = f"{epochs} the loss is {loss}"
     if best is not None:
-        text += f", and the best validation {metric} {best['valid_acc']:.4f} (epoch {best['epoch']}"
-        text += f", test {best['test_acc']:.4f})" if best["test_acc"] is not None else ")"
+        text += f", and the best validation {metric} {best['valid_score']:.4f} (epoch {best['epoch']}"
+        text += f", test {best['test_score']:.4f})" if best["test_score"] is not None else ")"
     return text
 
 

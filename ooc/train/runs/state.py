@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ooc.engine.record import EpochRecord
+from ooc.engine.record import EpochRecord, with_names_of_now
 from ooc.errors import OptionError, RunError, TrainingError
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.array import replace_file
@@ -55,11 +55,11 @@ class TrainingState:
         """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics.
         ``in_turn``: it would have been scored if the training had gone on; else no schedule goes by its score, nor
         patience, since one that is gone on with has the steps of one that did not stop."""
-        if record.valid_acc is not None:
+        if record.valid_score is not None:
             stale = self.stale
             if in_turn:
-                self.schedules.step_scored(record.valid_acc)
-            self._compare(record, record.valid_acc)
+                self.schedules.step_scored(record.valid_score)
+            self._compare(record, record.valid_score)
             if not in_turn:
                 self.stale = stale
         if self.run is not None:
@@ -103,11 +103,11 @@ class TrainingState:
 
     def _compare(self, record: EpochRecord, score: float) -> None:
         if self.best is not None:
-            before = self.best["valid_acc"]
+            before = self.best["valid_score"]
             if not (score > before if self.metric.higher_is_better else score < before):
                 self.stale += 1
                 return
-        self.best = {"epoch": record.epoch, "valid_acc": score, "test_acc": record.test_acc}
+        self.best = {"epoch": record.epoch, "valid_score": score, "test_score": record.test_score}
         self.stale = 0
         if self.run is not None:
             with self.averaging.in_place():
@@ -154,7 +154,7 @@ class TrainingState:
             epoch, best, stale = state["epoch"], state["best"], state["stale_epochs"]
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
-        self.epoch, self.best, self.stale = epoch, best, stale
+        self.epoch, self.best, self.stale = epoch, best and with_names_of_now(best), stale
         self._saved = epoch
 
     def _loaded(self) -> tuple[dict[str, Any] | None, object]:

@@ -172,7 +172,7 @@ def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
     notes: list[str] = []
     others = _fit(scarce, stores["values"], memory=least, listener=lambda event: notes.append(str(event)), **options)
     assert [one.loss for one in records] == [one.loss for one in others]
-    assert [one.valid_acc for one in records] == [one.valid_acc for one in others]
+    assert [one.valid_score for one in records] == [one.valid_score for one in others]
     assert all(map(torch.equal, ample.state_dict().values(), scarce.state_dict().values()))
     assert any("does not fit" in note for note in notes) and list(tmp_path.iterdir()) == []
 
@@ -215,7 +215,7 @@ def test_scores_and_predictions_are_the_models(
         "classes": lambda: float((out.argmax(1) == y).double().mean()),
         "answers": lambda: float(np.mean([_auc(out[:, k], y[:, k]) for k in range(2)])),
     }[labels]()
-    assert scores["test_acc"] == pytest.approx(wanted, rel=1e-9)
+    assert scores["test_score"] == pytest.approx(wanted, rel=1e-9)
 
 
 def _auc(scores: Tensor, y: Tensor) -> float:
@@ -482,7 +482,7 @@ def test_results_do_not_depend_on_the_number_of_processes(stores: dict[str, Stor
         records = _fit(model, stores["answers"], 2, batch_size=None, batch_nodes=25, accumulate=3)
         return {
             "loss": [one.loss for one in records],
-            "valid": [one.valid_acc for one in records],
+            "valid": [one.valid_score for one in records],
             **model.state_dict(),
         }
 

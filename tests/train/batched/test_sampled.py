@@ -73,7 +73,11 @@ def test_with_all_neighbours_losses_are_the_full_graphs(
     sampled = _train(_model(kind, **options), store, _ALL, ignore_edge_data=ignored)
     for one, other in zip(full, sampled, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-12)
-        assert (other.train_acc, other.valid_acc, other.test_acc) == (one.train_acc, one.valid_acc, one.test_acc)
+        assert (other.train_score, other.valid_score, other.test_score) == (
+            one.train_score,
+            one.valid_score,
+            one.test_score,
+        )
 
 
 class OfData(nn.Module):
@@ -157,7 +161,7 @@ def test_of_several_results_ones_own_loss_gets_all(
         monkeypatch.setattr(Trimmed, "of", lambda *_: None)
     for one, two in zip(full, _train(other, store, _ALL, 2, **options), strict=True):
         assert two.loss == pytest.approx(one.loss, rel=1e-12)
-        assert two.valid_acc == one.valid_acc
+        assert two.valid_score == one.valid_score
 
 
 class Squeezed(GraphSAGE):  # type: ignore[misc]

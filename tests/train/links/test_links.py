@@ -149,7 +149,7 @@ def test_losses_weights_and_scores_are_those_of_pyg(
     assert [record.loss for record in records] == pytest.approx(losses, rel=1e-12)
     for own, expected in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
-    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(other, graph, links), rel=1e-12)
+    assert records[-1].valid_score == pytest.approx(_mean_reciprocal_rank(other, graph, links), rel=1e-12)
 
 
 @torch.no_grad()
@@ -212,7 +212,7 @@ def test_a_variational_autoencoder(graph: Data, store: Store, links: ooc.Links) 
     for own, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
     models[1].eval()
-    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(models[1], graph, links), rel=1e-12)
+    assert records[-1].valid_score == pytest.approx(_mean_reciprocal_rank(models[1], graph, links), rel=1e-12)
 
 
 class Halves(nn.Module):
@@ -258,7 +258,7 @@ def test_averaged_weights_are_scored(graph: Data, store: Store, links: ooc.Links
                 trainer.score(links.test), average.module(graph.x, graph.edge_index, links.test), rtol=1e-9, atol=1e-11
             )
     assert int(average.n_averaged) == _EPOCHS
-    assert records[-1].valid_acc == pytest.approx(_mean_reciprocal_rank(average.module, graph, links), rel=1e-12)
+    assert records[-1].valid_score == pytest.approx(_mean_reciprocal_rank(average.module, graph, links), rel=1e-12)
     _train(plain, store, links)
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
@@ -299,7 +299,7 @@ def test_random_link_split_is_taken_as_it_is(graph: Data) -> None:
     train, valid, test = RandomLinkSplit(num_val=0.1, num_test=0.1)(graph)
     links = ooc.Links.of_split(train, valid, test)
     records, _ = _train(_model(), train, links, metric="roc-auc", steps=1, memory="64M")
-    assert all(0 < one.valid_acc < 1 and one.train_acc is None for one in records if one.valid_acc is not None)
+    assert all(0 < one.valid_score < 1 and one.train_score is None for one in records if one.valid_score is not None)
 
 
 def test_links_with_labels_of_their_own_are_refused(graph: Data) -> None:
@@ -444,7 +444,7 @@ def test_processes_change_no_bit(store: Store, links: ooc.Links, tmp_path: Path)
     def work(rank: int) -> Any:
         model = _model(GAT, "mlp")
         records, drawn = _train(model, store, links, memory="200M", threads=1, _tuning=Tuning(tile_rows=16))
-        losses = [(one.loss, one.valid_acc, one.test_acc) for one in records]
+        losses = [(one.loss, one.valid_score, one.test_score) for one in records]
         return losses, drawn[-1][-1][1], [parameter.detach() for parameter in model.parameters()]
 
     alone, *others = [*together(1, tmp_path, work), *together(3, tmp_path, work)]

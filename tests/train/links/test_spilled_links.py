@@ -62,7 +62,7 @@ def _trained(store: Store, links: ooc.Links, **options: Any) -> tuple[Any, Plan]
         records, plan = trainer.fit(EPOCHS, progress=False), trainer.plan
     assert all(one.ssd_write_bytes <= STEPS * plan.ssd_write_bytes for one in records)
     weights = [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
-    return ([(one.loss, one.valid_acc, one.test_acc) for one in records], weights), plan
+    return ([(one.loss, one.valid_score, one.test_score) for one in records], weights), plan
 
 
 def _least(store: Store, links: ooc.Links, **options: Any) -> int:

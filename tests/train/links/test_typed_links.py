@@ -151,7 +151,7 @@ def test_losses_weights_and_scores_are_those_of_pyg(
         torch.testing.assert_close(scores, _scores(other, data, links.test, kind), rtol=1e-9, atol=1e-11)
         expected = other.encoder(data.x_dict, data.edge_index_dict)[kind[2]]
         torch.testing.assert_close(embeddings, expected, rtol=1e-9, atol=1e-11)
-    assert records[-1].valid_acc == pytest.approx(_filtered_rank(other, data, links), rel=1e-12)
+    assert records[-1].valid_score == pytest.approx(_filtered_rank(other, data, links), rel=1e-12)
     linked = {*map(tuple, torch.cat((data[kind].edge_index, links.train), dim=1).T.tolist())}
     for chosen, tails_EK in (step for steps in drawn for step in steps):
         pairs = torch.stack((links.train[0, chosen].repeat_interleave(2), tails_EK.reshape(-1)))
@@ -167,7 +167,7 @@ def test_memory_and_tiles_in_memory_change_no_bit(split: list[HeteroData], store
         records, (_, scores, _) = _train(
             model, store, links, memory=memory, threads=threads, metric="hits@5", _tuning=Tuning(tile_rows=16)
         )
-        found.append(([(one.loss, one.valid_acc) for one in records], scores, [*model.parameters()]))
+        found.append(([(one.loss, one.valid_score) for one in records], scores, [*model.parameters()]))
     (losses, scores, weights), (other_losses, other_scores, other_weights) = found
     assert losses == other_losses and scores.equal(other_scores) and all(map(torch.equal, weights, other_weights))
 
@@ -236,7 +236,7 @@ def test_links_of_all_types_of_edges(tmp_path: Path, decoder: str) -> None:
             )
             found = scored(rest)
             reciprocal += 1 / (1 + 0.5 * float((found > own).sum() + (found >= own).sum()))
-    assert records[-1].valid_acc == pytest.approx(reciprocal / valid.shape[1], rel=1e-12)
+    assert records[-1].valid_score == pytest.approx(reciprocal / valid.shape[1], rel=1e-12)
 
 
 def test_what_cannot_be_is_refused_by_name(split: list[HeteroData], store: Store) -> None:
@@ -294,7 +294,7 @@ def test_from_the_command_line(split: list[HeteroData], tmp_path: Path) -> None:
     assert main(["train", store, *options, "-q", "--epochs", "2", "--out", runs["halves"]]) == 0
     assert main(["train", "--resume", "-q", "--epochs", "4", "--out", runs["halves"]]) == 0
     lines = [(Path(run) / "metrics.jsonl").read_text().splitlines() for run in runs.values()]
-    kept = [[(record["loss"], record["valid_acc"]) for record in map(json.loads, of_run)] for of_run in lines]
+    kept = [[(record["loss"], record["valid_score"]) for record in map(json.loads, of_run)] for of_run in lines]
     assert kept[0] == kept[1]
     np.save(tmp_path / "pairs.npy", np.asarray(links.test))
     out = str(tmp_path / "scores.npy")
