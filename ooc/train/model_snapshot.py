@@ -9,6 +9,7 @@ are neither parameters nor buffers, or buffers of whole numbers, by which there 
 has been made, and of torch's losses what divides them.
 """
 
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -285,8 +286,11 @@ def _functions_in(value: object, depth: int = 2) -> list[FunctionType]:
         value = value.__func__
     elif isinstance(value, (property, partial)):
         value = value.fget if isinstance(value, property) else value.func
-    is_own = isinstance(value, FunctionType) and not (value.__module__ or "").startswith(NOBODYS)
-    return [value] if is_own and isinstance(value, FunctionType) else []
+    if not isinstance(value, FunctionType):
+        return []
+    module = value.__module__ or ""
+    is_pythons = module.partition(".")[0] in sys.stdlib_module_names  # which have caches, as of regular expressions
+    return [] if is_pythons or module.startswith(NOBODYS) else [value]
 
 
 def _names_in(function: FunctionType) -> set[str]:

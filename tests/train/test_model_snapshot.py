@@ -2,6 +2,7 @@
 """What has been settled when a trainer was made is refused when it changes; values may."""
 
 import operator
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
@@ -272,6 +273,19 @@ def test_what_may_be_read_by_any_name_may_not_change(how: str, store: Store, tmp
         model.factors = 2.0  # type: ignore[assignment]
         with pytest.raises(ModelError, match="factors of the model has changed"):
             trainer.fit(1, eval_every=0)
+
+
+def test_functions_of_python_may_remember(store: Store, tmp_path: Path) -> None:
+    """As expressions that it has compiled."""
+
+    class Naming(Model):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            self.name = [re.sub("weight", str(len(name)), name) for name, _ in self.named_parameters()]
+            return super().forward(x, edge_index)
+
+    re.purge()
+    with ooc.Trainer(Naming(), store, "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer.fit(1, eval_every=0)
 
 
 @pytest.mark.parametrize("after", [0, 50])
