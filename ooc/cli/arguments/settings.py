@@ -312,8 +312,8 @@ class TrainSettings:
         None,
         ChoiceType(*METRICS, "mrr", also=hits),
         "What evaluation measures: accuracy, micro-f1, macro-f1, mae, rmse, r2; roc-auc and average-precision for two "
-        "classes or several labels a node; of links mrr, hits@K or roc-auc. [default: accuracy, for several labels "
-        "roc-auc, for values mae, for links mrr]",
+        "classes or several labels a node; of links mrr, hits@K, roc-auc or average-precision. "
+        "[default: accuracy, for several labels roc-auc, for values mae, for links mrr]",
         metavar="NAME",
     )
     eval_every: int = _EVALUATION(1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")

@@ -4,15 +4,17 @@
 Shapes: E pairs, C columns of an embedding.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ooc.errors import OptionError
+from ooc.errors import ModelError, OptionError
 
 LinkLoss = Callable[[Tensor, Tensor], Tensor]
 """(scores [E], labels [E], 1 for links and 0 for what is none) → losses [E]."""
@@ -120,7 +122,7 @@ class LinkPredictor(nn.Module):
     the loss of every step.
 
     ``loss`` gives each link's loss [E] for scores and labels [E], by default binary cross-entropy with logits; that of
-    a step is their mean.
+    a step is their mean, as torch's own losses have it.
     """
 
     def __init__(
@@ -140,7 +142,10 @@ class LinkPredictor(nn.Module):
                 raise OptionError(f"decoder {decoder} needs to know channels=, the columns of an embedding")
             by_kind = decoder in ("distmult", "complex")
             decoder = DECODERS[decoder](channels or 0, *([relations] if by_kind else []))
-        self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, loss, channels
+        for name, module in (("encoder", encoder), ("decoder", decoder)):
+            if not isinstance(module, nn.Module) or type(module).forward is nn.Module.forward:
+                raise ModelError(f"the {name} must be a torch module with a forward, not {module!r}")
+        self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _of_each(loss), channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:
         """Scores [E] of the pairs ``links_2E``, heads above tails, or [3, E], with the numbers of their types between
@@ -148,6 +153,33 @@ class LinkPredictor(nn.Module):
         z_NC = self.encoder(x, edge_index, **edge_data)
         z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
         return scores_of(self.decoder, z_NC[links_2E[0]], z_NC[links_2E[-1]], *links_2E[1:-1])
+
+
+def _of_each(loss: Any) -> LinkLoss:
+    """A mean of torch's, of each link."""
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "") == "mean":
+        loss = copy.copy(loss)
+        loss.reduction = "none"
+    elif getattr(loss, "__module__", "") == F.__name__ and "reduction" in inspect.signature(loss).parameters:
+        loss = partial(loss, reduction="none")
+    return cast(LinkLoss, loss)
+
+
+def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
+    """ModelError where it gives no number for each of a few links."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    scores_E, labels_E = torch.linspace(-1, 1, 4, dtype=dtype), torch.tensor([0, 1, 1, 0], dtype=dtype)
+    try:
+        found = loss(scores_E, labels_E)
+    except Exception as error:  # of the user's code
+        raise ModelError(
+            f"loss {name} cannot take scores and labels of links [E]: {' '.join(str(error).split())}"
+        ) from error
+    if found.shape != scores_E.shape:
+        raise ModelError(
+            f"loss {name} gives {list(found.shape)} for 4 links; it must give each link's loss by itself, [E], as with "
+            "reduction='none': that of a step is their mean"
+        )
 
 
 def scores_of(decoder: nn.Module, *given: Tensor) -> Tensor:

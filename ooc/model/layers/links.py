@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
-from ooc.model.layers.decoders import LinkLoss, LinkPredictor, scores_of, takes_kinds
+from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, scores_of, takes_kinds
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key
@@ -102,6 +102,7 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     arguments: list[Any] = [ends, Graph(), EdgeInput(EdgeData.WEIGHT)]
     if takes_kinds(model.decoder):
         arguments.append(EdgeInput(EdgeData.FEATURES, steps=(("__getitem__", ((slice(None), 0),)), ("long", ()))))
+    check_loss(model.loss, assembly.setting.dtype)
     kind = OfLinks if assembly.setting.training else OfScoredLinks
     module = LinkLosses(model.decoder, model.loss)
     modes = [(part, part.training) for part in model.decoder.modules()]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well links are told from pairs that are none: mean reciprocal rank, hits at K, area under the ROC curve.
+"""How well links are told from pairs that are none: mean reciprocal rank, hits at K, area under the ROC curve, average
+precision.
 
 As OGB's evaluators define them (Hu et al., "Open Graph Benchmark", NeurIPS 2020). The rank of a link among negatives of
 its own counts one that scores the same as half a place; hits among negatives that all links share are links that score
@@ -23,11 +24,12 @@ from ooc.model.layers.links import OfScoredLinks
 from ooc.plan.workload import Direction
 from ooc.train.links.drawn import LinkArray, ReversedLinks
 from ooc.train.links.sets import Ends, Ints
-from ooc.train.metrics import RANKING_BYTES, roc_auc
+from ooc.train.metrics import RANKING_BYTES, Metric, average_precision, roc_auc
 
 Scores = npt.NDArray[np.floating]
 
 _SIDE = Direction.SCORED_LINKS
+_OF_ALL = {Metric.ROC_AUC.value: roc_auc, Metric.AVERAGE_PRECISION.value: average_precision}
 NOBODY = -1
 """In the place of a tail: there is none, and no link is ranked against it."""
 
@@ -40,15 +42,20 @@ class LinkMetric:
     hits: int = 0
     higher_is_better = True
 
+    @property
+    def of_all(self) -> Callable[[Scores, npt.NDArray[np.bool_]], float | None] | None:
+        """That of links and negatives together, whichever is whose."""
+        return _OF_ALL.get(self.value)
+
     @classmethod
     def of(cls, name: str) -> "LinkMetric":
         """OptionError for a name that is none."""
         kind, _, number = name.partition("@")
-        if name in ("mrr", "roc-auc"):
+        if name == "mrr" or name in _OF_ALL:
             return cls(name)
         if kind == "hits" and number.isdecimal() and int(number):
             return cls(name, int(number))
-        raise OptionError(f"metric {name!r} of links is not one of mrr, hits@K, roc-auc")
+        raise OptionError(f"metric {name!r} of links is not one of mrr, hits@K, {', '.join(_OF_ALL)}")
 
     def of_shared(self, positive_E: Scores, negative_M: Scores) -> float | None:
         """Of links against negatives that all of them share; None where there are none, NaN where some scores are."""
@@ -56,9 +63,9 @@ class LinkMetric:
             return None
         if np.isnan(positive_E).any() or np.isnan(negative_M).any():
             return math.nan
-        if self.value == "roc-auc":
+        if self.of_all:
             is_link = np.arange(len(positive_E) + len(negative_M)) < len(positive_E)
-            return roc_auc(np.concatenate((positive_E, negative_M)), is_link)
+            return self.of_all(np.concatenate((positive_E, negative_M)), is_link)
         if self.hits > len(negative_M):
             return 1.0
         if self.hits:
@@ -171,9 +178,9 @@ class LinkScorer:
     @property
     def nbytes(self) -> int:
         """Of host memory, from the first epoch to the last."""
-        ranking = RANKING_BYTES if self._metric.value == "roc-auc" else 3 * self._scores.itemsize
+        ranking = RANKING_BYTES if self._metric.of_all else 3 * self._scores.itemsize
         shared = sum(len(starts) for (split, _), starts in self._starts.items() if not self._each[split])
-        ranked = len(self._scores) if self._metric.value == "roc-auc" else shared
+        ranked = len(self._scores) if self._metric.of_all else shared
         at_once = (
             min(self._at_once, len(self._starts[split, False])) * (1 + each) for split, each in self._each.items()
         )
@@ -208,7 +215,7 @@ class LinkScorer:
         if not each:
             return self._metric.of_shared(self._scores[starts], self._scores[self._starts[split, True]])
         columns = np.arange(1, 1 + each)
-        if self._metric.value == "roc-auc":
+        if self._metric.of_all:
             negative = self._scores[starts[:, None] + columns].reshape(-1)
             return self._metric.of_shared(self._scores[starts], negative[~np.isnan(negative)])
         total = 0.0

@@ -282,8 +282,9 @@ class Links:
     ``train`` None: the graph's own edges, those of an undirected one once each, without self-loops. Edges of the graph
     carry messages, whether or not they are among the links; leave out of the graph what is scored.
     ``valid_negatives`` and ``test_negatives`` are pairs that are no links: [2, M], against all of which each link is
-    ranked (as OGB does for ``hits@K``), or [E, K], tails of their own for every link's head (as for ``mrr``). None:
-    ``negatives`` tails for each link, drawn once; 0: all there are but its own.
+    ranked (as OGB does for ``hits@K``), or [E, K], tails of their own for every link's head (as for ``mrr``); of two
+    links a tuple is the first, a list the second. None: ``negatives`` tails for each link, drawn once; 0: all there are
+    but its own.
 
     ``filtered``: pairs that are linked are no negatives. In training those are left out that are edges of the graph or
     training links; what is drawn to rank against is drawn again, and of all tails those are left out, that are linked
@@ -305,18 +306,32 @@ class Links:
     def of_split(
         cls, train: Any, valid: Any, test: Any, edge_type: tuple[str, str, str] | None = None, **options: Any
     ) -> "Links":
-        """What PyG's ``RandomLinkSplit`` gives; train on the edges of ``train``. Of ``HeteroData`` links are those of
-        ``edge_type``. Splits that have no negatives are ranked by ``options``."""
+        """What PyG's ``RandomLinkSplit`` gives, also with ``split_labels``; train on the edges of ``train``. Of
+        ``HeteroData`` links are those of ``edge_type``. Splits that have no negatives are ranked by ``options``."""
 
         def pairs(data: Any, label: int) -> Tensor | None:
             data = data if edge_type is None else data[edge_type]
-            if (data.edge_label > 1).any():
+            apart = f"{('neg', 'pos')[label]}_edge_label"
+            if "pos_edge_label" in data:
+                label_E, found_2E = data.get(apart), data.get(f"{apart}_index")
+                is_other_E = label_E is not None and label_E != label
+            elif "edge_label" in data:
+                label_E, found_2E = data.edge_label, data.edge_label_index
+                is_other_E = (label_E != 0) & (label_E != 1)
+                found_2E = found_2E[:, label_E == label]
+            else:
+                kind = " of several types; edge_type= says of which links are" if hasattr(data, "edge_types") else ""
+                raise OptionError(f"{type(data).__name__}{kind} has no edge_label, as PyG's RandomLinkSplit gives it")
+            if is_other_E is not False and bool(is_other_E.any()):
                 raise OptionError("links have labels of their own in edge_label; delete these before the split")
-            found: Tensor = data.edge_label_index[:, data.edge_label == label]
-            return found if found.shape[1] else None
+            return found_2E if found_2E is not None and found_2E.shape[1] else None
 
         splits = pairs(train, 1), pairs(valid, 1), pairs(test, 1)
-        return cls(*splits, pairs(valid, 0), pairs(test, 0), edge_type=edge_type, **options)
+        negatives: list[Any] = [pairs(valid, 0), pairs(test, 0)]
+        for at, links in enumerate(splits[1:]):
+            if links is not None and negatives[at] is not None and links.shape[1] == len(links):
+                negatives[at] = tuple(negatives[at])  # two links would have two rows of tails of their own
+        return cls(splits[0], splits[1], splits[2], negatives[0], negatives[1], edge_type=edge_type, **options)
 
     @classmethod
     def read(cls, path: str | Path) -> "Links":

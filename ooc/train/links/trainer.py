@@ -166,7 +166,13 @@ def scored_links(ends: Ends, places: Places, links: Links, split: str, seed: int
         return Ranked(links_3E, own=partial(_all_tails, ends, links_3E, known), each=ends.tails)
     pairs = np.asarray(given)
     height = 3 if ends.relations else 2
-    if pairs.ndim == 2 and pairs.shape[0] == height and count != height:
+    is_either = count == height and not isinstance(given, (tuple, list))
+    if is_either and pairs.ndim == 2 and pairs.shape[0] == height:
+        raise OptionError(
+            f"{name} {list(pairs.shape)} of {count} links may be pairs or tails of each; make it a tuple, of pairs, or "
+            "a list, of tails"
+        )
+    if pairs.ndim == 2 and pairs.shape[0] == height and (count != height or isinstance(given, tuple)):
         return Ranked(links_3E, shared_3M=places.rows(name, pairs))
     if pairs.ndim == 2 and pairs.shape[0] == count and pairs.shape[1]:
         return Ranked(links_3E, own=lambda numbers: places.tails(name, pairs[numbers]), each=pairs.shape[1])
@@ -265,8 +271,8 @@ class LinkTrainer(Trainer):
     the store's rows, whatever the memory. The loss is the mean over both kinds; an epoch's that of its steps.
     Where an epoch of several steps is interrupted, those that are made stay made, but for a run that is gone on with.
 
-    ``metric``: ``"mrr"``, ``"hits@K"`` or ``"roc-auc"``, as OGB's evaluators define them; by default the mean
-    reciprocal rank. Other arguments as of ``Trainer``.
+    ``metric``: ``"mrr"``, ``"hits@K"``, ``"roc-auc"`` or ``"average-precision"``, the first three as OGB's evaluators
+    define them; by default the mean reciprocal rank. Other arguments as of ``Trainer``.
     """
 
     metric: LinkMetric  # type: ignore[assignment]
@@ -284,6 +290,8 @@ class LinkTrainer(Trainer):
     ) -> None:
         if not isinstance(model, LinkPredictor):
             raise ModelError(f"links are trained with an ooc.LinkPredictor(encoder), not with {type(model).__name__}")
+        if not isinstance(links, Links):
+            raise OptionError(f"links must be ooc.Links(train, valid, test), not {type(links).__name__}")
         if options.get("loss") is not None:
             raise OptionError("loss= is of nodes; the loss of links is the LinkPredictor's own")
         if negatives < 1 or steps < 1:

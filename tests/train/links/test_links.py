@@ -2,6 +2,7 @@
 """Link prediction: losses, weights and scores of PyG in memory for the same links, whatever the memory."""
 
 import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -393,7 +394,77 @@ def test_a_metric_that_is_none_of_links_is_refused(store: Store, links: ooc.Link
         ooc.LinkTrainer(_model(), store, links, metric=metric)
 
 
+def test_two_links_are_ranked_against_pairs_that_both_share(graph: Data, tmp_path: Path) -> None:
+    """As they come of a split: an array of two rows might be tails of each link's own, and is refused."""
+    split = RandomLinkSplit(num_val=2, num_test=0.1)(graph)
+    links = ooc.Links.of_split(*split)
+    assert links.valid.shape == (2, 2)
+    model = _model()
+    with ooc.LinkTrainer(model, split[0], links, memory="64M", metric="roc-auc", spill_dir=tmp_path) as trainer:
+        found = trainer.evaluate()["valid_score"]
+    with torch.no_grad():
+        scores = model.eval()(split[0].x, split[0].edge_index, split[1].edge_label_index)
+    positive, negative = scores[split[1].edge_label == 1, None], scores[split[1].edge_label == 0]
+    assert found == pytest.approx(float((positive > negative).double().mean()))
+    ambiguous = ooc.Links(links.train, links.valid, valid_negatives=torch.stack(links.valid_negatives))
+    with pytest.raises(ooc.OptionError, match="a tuple, of pairs, or a list, of tails"):
+        ooc.LinkTrainer(model, split[0], ambiguous, memory="64M", spill_dir=tmp_path)
+
+
+def test_splits_with_labels_apart_are_the_same_links(graph: Data) -> None:
+    found = []
+    for apart in (False, True):
+        torch.manual_seed(3)
+        found.append(ooc.Links.of_split(*RandomLinkSplit(0.1, 0.1, split_labels=apart)(graph)))
+    for name in ("train", "valid", "test"):
+        assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
+    assert found[0].test_negatives.shape == found[1].test_negatives.shape
+
+
+def test_links_with_labels_that_are_fractions_are_refused(graph: Data) -> None:
+    rated = Data(x=graph.x, edge_index=graph.edge_index, edge_label=torch.rand(graph.num_edges))
+    with pytest.raises(ooc.OptionError, match="labels of their own in edge_label"):
+        ooc.Links.of_split(*RandomLinkSplit(0.1, 0.1, neg_sampling_ratio=0.0)(rated))
+    with pytest.raises(ooc.OptionError, match="has no edge_label"):
+        ooc.Links.of_split(graph, graph, graph)
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0)), F.mse_loss])
+def test_means_of_torchs_are_of_each_link(loss: Any, graph: Data, links: ooc.Links, tmp_path: Path) -> None:
+    of_each = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), loss=loss).double()
+    with ooc.LinkTrainer(of_each, graph, links, memory="64M", spill_dir=tmp_path) as trainer:
+        before = copy.deepcopy(of_each)
+        (record,) = trainer.fit(1, progress=False)
+        chosen, tails = trainer.negatives(0)
+    pairs = torch.cat((links.train[:, chosen], torch.stack((links.train[0, chosen], tails[:, 0]))), dim=1)
+    labels = torch.cat((torch.ones(len(chosen)), torch.zeros(len(chosen)))).double()
+    assert record.loss == pytest.approx(float(loss(before(graph.x, graph.edge_index, pairs), labels)), rel=1e-9)
+
+
+def _pairwise(scores: Tensor, labels: Tensor) -> Tensor:
+    return -F.logsigmoid(scores[labels > 0] - scores[labels == 0])
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(reduction="sum"), lambda s, y: (s - y).abs().mean(), _pairwise])
+def test_losses_that_are_not_of_each_link_are_refused(loss: Any, store: Store, links: ooc.Links) -> None:
+    model = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), loss=loss).double()
+    with pytest.raises(ooc.ModelError, match="it must give each link's loss by itself"):
+        ooc.LinkTrainer(model, store, links, memory="24M")
+
+
+def test_average_precision_is_that_of_links_and_negatives_together(store: Store, links: ooc.Links) -> None:
+    found = LinkMetric.of("average-precision").of_shared(np.array([3.0, 1.0]), np.array([2.0, 1.0, 0.0]))
+    assert found == pytest.approx(0.5 * 1 + 0.5 * 2 / 4)
+    with ooc.LinkTrainer(_model(), store, links, memory="24M", metric="average-precision") as trainer:
+        assert 0 < trainer.evaluate()["test_score"] < 1
+
+
 def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> None:
+    with pytest.raises(ooc.OptionError, match=r"must be ooc.Links\("):
+        ooc.LinkTrainer(_model(), store, links.train)
+    for encoder, decoder in ((GraphSAGE(7, 8, 2, 6), lambda h, t: h @ t), (nn.Module(), "dot")):
+        with pytest.raises(ooc.ModelError, match="must be a torch module with a forward"):
+            ooc.LinkPredictor(encoder, decoder)  # type: ignore[arg-type]
     with pytest.raises(ooc.ModelError, match="LinkPredictor"):
         ooc.LinkTrainer(GraphSAGE(7, 8, 2, 6), store, links)  # type: ignore[arg-type]
     with pytest.raises(ooc.OptionError, match="there is no node 300"):
