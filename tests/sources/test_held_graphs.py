@@ -5,8 +5,10 @@ import copy
 import datetime
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import networkx
 import numpy as np
@@ -144,6 +146,27 @@ def test_an_index_of_rows_that_were_left_or_moved_is_not_passed_over(tmp_path: P
     edges = edges - 1
     store = ooc.convert({"nodes": nodes.reset_index(drop=True), "edges": edges}, tmp_path / "h.ooc")
     assert store.num_nodes == len(rows) and not store.has("ids")
+
+
+@pytest.mark.parametrize("made", [UUID, Decimal])
+def test_objects_of_a_frame_are_ids(tmp_path: Path, made: Callable[[Any], Any]) -> None:
+    """Which come of databases: UUIDs as texts, decimals as whole numbers; others of these were cut to such."""
+    texts = [f"00000000-0000-0000-0000-00000000000{number}" for number in (3, 1, 2)]
+    ids = [made(text if made is UUID else int(text[-1])) for text in texts]
+    nodes = pandas.DataFrame({"id": ids, "f": [0.5, 1.5, 2.5], "label": [0, 1, 0]})
+    edges = pandas.DataFrame({"source": ids[:2], "target": ids[1:]})
+    store = ooc.convert({"nodes": nodes, "edges": edges}, tmp_path / "g.ooc")
+    assert [*store.ids] == (texts if made is UUID else [3, 1, 2])
+    if made is not UUID:
+        nodes["id"] += Decimal("0.5")
+        with pytest.raises(SourceError, match=r"holds '3[.]5' in row 0"):
+            ooc.convert({"nodes": nodes, "edges": edges}, tmp_path / "other.ooc")
+
+
+def test_arrays_in_a_column_of_pandas_are_features(tmp_path: Path) -> None:
+    nodes = pandas.DataFrame({"f": [*np.arange(6.0).reshape(3, 2)], "label": [0, 1, 0]})
+    store = ooc.convert({"nodes": nodes, "edges": pandas.DataFrame({"u": [0, 1], "v": [1, 2]})}, tmp_path / "g.ooc")
+    assert store.array("x").read().tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_labels_of_pandas_may_be_missing(tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def test_a_column_of_ids_is_found_by_its_usual_names(tmp_path: Path, name: str) 
     assert store.num_features == 1 and store.array("ids").read().tolist() == _NODES["id"]
 
 
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_the_first_line_tells_what_is_between_cells(tmp_path: Path, between: str) -> None:
+    source = _folder(tmp_path, "csv", _NODES)
+    for file in source.iterdir():
+        file.write_text(file.read_text().replace(",", between))
+    assert ooc.convert(source, tmp_path / "t.ooc").num_edges == len(_EDGES["source"])
+
+
 def test_ids_of_another_name_are_asked_for(tmp_path: Path) -> None:
     nodes = {"who": _NODES["id"]} | {key: cells for key, cells in _NODES.items() if key != "id"} | _WORDS
     source = _folder(tmp_path, "csv", nodes)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -325,7 +326,7 @@ def _list(values: Values) -> list[Any]:
 def _is_nothing(value: Any) -> bool:
     """``None``, not-a-number, and what pandas has in their place."""
     nan = isinstance(value, float) and value != value
-    return nan or type(value).__name__ in ("NoneType", "NAType", "NaTType") or value == ""
+    return nan or type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, str) and not value)
 
 
 def _is_whole(value: Any) -> bool:
@@ -344,6 +345,8 @@ def _whole(value: Any) -> int:
     if isinstance(value, float) and abs(value) >= MOST_EXACT:  # It may have been another one.
         raise Rounded
     number = int(value)
+    if number != value:  # as of a decimal
+        raise ValueError("no whole number")
     if not -(2**63) <= number < 2**63:
         raise ValueError("past 64 bits")
     return number
@@ -360,7 +363,7 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
-    if isinstance(value, str | int | float | np.integer | np.floating):
+    if isinstance(value, str | int | float | np.integer | np.floating | UUID):
         return str(value)
     raise TypeError("neither a text nor a number")
 

@@ -73,9 +73,11 @@ class TextTable(LineTable):
 
     @classmethod
     def of_file(cls, path: Path, block_bytes: int) -> "TextTable":
-        """The CSV in the file ``path``."""
+        """The CSV in the file ``path``, whose first line tells what is between cells."""
         lines = partial(line_blocks, path, block_bytes)
-        return cls(path, lines, delimiter="\t" if plain_suffix(path) == ".tsv" else ",")
+        usual = "\t" if plain_suffix(path) == ".tsv" else ","
+        first = next(lines(), b"").split(b"\n", 1)[0]
+        return cls(path, lines, delimiter=next((one for one in (usual, "\t", ";") if one.encode() in first), usual))
 
     def count(self) -> int:
         """How many rows there are."""
