@@ -170,28 +170,50 @@ class GraphModel:
         return tuple(one.shape[1] for one in results)
 
 
+_NONE_MARKED = (torch.ops.aten.zeros.default, torch.ops.aten.new_zeros.default, torch.ops.aten.zeros_like.default)
+
+
 class LargestNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """On the meta device a number that a model reads off its indices is as large as it can be in the ``batch``, of size
     ``most``: the last graph's, as PyG's pooling reads to count graphs, where it comes of which graph nodes are of, and
-    otherwise the nodes of the largest graph. What follows from comparing values is not to be known: torch refuses."""
+    otherwise the nodes of the largest graph. What follows from comparing values is not to be known: torch refuses. Of a
+    mask that places were marked in, as of ``to_dense_batch``, so many are picked; of any other all."""
 
     def __init__(self, batch: "Data", most: Size) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graphs, self._largest = most.graphs - 1, most.largest
         self._of_graphs, self._of_values = {_storage(batch.batch)}, set[int]()
+        self._marked = dict[int, int]()
+        """By storage of a mask: how many places in it are marked."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not self._is_value(args[0]):
             return self._number(args[0])
         if func is torch.ops.aten.bincount.default and args[0].is_meta:  # which torch has no meta kernel of
             return args[0].new_empty(max(self._number(args[0]) + 1, *args[2:3]))
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], [place for index in args[1] for place in self._places(index)]
+        if func is torch.ops.aten.nonzero.default and len(places := self._places(args[0])) > 1:
+            return torch.stack(places, dim=1)
         made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype is torch.bool and not func.is_view:
+            marked = self._marked.pop(_storage(made), None)
+            if func in _NONE_MARKED:
+                self._marked[_storage(made)] = 0
+            elif func is torch.ops.aten.index_put_.default and marked is not None and len(args[1]) == 1:
+                self._marked[_storage(made)] = marked + args[1][0].numel()
         if isinstance(made, Tensor) and args and isinstance(args[0], Tensor):
             if not made.dim():
                 _mark(self._of_graphs, made, _storage(args[0]) in self._of_graphs)
             if made.dtype is torch.bool:
                 _mark(self._of_values, made, any(isinstance(one, Tensor) and self._is_value(one) for one in args))
         return made
+
+    def _places(self, index: Any) -> list[Any]:
+        """The indices that ``index`` stands for, one for each dimension of a mask that is known to pick so many."""
+        if index is None or index.dtype is not torch.bool or (marked := self._marked.get(_storage(index))) is None:
+            return [index]
+        return [index.new_empty(marked, dtype=torch.int64) for _ in range(index.dim())]
 
     def _number(self, indices: Tensor) -> int:
         return self._graphs if _storage(indices) in self._of_graphs else self._largest

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import global_mean_pool
+from torch_geometric.nn import GPSConv, global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN
 from torch_geometric.transforms import TwoHop
 from torch_geometric.utils import coalesce, remove_self_loops
@@ -332,6 +332,30 @@ def test_what_cannot_be_counted_beforehand_is_not_promised(stores: dict[str, Sto
     with GraphTrainer(Asking().double(), stores["values"], **options) as trainer:
         trainer.fit(1)
     assert any("cannot be counted" in note and "memory is not bounded" in note for note in notes)
+
+
+class Attending(nn.Module):
+    """GraphGPS: rows become dense graphs, which a mask turns back into rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 8)
+        self.conv = GPSConv(8, None, heads=2, attn_type="multihead")
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        out: Tensor = self.out(global_mean_pool(self.conv(self.linear(x), edge_index, batch), batch))
+        return out
+
+
+def test_rows_that_a_mask_of_a_dense_batch_picks_are_counted(stores: dict[str, Store]) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "ignore_edge_data": "features", "seed": 1, "accumulate": 20}
+    losses = []
+    for memory in ("60M", None):
+        torch.manual_seed(1)
+        with GraphTrainer(Attending().double(), stores["values"], memory=memory, **options) as trainer:
+            losses.append([record.loss for record in trainer.fit(2, progress=False)])
+    assert losses[0] == losses[1]
 
 
 def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
