@@ -416,7 +416,10 @@ def rows_of(store: Store, asked: npt.ArrayLike | str | None, name: str = "input_
         if not len(found):
             raise StoreError(f"{store.path} has no {split} {called}")
         return found[np.argsort(_numbers_of_rows(store, found))] if is_ordered else found
-    given = np.arange(count) if asked is None else np.asarray(asked)
+    try:
+        given = np.arange(count) if asked is None else np.asarray(asked)
+    except (TypeError, ValueError):  # such as graphs themselves
+        given = np.empty(0)
     if given.dtype.kind == "b":
         if given.shape != (count,):
             raise OptionError(f"{name} is a mask of shape {given.shape}; the store has {count} {called}")

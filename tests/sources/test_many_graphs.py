@@ -50,9 +50,22 @@ def test_a_list_of_graphs_is_one_store(tmp_path: Path, labels: str, task: str) -
     assert store.num_incomplete == (int(whole.y.isnan().any(1).sum()) if labels == "answers" else 0)
 
 
+def test_three_lists_are_the_splits(tmp_path: Path) -> None:
+    """Such as ``random_split`` of torch gives."""
+    graphs = many_graphs(20)
+    parts = graphs[:12], torch.utils.data.Subset(graphs, range(12, 17)), graphs[17:]
+    stores = [ooc.convert(one, tmp_path / f"{at}.ooc") for at, one in enumerate((parts, [*parts]))]
+    for store in stores:
+        assert store.split_sizes == {"train": 12, "valid": 5, "test": 3}
+        assert store.array("split/valid").read().nonzero()[0].tolist() == [*range(12, 17)]
+        np.testing.assert_allclose(store.array("x").read(), torch.cat([one.x for one in graphs]), rtol=1e-6)
+
+
 def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
     graphs = many_graphs(4)
     wrong = {
+        "of batches give the graphs": [Batch.from_data_list(graphs)],
+        r"x of graph 0 has the shape \(\d+,\)": [Data(x=torch.ones(3), edge_index=graphs[0].edge_index, y=graphs[0].y)],
         "gives its graphs once": iter(graphs),
         r"graph 4 has features, .* \(3, 2, 0, 0\)": [*graphs, *many_graphs(1, edge_features=0)],
         "graph 1 has no label y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],

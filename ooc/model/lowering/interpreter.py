@@ -228,7 +228,9 @@ class Interpreter:
                 "torch.nn.utils.parametrize.remove_parametrizations keeps them as they are"
             )
         if kind not in ROWWISE_MODULES:
-            raise ModelError(f"{where} is not supported: it is not known to work row by row")
+            of_floats = "; x is floating-point numbers here, so look categories up by x.long()"
+            more = of_floats if isinstance(module, nn.Embedding) else ""
+            raise ModelError(f"{where} is not supported: it is not known to work row by row{more}")
         in_place = bool(getattr(module, "inplace", False))
         self._check_in_place(node, where, in_place)
         if kind in (nn.ReLU, nn.LeakyReLU):

@@ -256,9 +256,7 @@ def lower(
         )
     if not evaluation.columns:
         raise ModelError("the model has no outputs")
-    if evaluation.columns < num_classes:
-        remedy = "; for one number that says which of two, convert with task='multilabel'" if num_classes == 2 else ""
-        raise ModelError(f"the model has {evaluation.columns} outputs, the store has {num_classes} classes{remedy}")
+    check_outputs(evaluation.columns, num_classes)
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}
@@ -280,6 +278,13 @@ def lower(
         flat_result=assembly.flat_result,
         traced=assembly.traced,
     )
+
+
+def check_outputs(columns: int, num_classes: int) -> None:
+    """ModelError where a model with so many outputs leaves out classes."""
+    if columns < num_classes:
+        remedy = "; for one number that says which of two, convert with task='multilabel'" if num_classes == 2 else ""
+        raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes{remedy}")
 
 
 def _is_scaled(aggregate: Aggregate) -> bool:

@@ -7,6 +7,7 @@ G graphs, N nodes and E edges of all of them together.
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,8 @@ def is_many_graphs(source: object) -> bool:
     SourceError for one that gives them once."""
     if isinstance(source, str | Mapping) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
         return False
+    if _are_splits(source):
+        return True
     if is_pyg_data(source):
         dataset = any(base.__name__ == "Dataset" for base in type(source).__mro__)
         return dataset and len(source) != 1  # type: ignore[arg-type]
@@ -125,12 +128,33 @@ def is_many_graphs(source: object) -> bool:
     return False
 
 
+def _are_splits(source: object) -> bool:
+    """Whether they are three lists or datasets of graphs."""
+    return isinstance(source, list | tuple) and len(source) == len(SPLITS) and all(map(is_many_graphs, source))
+
+
+class _Joined:
+    """The graphs of ``parts``, each of which is a split, one after the other."""
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        self._parts = [*parts]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._parts)
+
+    def get_idx_split(self) -> dict[str, AnyArray]:
+        ends = np.cumsum([0, *map(len, self._parts)])
+        return {split: np.arange(*ends[at : at + 2]) for at, split in enumerate(SPLITS)}
+
+
 def many_graphs_source(graphs: Any, request: Request) -> Source:
     """The graphs of a list or dataset of PyG's ``Data``: gone through once to count, and once for each of edges,
-    features and labels; one at a time is held. A dataset's ``get_idx_split`` is its split."""
+    features and labels; one at a time is held. A dataset's ``get_idx_split`` is its split; of three lists or datasets
+    each is one."""
     _READER.check("a list of graphs", request)
+    graphs = _Joined(graphs) if _are_splits(graphs) else graphs
     name = getattr(graphs, "name", None) or (
-        "the graphs" if isinstance(graphs, list | tuple) else type(graphs).__name__
+        "the graphs" if isinstance(graphs, list | tuple | _Joined) else type(graphs).__name__
     )
     found = _Graphs(graphs, str(name), request)
     splits = None
@@ -169,7 +193,12 @@ class _Graphs:
         of_nodes = True
         for at, data in enumerate(graphs):
             if type(data).__name__ != "Data" or data.edge_index is None:
-                raise SourceError(f"{name}: graph {at} is no homogeneous PyG Data with an edge_index")
+                batches = "; of batches give the graphs, as the dataset of a DataLoader" * type(data).__name__.endswith(
+                    "Batch"
+                )
+                raise SourceError(f"{name}: graph {at} is no homogeneous PyG Data with an edge_index{batches}")
+            if data.x is not None and data.x.ndim != 2:
+                raise SourceError(f"{name}: x of graph {at} has the shape {tuple(data.x.shape)}, not [nodes, features]")
             x, y = data.x, self.y(data, at)
             carried = {one: self._carried(data, one) for one in _OF_EDGES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}

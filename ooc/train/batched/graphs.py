@@ -28,6 +28,7 @@ from ooc.errors import ModelError, OptionError
 from ooc.events import reported
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.conformance import Watch
+from ooc.model.lowering.network import check_outputs
 from ooc.model.lowering.tracing import takes_data
 from ooc.model.lowering.whole import as_data
 from ooc.offloading.measure import META, DryRuns, on_meta
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _GIVEN = ("edge_weight", "edge_attr", "path_index", "hop_index", "ptr", "batch_size")
 """What a model's ``forward`` may take by name, after features, edges and which graph each node is of."""
+_ALWAYS = ("x", "edge_index", "batch")
 _CARRIED = {EdgeData.WEIGHT: "edge_weight", EdgeData.FEATURES: "edge_attr"}
 _MADE = {"path_index": "paths", "hop_index": "hops"}
 """What is made of edges, and the option that it goes by."""
@@ -58,9 +60,9 @@ class GraphModel:
     """How ``model`` is run on batches of graphs of ``store`` with paths of so many edges and pairs of so many hops,
     which it gives ``outputs`` for.
 
-    ``forward`` is given ``x`` [n, F] and ``edge_index`` [2, e] in this order, ``batch`` [n] by its name if it has that
-    and third otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index`` [2,
-    H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. ModelError where it
+    ``forward`` is given ``x`` [n, F], ``edge_index`` [2, e] and ``batch`` [n], by these names if it has all three, in
+    this order otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index``
+    [2, H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. ModelError where it
     takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
     """
 
@@ -81,9 +83,20 @@ class GraphModel:
                 made = _MADE.get(given)
                 remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
-        self._names_batch = "batch" in parameters
+        self._names_batch, self._names_all = "batch" in parameters, {*_ALWAYS} <= parameters.keys()
         asked = ("ptr",) if self._as_data else _GIVEN[4:]
         self._given = [one for one in _GIVEN if one in there or (one in asked and (self._as_data or one in parameters))]
+        try:
+            if not self._as_data:
+                by_place = [] if self._names_all else [*_ALWAYS[: 2 if self._names_batch else 3]]
+                by_name = {*_ALWAYS, *self._given} - {*by_place}
+                inspect.signature(model.forward).bind(*by_place, **dict.fromkeys(by_name))
+        except TypeError as error:
+            raise ModelError(
+                f"{name}: its forward must take ({', '.join(_ALWAYS)}), and by name of {', '.join(_GIVEN)} what there "
+                f"is, or (data), which has these; other attributes of nodes belong into columns of x. It takes "
+                f"{inspect.signature(model.forward)}"
+            ) from error
         self.result_columns = self._tried(model, name)
         self.outputs = self.result_columns[0]
 
@@ -99,6 +112,8 @@ class GraphModel:
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
         if self._as_data:
             return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, not_given(self.store)))
+        if self._names_all:
+            return model(x=x, edge_index=batch.edge_index, batch=batch.batch, **given)
         if self._names_batch:
             return model(x, batch.edge_index, batch=batch.batch, **given)
         return model(x, batch.edge_index, batch.batch, **given)
@@ -157,6 +172,8 @@ class GraphModel:
                 outputs = self._results(model, batch)
             except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
                 reason = " ".join(str(error).split())
+                if "scalar types: Long" in reason:
+                    reason = "x and edge_attr are floating-point numbers here; look categories up by x.long()"
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
         results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         self.is_flat = len(results) == 1 and isinstance(results[0], Tensor) and results[0].dim() == 1
@@ -294,6 +311,7 @@ class GraphTrainer(BatchTrainer):
         loading = self._loading(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
         outputs, dtype = self._runs.outputs, self._runs.dtype
+        check_outputs(outputs, store.num_classes if store.task is Task.CLASSES else 0)
         self._takes_results = takes_results(asked["loss"])
         columns = self._runs.result_columns if self._takes_results else (outputs,)
         shapes = {"flat_outputs": self._runs.is_flat, "flat_labels": asked["flat_labels"]}

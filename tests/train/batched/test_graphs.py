@@ -279,6 +279,51 @@ def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) 
     assert trained(Model) == trained(InAnotherOrder) == trained(InOne) and seen[-1][1] == 2
 
 
+class Categories(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return global_mean_pool(self.table(x[:, 0]), batch)
+
+
+class Positions(Categories):
+    def forward(self, x: Tensor, pe: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + pe, edge_index, batch)
+
+
+class Ordered(nn.Module):
+    """Takes what a batch has in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pooled(GIN(3, 8, 2), 8, 2)
+
+    def forward(self, batch: Tensor, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.inner(x, edge_index, batch)
+        return out
+
+
+def test_arguments_may_be_in_any_order(stores: dict[str, Store]) -> None:
+    found = []
+    for ordered in (False, True):
+        torch.manual_seed(1)
+        model = Ordered().double()
+        with GraphTrainer(
+            model if ordered else model.inner, stores["values"], memory="60M", ignore_edge_data="features"
+        ) as trainer:
+            found.append([record.loss for record in trainer.fit(2, progress=False)])
+            with pytest.raises(ooc.OptionError, match="numbers of graphs"):
+                trainer.predict(graphs=_GRAPHS["values"])
+    assert found[0] == found[1]
+
+
+def test_outputs_for_fewer_classes_are_refused(stores: dict[str, Store]) -> None:
+    with pytest.raises(ooc.ModelError, match="the model has 2 outputs, the store has 3 classes"):
+        GraphTrainer(Pooled(GIN(3, 8, 2), 8, 2).double(), stores["classes"], ignore_edge_data="features")
+
+
 def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> None:
     class Rows(nn.Module):
         def __init__(self) -> None:
@@ -297,6 +342,8 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
         (GIN(3, 4, 2), {"paths": 3}, "GIN takes no path_index"),
         (GIN(3, 4, 2), {"hops": 2}, "GIN takes no hop_index, .* give hops=0"),
         (Pooled(GIN(3, 8, 2), 8, 3), {}, "the model has 3 outputs, loss MSELoss needs 2"),
+        (Categories(), {}, r"x and edge_attr are floating-point numbers here; look categories up by x.long\(\)"),
+        (Positions(), {}, r"forward must take \(x, edge_index, batch\), .* It takes \(x: .*, pe"),
     ]:
         with pytest.raises(ooc.ModelError, match=said):
             _fit(model.double(), store, **options)
