@@ -297,6 +297,7 @@ class Trainer:
     def _at_work(self, *, scoring: bool = False) -> Iterator[None]:
         """While it is at work. TrainingError where it is so already: in another thread or, but for ``scoring`` when an
         epoch is over, in what has called a listener."""
+        _check_autocast()
         if not self._lock.acquire(blocking=False):
             raise TrainingError("the trainer is at work in another thread; it does one thing at a time")
         before = self._works, self._may_score
@@ -512,6 +513,7 @@ class Trainer:
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
+        _check_autocast()
         if optimizer is not None:
             check_optimizer(optimizer, model)
         self._lock = RLock()
@@ -673,6 +675,12 @@ def _parts_of(graph: Any) -> Any:
 
 def _labels_of(graph: Any) -> list[Tensor]:
     return [part.y for part in _parts_of(graph) if isinstance(getattr(part, "y", None), Tensor)]
+
+
+def _check_autocast() -> None:
+    """OptionError where torch's autocast is on, which would be so on this thread alone."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise OptionError("torch.autocast is on; train and predict outside of it, with compute_dtype='bfloat16'")
 
 
 def _are_flat(graph: Any) -> bool | None:

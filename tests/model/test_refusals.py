@@ -19,6 +19,15 @@ from tests.graphs import GraphCase, random_data
 GRAPH = GraphCase()
 F, C = GRAPH.features, GRAPH.classes
 
+
+class Backwards(SAGEConv):  # type: ignore[misc]
+    """Takes edges before rows."""
+
+    def forward(self, edge_index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        out: torch.Tensor = super().forward(x, edge_index)
+        return out
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an MLP": (lambda: nn.Linear(F, C), "Linear"),
     "sage lstm": (lambda: GraphSAGE(F, 8, 2, C, aggr="lstm"), "order of edges"),
@@ -33,6 +42,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: to_hetero(GCN(F, 8, 2, C, add_self_loops=False), (["a"], [("a", "to", "a")])),
         "GraphModule takes rows and edges by type",
     ),
+    "one for several GPUs": (lambda: nn.DataParallel(GCN(F, 8, 2, C)), "give the model in it, its module"),
+    "edges first": (lambda: Backwards(F, C), "its forward must take (x, edge_index)"),
     "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
 }
 
@@ -51,6 +62,25 @@ def test_models_are_refused_by_name(build: Callable[[], nn.Module], said: str, s
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_types_of_edges_that_a_model_does_not_take_are_named(tmp_path: Path) -> None:
+    """Such as ``VirtualNode`` adds."""
+    data = random_data(GRAPH, dtype=torch.float32)
+    data.edge_type = torch.zeros(data.num_edges, dtype=torch.long)
+    with pytest.raises(ModelError, match=r"let its forward take .* or leave types that are numbers out"):
+        ooc.Trainer(GCN(F, 8, 2, C), data, memory="64M", spill_dir=tmp_path)
+
+
+def test_torchs_autocast_is_refused(store: Store, tmp_path: Path) -> None:
+    """Some threads would compute with it, and others not."""
+    options = {"memory": "64M", "spill_dir": tmp_path}
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OocError, match="autocast is on"):
+        ooc.Trainer(GCN(F, 8, 2, C), store, **options)
+    with ooc.Trainer(GCN(F, 8, 2, C), store, **options) as trainer:
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(OocError, match="autocast is on"):
+            trainer.fit(1)
+        trainer.fit(1)
 
 
 @pytest.mark.parametrize("loss", [nn.L1Loss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), "cross"], ids=str)

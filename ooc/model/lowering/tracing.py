@@ -63,11 +63,15 @@ class _Way:
     def of(cls, model: nn.Module, setting: Setting) -> "_Way":
         """ModelError where its forward takes something else."""
         kind, types = type(model).__name__, setting.types
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise ModelError(f"{kind} is not supported: give the model in it, its module")
         as_data = takes_data(model)
         taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
         numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
         batch = types is None and not as_data and _must_be_told_batch(model)
         try:
+            if not as_data and [*inspect.signature(model.forward).parameters][:2] == ["edge_index", "x"]:
+                raise TypeError("the other way round")
             given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
             if not as_data:
                 inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
@@ -174,6 +178,13 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         return found
     except Exception as error:
         where = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+        takes_all = not way.as_data and {"x", "edge_index"} <= _arguments_of(model) and not _is_called_by_type(model)
+        if types is not None and len(types.nodes) == 1 and takes_all and not way.numbered:
+            raise ModelError(
+                f"model {kind} is given rows and edges by type, as edges have types, and cannot be taken apart: "
+                f"{error}; let its forward take (x, edge_index, edge_type), or leave types that are numbers out, by "
+                "del data.edge_type or drop_edge_data=True"
+            ) from error
         if isinstance(error, ModelError):
             placed(error, where)
         if isinstance(error, OocError):  # of the store, it may be
