@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
+from ooc.sources.files.lines import plain_suffix
 from ooc.sources.formats import (
     graphbolt,
     igb,
@@ -97,9 +98,12 @@ def _recognised(path: Path) -> str:
     fitting = {form: reader for form, reader in FORMATS.items() if reader.folder in (None, path.is_dir())}
     found = next((form for form, reader in fitting.items() if reader.recognises(path)), None)
     if found is None:
+        kind = "folder" if path.is_dir() else "file"
+        text = "; a list of edges has two whole numbers a line, names of columns and texts are for a .csv"
+        more = text if plain_suffix(path) in edge_table.SNAP_SUFFIXES else ""
         raise SourceError(
-            f"the {'folder' if path.is_dir() else 'file'} {path} is of no known format ({', '.join(fitting)}); "
-            "ooc convert --list says what each of them needs"
+            f"the {kind} {path} is of no known format ({', '.join(fitting)}){more}; ooc convert --list says what each "
+            "of them needs"
         )
     return found
 

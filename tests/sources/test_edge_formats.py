@@ -67,6 +67,13 @@ def test_made_up_features_and_labels_depend_on_their_seed_alone(tmp_path: Path) 
     assert first.source["features"] == "random:4" and first.source["split"] == "random 60/20/20, seed 0"
 
 
+def test_ids_of_a_list_may_be_negative_and_follow_a_byte_order_mark(tmp_path: Path) -> None:
+    (path := tmp_path / "g.txt").write_text("\ufeff-1 2\n2 -3\n")
+    store = ooc.convert(path, tmp_path / "g.ooc", **_MADE_UP)
+    assert store.ids is not None and store.ids.tolist() == [-3, -1, 2]
+    assert edges_of(store).tolist() == [[2, 1], [0, 2]]
+
+
 def test_an_undirected_list_is_made_symmetric_unless_asked_not_to(tmp_path: Path) -> None:
     edges = np.array([[0, 1, 2], [1, 2, 3]])
     path = _snap(tmp_path, edges, comments="# Undirected graph: x.txt\n# Nodes: 4 Edges: 3\n")
@@ -80,6 +87,7 @@ def test_an_undirected_list_is_made_symmetric_unless_asked_not_to(tmp_path: Path
         ("# Nodes: 4 Edges: 2\n0 1\n", _MADE_UP, "says that it has 4 nodes, 2 are in it"),
         ("# Nodes: 2 Edges: 2\n0 1\n", _MADE_UP, "says that it has 2 edges, 1 are in it"),
         ("# nothing\n", _MADE_UP, "of no known format"),
+        ("a b\nb c\n", _MADE_UP, r"two whole numbers a line, .* texts are for a \.csv"),
         ("# nothing\n", _MADE_UP | {"format": "snap"}, "no edge|cannot be converted"),
         (
             "0 1 5\n",

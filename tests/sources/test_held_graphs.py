@@ -209,8 +209,9 @@ def test_sparse_matrices_of_scipy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     matrix = scipy.sparse.random_array((20, 20), density=0.2, rng=rng)
     x, y = scipy.sparse.random_array((20, 5), density=0.5, rng=rng), rng.integers(0, 3, 20)
-    for form in ("csr", "coo", "csc"):
-        store = ooc.convert(matrix.asformat(form), tmp_path / f"{form}.ooc", features=x, labels=y, split="random:1")
+    for form in ("csr", "coo", "csc", "dok"):
+        held = scipy.sparse.dok_matrix(matrix) if form == "dok" else matrix.asformat(form)
+        store = ooc.convert(held, tmp_path / f"{form}.ooc", features=x, labels=y, split="random:1")
         found = np.zeros((20, 20))
         found[tuple(edges_of(store))] = store.edge_weight("in").read()
         np.testing.assert_allclose(found, matrix.toarray(), rtol=1e-6)

@@ -29,7 +29,7 @@ _NODE, _FROM, _TO = "node", "from", "to"
 
 def is_held_graph(source: object) -> bool:
     """Whether ``source`` looks like one of these, or like frames called ``nodes`` and ``edges``."""
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping) and not _is_sparse(source):  # one of scipy's is both
         return _EDGES in source and _is_frame(source[_EDGES])
     return _is_frame(source) or _package(source) == "networkx" or _is_sparse(source)
 

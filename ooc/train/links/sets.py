@@ -312,6 +312,10 @@ class Links:
         def pairs(data: Any, label: int) -> Tensor | None:
             data = data if edge_type is None else data[edge_type]
             apart = f"{('neg', 'pos')[label]}_edge_label"
+            if hasattr(data, "edge_types"):
+                raise OptionError(
+                    f"{type(data).__name__} has several types of edges; edge_type= says of which links are"
+                )
             if "pos_edge_label" in data:
                 label_E, found_2E = data.get(apart), data.get(f"{apart}_index")
                 is_other_E = label_E is not None and label_E != label
@@ -320,8 +324,8 @@ class Links:
                 is_other_E = (label_E != 0) & (label_E != 1)
                 found_2E = found_2E[:, label_E == label]
             else:
-                kind = " of several types; edge_type= says of which links are" if hasattr(data, "edge_types") else ""
-                raise OptionError(f"{type(data).__name__}{kind} has no edge_label, as PyG's RandomLinkSplit gives it")
+                of = "" if edge_type is None else f" of edges {edge_type}"
+                raise OptionError(f"there is no edge_label{of}, which PyG's RandomLinkSplit gives to links")
             if is_other_E is not False and bool(is_other_E.any()):
                 raise OptionError("links have labels of their own in edge_label; delete these before the split")
             return found_2E if found_2E is not None and found_2E.shape[1] else None

@@ -425,7 +425,7 @@ def test_links_with_labels_that_are_fractions_are_refused(graph: Data) -> None:
     rated = Data(x=graph.x, edge_index=graph.edge_index, edge_label=torch.rand(graph.num_edges))
     with pytest.raises(ooc.OptionError, match="labels of their own in edge_label"):
         ooc.Links.of_split(*RandomLinkSplit(0.1, 0.1, neg_sampling_ratio=0.0)(rated))
-    with pytest.raises(ooc.OptionError, match="has no edge_label"):
+    with pytest.raises(ooc.OptionError, match="there is no edge_label"):
         ooc.Links.of_split(graph, graph, graph)
 
 

@@ -326,3 +326,11 @@ def test_triples_from_the_command_line(tmp_path: Path) -> None:
     words = ["--what", "scores", "--pairs", str(tmp_path / "held.npy"), "--out", str(tmp_path / "s.npy"), "-q"]
     assert main(["predict", str(tmp_path / "r"), *words]) == 0
     assert np.load(tmp_path / "s.npy").shape == (held.shape[1],)
+
+
+def test_splits_of_types_are_told_of_which_type_links_are() -> None:
+    data = HeteroData({"a": {"x": torch.ones(4, 1)}, ("a", "to", "a"): {"edge_index": torch.zeros(2, 3).long()}})
+    with pytest.raises(ooc.OptionError, match="several types of edges; edge_type="):
+        ooc.Links.of_split(data, data, data)
+    with pytest.raises(ooc.OptionError, match="there is no edge_label of edges"):
+        ooc.Links.of_split(data, data, data, edge_type=("a", "to", "a"))

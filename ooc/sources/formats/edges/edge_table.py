@@ -31,7 +31,7 @@ from ooc.sources.columns import (
     column_note,
     usual_column,
 )
-from ooc.sources.files.cells import Cells
+from ooc.sources.files.cells import WHOLE_NUMBER, Cells
 from ooc.sources.files.lines import leading_comments, line_blocks, plain_suffix, text_block_bytes
 from ooc.sources.files.tables import TABLE_SUFFIXES, Table, is_table, open_table, side_by_side, width
 from ooc.sources.files.text_table import TextTable
@@ -178,7 +178,7 @@ READER = Reader(
 )
 
 
-_SNAP_SUFFIXES = (".txt", ".el", ".edges", ".edgelist")
+SNAP_SUFFIXES = (".txt", ".el", ".edges", ".edgelist")
 _SNAP_COUNTS = re.compile(r"\b(nodes|edges):\s*(\d+)", re.IGNORECASE)
 _SNAP_ENDS = {"0": SOURCE_END, "1": TARGET_END}
 
@@ -203,10 +203,10 @@ def _open_snap(path: Path, request: Request) -> Source:
 
 def _is_snap(path: Path) -> bool:
     """Text of any kind ends in .txt: the first line that is no comment must start with two ids."""
-    if plain_suffix(path) not in _SNAP_SUFFIXES:
+    if plain_suffix(path) not in SNAP_SUFFIXES:
         return False
-    words = leading_comments(path)[1].split()
-    return len(words) >= 2 and all(word.isascii() and word.isdecimal() for word in words[:2])
+    words = leading_comments(path)[1].removeprefix("\ufeff").split()
+    return len(words) >= 2 and all(WHOLE_NUMBER.fullmatch(word) for word in words[:2])
 
 
 SNAP_READER = Reader(
