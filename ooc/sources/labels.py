@@ -224,12 +224,17 @@ class NodeList:
     """Who is on a list of node ``ids``, asked for a range of nodes at a time. Holds ``nbytes`` of ids."""
 
     def __init__(self, ids: AnyArray, *, nodes: int, name: str) -> None:
-        """``ids`` in any order. SourceError, which says ``name``, for those that are none of ``nodes`` nodes."""
+        """``ids`` in any order. SourceError, which says ``name``, for those that are none of ``nodes`` nodes, or
+        there again."""
         if ids.dtype.kind not in "iu" and ids.size:
             raise SourceError(f"{name} is no list of node ids")
         found = np.unique(ids.astype(np.int64))
         if len(found) and not (found[0] >= 0 and found[-1] < nodes):
             raise SourceError(f"{name} names the node {found[0 if found[0] < 0 else -1]} of {nodes}")
+        if len(found) < ids.size:  # a program that indexes by the list would count its loss as often
+            ascending = np.sort(ids, axis=None)
+            again = ascending[1:][ascending[1:] == ascending[:-1]][0]
+            raise SourceError(f"{name} names the node {again} several times; give np.unique of it")
         self._ids, self.nbytes = found, found.nbytes
 
     def mask(self, start: int, stop: int) -> Mask:

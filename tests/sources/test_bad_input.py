@@ -61,6 +61,7 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "mask of a wrong length": (_replaced(test_mask=np.zeros(61, dtype=bool)), r"test_mask has the shape \(61,\)"),
     "mask of numbers": (_changed("train_mask", 3, 2), "other values than true and false"),
     "index out of range": (_replaced(train_mask=None, train_idx=np.array([1, 60])), "names the node 60 of 60"),
+    "index again": (_replaced(train_mask=None, train_idx=np.array([3, 1, 3])), "names the node 3 several times"),
     "index negative": (_replaced(train_mask=None, train_idx=np.array([1, -4])), "names the node -4"),
     "index of fractions": (_replaced(train_mask=None, train_idx=np.array([0.5])), "no list of node ids"),
     "two splits": (
