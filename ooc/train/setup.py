@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ooc.engine.workers import one_thread
 from ooc.errors import ModelError, OptionError, StoreError
 from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, ends_of, most_edges
 from ooc.model.lowering.assembly import Results, Setting
@@ -283,10 +284,11 @@ def lower_model(
     classes, learnt = store.num_classes if of_classes else 0, max(embedding_columns.values(), default=0)
     lowered = partial(lower, model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
     resources = given.for_model(model, store, None, learnt=learnt)
-    network = lowered()
-    known = given.for_model(model, store, network, learnt=learnt)
-    if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
-        resources, network = known, lowered()
+    with one_thread():  # layers are tried on small graphs, by thousands of operators that would wait for each other
+        network = lowered()
+        known = given.for_model(model, store, network, learnt=learnt)
+        if known.tile_rows != resources.tile_rows:  # tiles are lower by what the model is found to be
+            resources, network = known, lowered()
     by_rows = given.on_device and not given.tile_rows
     resources = resources.for_rows_of(*_row_bytes(network, store, active_rows(network.hops)) if by_rows else (1, 1))
     return resources, network, active_rows(network.hops)

@@ -4,13 +4,18 @@
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GENConv
 from torch_geometric.nn.models import GAT, GCN
 
 import ooc
 from ooc.errors import BudgetError
+from ooc.model.layers import opaque
+from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.plan import UNMEASURED, UNMEASURED_DEVICE, Hardware, Limits
 from ooc.plan.graphs import KNOWN, GraphStatistics, reach
 from ooc.plan.workload import Direction, PerEdge
@@ -192,3 +197,33 @@ def test_a_store_of_counts_has_the_shapes_of_one_that_is_there() -> None:
     assert store.array("x").itemsize == 2
     assert store.topology("in")[1].itemsize == 4
     assert store.split_sizes["train"] == 121_751_666
+
+
+def test_layers_are_tried_on_one_thread(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of small operators would wait for each other where other programs compute, too: 10 s became 110."""
+    threads = []
+
+    def watched(*args: Any, **options: Any) -> ProbeResult:
+        threads.append(torch.get_num_threads())
+        return probe_layer(*args, **options)
+
+    monkeypatch.setattr(opaque, "probe_layer", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ooc.Trainer(GNN(store), store, memory="64M"):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
+class GNN(nn.Module):
+    """Of a layer that runs as it is."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.conv = GENConv(store.num_features, store.num_classes, aggr="softmax", learn_t=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
