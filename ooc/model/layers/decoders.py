@@ -167,8 +167,10 @@ def _of_each(loss: Any) -> LinkLoss:
 
 def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
     """ModelError where it gives no number for each of a few links."""
-    name = getattr(loss, "__name__", type(loss).__name__)
-    scores_E, labels_E = torch.linspace(-1, 1, 4, dtype=dtype), torch.tensor([0, 1, 1, 0], dtype=dtype)
+    function = loss.func if isinstance(loss, partial) else loss
+    name = getattr(function, "__name__", type(function).__name__)
+    # Fractions, since a decoder may give probabilities.
+    scores_E, labels_E = torch.linspace(0.2, 0.8, 4, dtype=dtype), torch.tensor([0, 1, 1, 0], dtype=dtype)
     try:
         found = loss(scores_E, labels_E)
     except Exception as error:  # of the user's code

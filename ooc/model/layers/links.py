@@ -42,7 +42,7 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
         left_out_E = label.isnan()
         scores_E = scores_of(self.decoder, z_i, z_j, *([] if kind is None else [kind]))
-        losses_E = self.loss(scores_E, label.masked_fill(left_out_E, 0))
+        losses_E = self.loss(scores_E, (label > 0).to(scores_E.dtype))  # whatever it is tried with
         return losses_E.masked_fill(left_out_E, 0)[:, None]
 
 

@@ -441,6 +441,23 @@ def test_means_of_torchs_are_of_each_link(loss: Any, graph: Data, links: ooc.Lin
     assert record.loss == pytest.approx(float(loss(before(graph.x, graph.edge_index, pairs), labels)), rel=1e-9)
 
 
+class Probability(nn.Module):
+    def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
+        return (head_EC * tail_EC).sum(dim=-1).sigmoid()
+
+
+def test_losses_may_be_of_probabilities(graph: Data, links: ooc.Links, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    encoder = GraphSAGE(7, 8, 2, 6).double()
+    found = []
+    for decoder, loss in ((Probability(), nn.BCELoss()), (Probability(), F.binary_cross_entropy), ("dot", None)):
+        given = {} if loss is None else {"loss": loss}
+        model = ooc.LinkPredictor(copy.deepcopy(encoder), decoder, **given)
+        with ooc.LinkTrainer(model, graph, links, memory="64M", spill_dir=tmp_path) as trainer:
+            found.append(trainer.fit(1, progress=False)[0].loss)
+    assert found == pytest.approx(3 * found[-1:], rel=1e-9)
+
+
 def _pairwise(scores: Tensor, labels: Tensor) -> Tensor:
     return -F.logsigmoid(scores[labels > 0] - scores[labels == 0])
 
