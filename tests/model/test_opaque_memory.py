@@ -208,35 +208,3 @@ def test_copies_share_what_a_convolution_knows_of_its_functions() -> None:
     assert copied.inspector is conv.inspector
     assert all(one is other for one, other in zip(copied.parameters(), conv.parameters(), strict=True))
     assert all(one is not other for one, other in zip(copied.modules(), conv.modules(), strict=True))
-
-
-def test_what_operators_stream_is_counted() -> None:
-    """A view moves nothing; what is looked up is read of rows alone, however many there are; sums are read once."""
-    rows, few = torch.randn(1000, WIDTH), torch.tensor([3, 1])
-
-    def streamed(run: Callable[[], object]) -> float:
-        return Watch.of(run).streamed_bytes
-
-    assert streamed(lambda: rows[2:].view(-1)) == 0
-    assert streamed(lambda: rows + rows) == 3 * rows.nbytes
-    assert streamed(lambda: rows + rows[:, :1]) > 2 * rows.nbytes + rows[:, :1].nbytes  # that is broadcast
-    looked_up = streamed(lambda: rows.index_select(0, few))
-    assert 2 * rows[:2].nbytes < looked_up < 4 * rows[:2].nbytes
-    assert streamed(lambda: rows.pow(1.5)) > streamed(lambda: rows.exp())
-
-
-class TwiceOver(BothEnds):
-    """More operators on edges."""
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        found = super().message(x_i, x_j)
-        return found.exp().log1p().exp().log1p().exp().log1p()
-
-
-def test_time_is_that_of_what_a_layer_computes_of_edges() -> None:
-    """Not of the memory that it takes."""
-    plain, more = (
-        general(make(WIDTH, WIDTH)).per_edge(Pulling.FORWARD, WIDTH, None, 4).work for make in (BothEnds, TwiceOver)
-    )
-    assert plain is not None and more is not None
-    assert more.bytes_per_edge > plain.bytes_per_edge + 6 * 2 * WIDTH * 4

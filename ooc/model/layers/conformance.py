@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,29 +63,11 @@ _SKEWED = 1.5
 _GROWN, _DOUBLED = 1.2 * _MORE_NODES / _FEW_NODES, 1.2 * 2
 """How much more it may take of so many more nodes and edges both, and of twice as many edges of one row."""
 
-_TIMES_AS_LONG = {
-    **dict.fromkeys(("empty", "empty_like", "new_empty", "new_empty_strided", "detach"), 0.0),
-    **dict.fromkeys(("mm", "addmm", "bmm", "index_add", "sum", "slice_backward", "select_backward", "_to_copy"), 2.0),
-    **dict.fromkeys(("index", "index_put", "_index_put_impl_", "where", "eq", "ne", "ge", "gt", "le", "lt"), 3.0),
-    **dict.fromkeys(("softplus", "elu", "pow", "scatter", "atan2"), 5.0),
-    **dict.fromkeys(("sort", "argmax", "bernoulli", "bernoulli_", "embedding_dense_backward"), 20.0),
-}
-"""What the CPU takes for a byte of some operators, of element-wise ones once: of runs of 32 and 64 columns of thirteen
-layers, one by one. Dense products have their multiply-adds besides."""
-_LOOKS_UP = {"index_select", "gather", "index", "embedding"}
-"""Read as much as they give, of what may be larger."""
-_ADDS_BY_ROW = {"index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"}
-_OF_ROW_BYTES = 110
-"""Of a row that is looked up, added to or taken with one of another shape, in the time of finding it, however narrow it
-is."""
-_BROADCASTS = {"add", "sub", "mul", "div"}
-
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that code of the user's runs, views included, multiply-adds of its dense products, and the
     most bytes alive at once of storages that they have made; ``known`` ones do not count. What an operator needs for
-    itself while it runs is not seen. ``streamed_bytes`` are read and written, in the time that element-wise work takes
-    for so many."""
+    itself while it runs is not seen."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,7 +76,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = flop_registry
         self.peak_bytes: int = 0
         self.operators = self.multiplies = 0
-        self.streamed_bytes = 0.0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self._alive_bytes = 0
@@ -114,7 +95,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators += 1
         if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
-        self.streamed_bytes += _streamed_bytes(func, (args, kwargs), result)
         for leaf in tree_leaves(result):
             parts = [leaf] if isinstance(leaf, Tensor) else []
             if parts and leaf.layout is torch.sparse_coo:
@@ -132,43 +112,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _streamed_bytes(func: Any, given: Any, result: Any) -> float:
-    """Of one call of an operator, as ``Watch`` counts them; a view moves nothing."""
-    read, made = ([one for one in tree_leaves(tree) if isinstance(one, Tensor)] for tree in (given, result))
-    if not all(one.layout is torch.strided for one in (*read, *made)):
-        return 0.0
-    seen, name = {one.untyped_storage()._cdata for one in read}, func._overloadpacket.__name__
-    if not func._schema.is_mutable and all(one.untyped_storage()._cdata in seen for one in made):
-        return 0.0
-    if name in _LOOKS_UP:
-        read = [*read[1:], *made]
-    nbytes: float = sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in (*read, *made))
-    nbytes *= _TIMES_AS_LONG.get(name, 1.0)
-    if name == "scatter":  # whose numbers may be one for many, which it goes through one by one
-        nbytes += _TIMES_AS_LONG[name] * sum(one.nbytes for one in read if one.dtype == torch.int64)
-    if name in _LOOKS_UP or name in _ADDS_BY_ROW:
-        numbers = (min(one.numel(), one.untyped_storage().nbytes() // 8) for one in read if one.dtype == torch.int64)
-        nbytes += _OF_ROW_BYTES * sum(numbers)
-    elif len(made) == 1 and len(read) > 1 and name in _BROADCASTS and any(one.shape != made[0].shape for one in read):
-        nbytes += _OF_ROW_BYTES * made[0].numel() // max(1, made[0].shape[-1] if made[0].dim() else 1)
-    return nbytes
-
-
-class Streamed(NamedTuple):
-    """Bytes that ``Watch`` counts for an edge, for a row and for another node, rows gathered aside."""
-
-    of_edge: int
-    of_row: int
-    of_other: int
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it; the
     bytes that a run takes for every edge and every node, and for every place of those that it has in each row for as
     many edges as any row has, 0 if it has none; the multiply-adds of an edge and a node together, gradients included if
-    it was recorded; ``streamed``: forward, and then with gradients of
-    parameters, and of rows besides; of how many operators it is forward and, with gradients, backward; ``tells_modes``:
+    it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
     whether it computes something else in training than in evaluation; ``dropped``: what it drops entries from;
     ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise; ``itemsize``:
     bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``); ``together``: what keeps those edges from
@@ -180,7 +129,6 @@ class ProbeResult:
     node_bytes: int
     padding_bytes: int
     multiplies: int
-    streamed: tuple[Streamed, ...]
     forward_operators: int
     backward_operators: int
     tells_modes: bool
@@ -595,25 +543,15 @@ class _Probe:
         calls: Sequence[CaughtSum],
         *,
         record: bool,
-    ) -> tuple[int, int, int, int, tuple[Streamed, ...]]:
+    ) -> tuple[int, int, int, int]:
         """Bytes an edge, a node and a place for an edge in a padded row that running ``module`` takes, forward and,
-        with ``record``, backward, multiply-adds of both, and what they stream, by how they grow with the graph;
-        ``calls``: those of a row in pieces, too."""
+        with ``record``, backward, and multiply-adds of both, by how they grow with the graph; ``calls``: those of a row
+        in pieces, too."""
         layer = self.layer
 
-        def run(
-            nodes: int,
-            edges: int,
-            skewed: bool,
-            *,
-            rows: int = 0,
-            split: bool = False,
-            trains: bool | None = True if record else None,
-        ) -> Watch:
-            """Of so many nodes, half of them ``rows`` if none are given: forward, or backward to parameters alone or
-            (``trains``) to rows, too."""
+        def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
             generator = torch.Generator().manual_seed(1)
-            rows = rows or nodes // 2
+            rows = nodes // 2
             sources = torch.randint(rows if layer.own else 0, nodes, (edges,), generator=generator)
             targets = torch.randint(0, 1 if skewed else rows, (edges,), generator=generator).sort().values
             near = self._edges(torch.stack((sources, targets)), rows, dtype, generator)
@@ -631,42 +569,30 @@ class _Probe:
                     parts = whole.backward(gradient_RO[:1], parameters, trains=True) if record else [whole.forward()]
                     return sum(1 for _ in parts)
                 with self._masked(near):
-                    if trains is not None:
-                        return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=trains)
+                    if record:
+                        return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
                     return layer.forward(module, x_SC, near)
 
-            return Watch.of(compute, known)
+            seen = Watch.of(compute, known)
+            return seen.peak_bytes, seen.multiplies
 
-        few = run(_FEW_NODES, _FEW_EDGES, False)
-        base = few.peak_bytes
-        skewed = [run(_FEW_NODES, edges, True).peak_bytes for edges in (_FEW_EDGES // 2, _FEW_EDGES)]
+        base, multiplies = run(_FEW_NODES, _FEW_EDGES, False)
+        skewed = [run(_FEW_NODES, edges, True)[0] for edges in (_FEW_EDGES // 2, _FEW_EDGES)]
         is_padded = skewed[1] > _SKEWED * base
         if is_padded and (not layer.pairs or skewed[1] > _DOUBLED * skewed[0]):
             raise layer.refuse("it takes memory for every node or edge times the most edges of any row")
-        if not is_padded and run(_MORE_NODES, _MORE_EDGES, False).peak_bytes > _GROWN * base:
+        if not is_padded and run(_MORE_NODES, _MORE_EDGES, False)[0] > _GROWN * base:
             raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
         of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
-        edges, nodes = _MORE_EDGES - _FEW_EDGES, _MORE_NODES - _FEW_NODES
-        more_edges = max(0, of_edges.peak_bytes - base) / edges
+        more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
         if calls:
-            in_pieces = [run(_FEW_NODES, many, True, split=True).peak_bytes for many in (_FEW_EDGES, _MORE_EDGES)]
-            more_edges = max(more_edges, (in_pieces[1] - in_pieces[0]) / edges)
-        more_nodes = max(0, of_nodes.peak_bytes - base) / nodes
-        products = (of_edges.multiplies - few.multiplies) // edges + (of_nodes.multiplies - few.multiplies) // nodes
+            in_pieces = [run(_FEW_NODES, edges, True, True)[0] for edges in (_FEW_EDGES, _MORE_EDGES)]
+            more_edges = max(more_edges, (in_pieces[1] - in_pieces[0]) / (_MORE_EDGES - _FEW_EDGES))
+        more_nodes = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
+        products = (of_edges[1] - multiplies) // (_MORE_EDGES - _FEW_EDGES)
+        products += (of_nodes[1] - multiplies) // (_MORE_NODES - _FEW_NODES)
         padding = (skewed[1] - skewed[0]) // (_FEW_EDGES // 2 * (_FEW_NODES // 2)) if is_padded else 0
-
-        def streamed(trains: bool | None) -> Streamed:
-            rows, more = _FEW_NODES // 2, _MORE_NODES - _FEW_NODES
-            sizes = (_FEW_EDGES, rows, rows), (_MORE_EDGES, rows, rows), (_FEW_EDGES, rows + more, rows)
-            least, by_edge, by_row, by_other = (
-                run(of_rows + others, edges, False, rows=of_rows, trains=trains).streamed_bytes
-                for edges, of_rows, others in (*sizes, (_FEW_EDGES, rows, rows + more))
-            )
-            grown = (by_edge - least) / edges, (by_row - least) / more, (by_other - least) / more
-            return Streamed(*(max(0, int(nbytes)) for nbytes in grown))
-
-        ways = tuple(map(streamed, (None, False, True) if record else (None,)))
-        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding), products, ways
+        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding), products
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

@@ -45,7 +45,7 @@ from ooc.kernels.neighbourhood import (
 from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
-from ooc.model.layers.conformance import ProbeResult, Streamed, probe_layer
+from ooc.model.layers.conformance import ProbeResult, probe_layer
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
@@ -63,15 +63,9 @@ _RUN_OPERATORS = 30
 """Of a run besides the layer's own: its graph made, rows gathered, gradients added."""
 _CALL_OPERATORS = 50
 """In the time that the Python of a call of a layer of PyG takes besides, by the same measurements."""
-_GRAPH_BYTES = 700
-"""Streamed for an edge as its run's graph is made, most of it by sorting."""
-_TIMES_GATHERED = 2, 3
-"""How often the CPU writes or reads a node's row besides: forward, where it is gathered, and where its gradient is
-added."""
-_OUT_OF_CACHE = 1.7
-"""How much longer operators take for a byte of a run than the profile's, whose tiles lie in the cache."""
-_OF_RECORDED = 0.35
-"""How much longer, of this time, they take where what they make is retained: in memory that comes from the system."""
+_TIMES_STREAMED = 5, 3, 4
+"""How often the CPU writes or reads what a layer has at a time for an edge: forward, and for gradients, of parameters
+and of rows. Of twelve layers of 32 to 96 columns over 10 and 30 edges a row, by the processor time of their passes."""
 _RUN_BYTES, _RUN_BYTES_ON_DEVICE = 8 << 20, 64 << 20
 """Of what a layer makes of a run's edges, where rows have few enough of them, or are split."""
 _SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 16 << 20
@@ -115,7 +109,7 @@ class Opaque(EdgeAggregate):
     """What ``layer`` gives for ``source``. ``module``: a copy of it in the mode that it is to run in; ``site`` keys the
     masks of its first dropout, the next one those of its second; ``against`` the edges, of rows and out-neighbours.
     ``target``: where neighbours are nodes of another type, the rows themselves; ``most_edges``: of a row, whichever
-    way; ``all_edges``: of the graph, and ``all_rows``: of targets and of sources there."""
+    way; ``all_edges``: of the graph."""
 
     pulls_targets = True
 
@@ -132,7 +126,6 @@ class Opaque(EdgeAggregate):
         against: bool,
         most_edges: int,
         all_edges: float,
-        all_rows: tuple[int, int] = (0, 0),
         target: Value | None = None,
     ) -> None:
         super().__init__(index, source, target, groups=1, result=math.prod(probed.tail), kept=0, keep=keep)
@@ -143,7 +136,7 @@ class Opaque(EdgeAggregate):
         self.probed = probed
         self.site = site
         self.most_edges = most_edges
-        self.all_edges, self.all_rows = all_edges, all_rows
+        self.all_edges = all_edges
         self._module = module
         self._of_thread = local()
 
@@ -363,15 +356,11 @@ class Opaque(EdgeAggregate):
         if not on_device:
             parts = 1 if is_forward else 2 + self.rows_train  # of a run's time, each with as many products
             products, once = found.multiplies // (3 if self.keep else 1), int(not is_forward)  # is run forward again
-            gathering, adding = (times * self.layer.columns * itemsize for times in _TIMES_GATHERED)
-            forward = self._streamed(found.streamed[0], gathering)
-            again = forward if is_forward else self._streamed(found.streamed[parts - 1], gathering + adding)
-            graph, fresh = int(_OUT_OF_CACHE * _GRAPH_BYTES), int(_OF_RECORDED * forward) if self.keep else 0
             work = EdgeWork(
-                again + graph,
+                sum(_TIMES_STREAMED[:parts]) * of_edge,
                 operators=work.operators + (1 + once) * _CALL_OPERATORS,
                 multiplies_per_edge=parts * products,
-                retainable_bytes_per_edge=graph + (-fresh if is_forward else forward),
+                retainable_bytes_per_edge=once * _TIMES_STREAMED[0] * of_edge,
                 retainable_operators=once * (found.forward_operators + _CALL_OPERATORS),
                 retainable_multiplies_per_edge=once * products,
             )
@@ -385,15 +374,6 @@ class Opaque(EdgeAggregate):
             waiting_edges=self.waiting_edges,
             work=work,
         )
-
-    def _streamed(self, counted: Streamed, of_node: int) -> int:
-        """Bytes for an edge and its part of the nodes, each of which takes so many besides."""
-        (all_rows, sources), edges = self.all_rows, min(self.all_edges, self.edges_at_once(on_device=False))
-        rows, others = 0.0, 1.0  # for an edge: where it is not known how many there are
-        if sources and edges:  # of sources those that some edge of a run leads from, if ends are drawn at random
-            rows, others = all_rows / self.all_edges, sources / edges * -math.expm1(-edges / sources)
-        of_nodes = rows * (counted.of_row + of_node) + others * (counted.of_other + of_node)
-        return int(_OUT_OF_CACHE * (counted.of_edge + of_nodes))
 
     @property
     def waiting_edges(self) -> int:
@@ -485,8 +465,6 @@ def lower_opaque(
         assembly.convolved.append(source)
     most_edges, of_all = int(min(setting.most_edges(relation), 1 << 62)), all_edges if kind is Opaque else math.inf
     options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    if kind is Opaque:
-        options["all_rows"] = assembly.num_rows(target or source), assembly.num_rows(source)
     made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=of_all, **options)
     if relation is not None:
         made.over(relation)
