@@ -365,9 +365,7 @@ def check_types(store: Store, resources: Resources) -> None:
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """OptionError for what is no optimizer, ModelError for one that could not step this model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptionError(
-            f"optimizer is a {type(optimizer).__name__}, none of torch's; give torch.optim.Adam(model.parameters())"
-        )
+        raise OptionError(f"optimizer {optimizer!r:.40} is none of torch's; give torch.optim.Adam(model.parameters())")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ModelError("optimizer LBFGS evaluates the loss several times a step, which is not supported")
     if isinstance(optimizer, torch.optim.SparseAdam):
