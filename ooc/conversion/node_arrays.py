@@ -40,8 +40,8 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     ``num_classes``, ``split_sizes``, and ``incomplete``: how many nodes or graphs have some of their labels only.
     ``dtype``: of the features.
 
-    SourceError for labels that are none of the source's task, or -1 and 1 alone, nodes in two splits or in one without
-    a label, and an empty train split.
+    SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
+    and an empty train split.
     """
     if (found := journal.result(_LABELS)) is not None:
         return dict(found)
@@ -51,7 +51,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
     nodes, count = source.num_nodes, source.num_labelled
     sizes = dict.fromkeys(SPLITS, 0)
-    least, largest, zeros, incomplete = 0, -1, 0, 0
+    largest, incomplete = -1, 0
     shape = (count,) if task is Task.CLASSES else (count, source.num_classes or 0)
     with ExitStack() as stack:
         y = stack.enter_context(ArrayWriter(store, "y", shape, wanted))
@@ -62,13 +62,10 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
                 splits[name].append(getattr(block, name))
                 sizes[name] += int(getattr(block, name).sum())
             if task is Task.CLASSES:
-                least, largest = min(least, int(block.y.min())), max(largest, int(block.y.max()))
-                zeros += len(block.y) - int(np.count_nonzero(block.y))
+                largest = max(largest, int(block.y.max()))
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
-        if source.num_classes is None and (least, largest, zeros) == (-1, 1, 0):
-            raise SourceError(f"{source.name}: labels are -1 and 1, of which -1 says that there is none; give 0 and 1")
         if not sizes["train"] and not source.unlabelled:
             raise SourceError(f"{source.name} has an empty train split: no {source.labelled} to train on")
     with ArrayWriter(store, "perm", (nodes,), np.int64) as perm:

@@ -112,18 +112,6 @@ def test_a_node_of_a_split_needs_its_label(tmp_path: Path, task: Task) -> None:
         ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_two_classes_by_their_sign_are_told(tmp_path: Path, kind: type) -> None:
-    """-1 says that there is no label: half of them would be gone."""
-    arrays = _labelled(np.arange(_NODES).astype(kind) % 2 * 2 - 1)
-    for mask in ("train_mask", "val_mask", "test_mask"):
-        del arrays[mask]
-    with pytest.raises(SourceError, match="labels are -1 and 1, of which -1 says that there is none; give 0 and 1"):
-        ooc.convert(arrays, tmp_path / "g.ooc", split="random")
-    arrays["y"][::6] = 0
-    assert ooc.convert(arrays, tmp_path / "h.ooc", split="random").num_classes == 2
-
-
 def test_verification_finds_a_label_of_another_kind(tmp_path: Path) -> None:
     store = ooc.convert(_cases()[Task.VALUES], tmp_path / "g.ooc", task="values")
     y = store.array("y")
