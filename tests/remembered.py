@@ -20,6 +20,7 @@ from torch_geometric.nn import MessagePassing
 
 from ooc.model.layers import opaque
 from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.content import Content, digest
 from ooc.model.layers.layer import Layer
 from ooc.model.lowering import interpreter, opened, symbolic, tracing
 from ooc.model.lowering.messages import summed
@@ -33,8 +34,6 @@ from ooc.train import job
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _MOST_KNOWN = 100
-_FEW = 8
-"""Numbers of a parameter that a forward may go another way by, as by those that are all alike."""
 
 
 def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -50,28 +49,13 @@ def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
 _WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
 
 
-class _Content(pickle.Pickler):
-    """What objects are made of: tensors by their numbers, not by where these lie, and weights by how many of them there
-    are, since what is found out must be true of others, too."""
+class _Content(Content):
+    """With a class that is made for each model anew by what it is made of."""
 
     def reducer_override(self, one: Any) -> Any:
-        if isinstance(one, type) and one.__name__ == _WHOLE:  # made for each model anew
+        if isinstance(one, type) and one.__name__ == _WHOLE:
             return tuple, ((*one.__bases__, *inspect.signature(one.forward).parameters),)  # type: ignore[attr-defined]
-        if not isinstance(one, torch.Tensor):
-            return NotImplemented
-        kept = type(one).__name__, one.dtype, one.requires_grad, tuple(one.shape), str(one.device)
-        numbers = one.detach().cpu().numpy()
-        are_weights = isinstance(one, torch.nn.Parameter) and one.numel() > _FEW and (numbers != numbers.flat[0]).any()
-        return tuple, ((*kept, None if are_weights else numbers.tobytes()),)
-
-
-def _digest(*question: Any) -> bytes | None:
-    """Of what objects are made of; None where that cannot be told: of nameless classes and parametrized modules."""
-    try:
-        _Content(content := BytesIO()).dump(question)
-    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError):
-        return None
-    return sha256(content.getvalue()).digest()
+        return super().reducer_override(one)
 
 
 _traced: dict[bytes, tuple[Calls, list[int], list[int]]] = {}
@@ -92,7 +76,8 @@ def traced_once(
     """The calls of a module, found once for modules that are the same but for weights. They name its parts; what else
     they refer to, tensors that forward makes, belongs to one module."""
     fewer = [*map(min, fewest, (symbolic._NODES, symbolic._EDGES))]
-    key, own = _digest(module, name, inputs, training, [*whole, fewer]), list(module.parameters())
+    key = digest(module, name, inputs, training, [*whole, fewer], pickler=_Content)
+    own = list(module.parameters())
     if key is None or key not in _traced:
         options: dict[str, Any] = {"rows": rows, "opened": opened, "whole": whole}
         calls = Calls(module, name, inputs, training=training, fewest=fewest, **options)
@@ -168,24 +153,19 @@ class ProbedOnce:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[bytes, tuple[ProbeResult, list[int]]] = {}
-        """By the digest of what was tried: what that told, and which of its parameters have a part in the result."""
+        self._known: dict[bytes, ProbeResult] = {}
+        """By the digest of what was tried."""
 
     def __call__(self, layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
-        called = layer.rows, layer.edges, dict(layer.carried), dict(layer.plain), layer.part, layer.codes, layer.tails
-        question = module, *called, sorted(options.items())
-        key, own = _digest(*question), list(module.parameters())
+        key = digest(module, repr(replace(layer, module=torch.nn.Module(), where="")), options, pickler=_Content)
         if key is None:
             return probe_layer(layer, module, **options)
         path = self._folder / key.hex()
         if key not in self._known and path.exists():
             self._known[key] = pickle.loads(path.read_bytes())
         if key not in self._known:
-            found = probe_layer(layer, module, **options)
-            places = [k for k, parameter in enumerate(own) if any(parameter is one for one in found.parameters)]
-            self._known[key] = replace(found, parameters=()), places
+            self._known[key] = probe_layer(layer, module, **options)
             beside = path.with_name(f"{path.name}.{os.getpid()}")
             beside.write_bytes(pickle.dumps(self._known[key]))
             beside.replace(path)
-        found, places = self._known[key]
-        return replace(found, parameters=tuple(own[k] for k in places))
+        return self._known[key]

@@ -2,6 +2,7 @@
 """Layers that nobody has taken apart run as they are, tile by tile, and are PyG's; what cannot is refused by name."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import log2
@@ -268,6 +269,48 @@ def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monk
     monkeypatch.setattr(opaque, "probe_layer", watched)
     assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
     assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
+
+
+class Deep(nn.Module):
+    """Layers that are alike but for their weights, one of them with another factor, one with frozen ones."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([Bounded(features, factor) for factor in (1.0, 1.0, -2.0, 1.0, 1.0)])
+        self.convs[3].lin.requires_grad_(False)
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index)
+        return self.head(x)
+
+
+class Bounded(Scaled):
+    factor: Tensor
+
+    def __init__(self, features: int, factor: float) -> None:
+        super().__init__(features)
+        self.register_buffer("factor", torch.full((features,), factor))
+
+    def forward(self, x: Tensor, edge_index: Tensor, times: float = 1.0) -> Tensor:
+        if self.factor[0] < 0:  # a way that those of the others do not go
+            x = x.abs() + self.lin.bias.sum()
+        return super().forward(x, edge_index, times) * self.factor
+
+
+def test_layers_that_are_alike_but_for_their_weights_are_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def watched(layer: Layer, module: nn.Module, **options: Any) -> ProbeResult:
+        tried.append(f"{re.sub(r'[^0-9]', '', layer.where)} {'training' if module.training else 'evaluation'}")
+        return probe_layer(layer, module, **options)
+
+    monkeypatch.setattr(opaque, "probe_layer", watched)
+    assert_agrees(CustomCase(make=Deep), random_data(ROUGH), tmp_path, epochs=EPOCHS)
+    assert tried == [f"{number} {mode}" for mode in ("training", "evaluation") for number in (0, 2, 3)]
 
 
 def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> None:

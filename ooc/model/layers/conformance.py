@@ -114,17 +114,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it; the
-    bytes that a run takes for every edge and every node, and for every place of those that it has in each row for as
-    many edges as any row has, 0 if it has none; the multiply-adds of an edge and a node together, gradients included if
-    it was recorded, and of how many operators it is forward and, with the gradient, backward; ``tells_modes``:
-    whether it computes something else in training than in evaluation; ``dropped``: what it drops entries from;
-    ``calls``: what it adds up over the edges of a row, if these may come in pieces, nothing otherwise; ``itemsize``:
-    bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``); ``together``: what keeps those edges from
-    coming in pieces, as far as that is known."""
+    """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it, by
+    their places among those that require gradients; the bytes that a run takes for every edge and every node, and for
+    every place of those that it has in each row for as many edges as any row has, 0 if it has none; the multiply-adds
+    of an edge and a node together, gradients included if it was recorded, and of how many operators it is forward and,
+    with the gradient, backward; ``tells_modes``: whether it computes something else in training than in evaluation;
+    ``dropped``: what it drops entries from; ``calls``: what it adds up over the edges of a row, if these may come in
+    pieces, nothing otherwise; ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``);
+    ``together``: what keeps those edges from coming in pieces, as far as that is known."""
 
     tail: tuple[int, ...]
-    parameters: tuple[nn.Parameter, ...]
+    parameters: tuple[int, ...]
     edge_bytes: int
     node_bytes: int
     padding_bytes: int
@@ -137,6 +137,11 @@ class ProbeResult:
     itemsize: int
     pairs: bool
     together: str
+
+    def of(self, module: nn.Module) -> tuple[nn.Parameter, ...]:
+        """Those ``parameters`` of a layer that is made like the one that was tried."""
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return tuple(parameters[i] for i in self.parameters)
 
 
 def probe_layer(
@@ -189,11 +194,12 @@ def probe_layer(
         unused &= others
         calls = calls if splits and probe.may_be_split(calls, differentiated=record) else ()
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        used = tuple(p for i, p in enumerate(parameters) if i not in unused)
+        used = [i for i in range(len(parameters)) if i not in unused]
+        of_used = [parameters[i] for i in used]
         tells_modes = probe.tells_modes()
         pairs = pairs or bool(layer.own)
         probe.layer = replace(layer, pairs=pairs)
-        taken = probe.footprint(sharing(module, layer.where), dtype, used, outputs, calls, record=record)
+        taken = probe.footprint(sharing(module, layer.where), dtype, of_used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
         if nodes:
@@ -202,7 +208,7 @@ def probe_layer(
                 probe.check_without_edges()
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
-    return ProbeResult(tail, used, *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
+    return ProbeResult(tail, tuple(used), *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
 
 
 class _Probe:

@@ -46,6 +46,7 @@ from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
 from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.content import digest
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
 from ooc.model.layers.split_rows import Part, SplitRow, added
@@ -131,7 +132,7 @@ class Opaque(EdgeAggregate):
         super().__init__(index, source, target, groups=1, result=math.prod(probed.tail), kept=0, keep=keep)
         self.space = self.brought.space
         self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
-        self.parameters = probed.parameters
+        self.parameters = probed.of(module)
         self.layer = replace(layer, pairs=probed.pairs)
         self.probed = probed
         self.site = site
@@ -443,20 +444,20 @@ def lower_opaque(
     module, all_edges = sharing(conv, where), setting.edges_of(relation)
     rows_train = source.trains or (target is not None and target.trains)
     record = setting.training and (rows_train or any(p.requires_grad for p in conv.parameters()))
-    question = layer, record, module.training
+    options: dict[str, Any] = {
+        "columns": layer.columns,
+        "edge_features": 1 if kind is not Opaque else setting.features_of_edges(relation),  # of links
+        "dtype": setting.dtype,
+        "record": record,
+        "in_pieces": setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
+        "nodes": [assembly.num_rows(one) for one in (target or source, source)] if kind is Opaque else (),
+        "edges": all_edges,
+    }
+    alike = digest(module, repr(replace(layer, module=nn.Module(), where="")), options)  # as a deep model's layers are
+    question = (layer, record, module.training) if alike is None else alike
     probed = next((found for asked, found in setting.probed if asked == question), None)
     if probed is None:
-        probed = probe_layer(
-            layer,
-            module,
-            columns=layer.columns,
-            edge_features=1 if kind is not Opaque else setting.features_of_edges(relation),  # of links
-            dtype=setting.dtype,
-            record=record,
-            in_pieces=setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
-            nodes=[assembly.num_rows(one) for one in (target or source, source)] if kind is Opaque else (),
-            edges=all_edges,
-        )
+        probed = probe_layer(layer, module, **options)
         setting.probed.append((question, probed))
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
@@ -464,8 +465,8 @@ def lower_opaque(
     if relation is None:
         assembly.convolved.append(source)
     most_edges, of_all = int(min(setting.most_edges(relation), 1 << 62)), all_edges if kind is Opaque else math.inf
-    options: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
-    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=of_all, **options)
+    own: dict[str, Any] = {"site": site, "keep": keep, "against": against, "most_edges": most_edges}
+    made = kind(assembly.next_index(), source, layer, module, probed, target=target, all_edges=of_all, **own)
     if relation is not None:
         made.over(relation)
     tail = probed.tail
