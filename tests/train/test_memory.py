@@ -19,7 +19,7 @@ NODES, EDGES, FEATURES, HIDDEN = 150_000, 900_000, 128, 128
 GPU_BUDGET, HOST_BUDGET = 40_000_000, 24_000_000
 WHOLE_MATRIX_BYTES = NODES * HIDDEN * 4
 """77 MB; an epoch of three layers in memory keeps about ten of these. What libraries and allocators take of their own
-(measured: 40 to 67 MB beside the budgets, from run to run) is less."""
+(measured: 47 to 68 MB beside the budgets, from run to run) is less."""
 
 WORKER = textwrap.dedent(
     """
@@ -37,7 +37,7 @@ WORKER = textwrap.dedent(
     from ooc.kernels.pulls import rehearse
 
     rehearse(128, torch.float32)  # the compiler is a library, too
-    imports = status("VmRSS")
+    imports, code = status("VmRSS"), status("RssFile")
     store, kind, gpu, host, hidden, spill = sys.argv[1:]
     store = ooc.open(store)
     torch.manual_seed(0)
@@ -47,7 +47,8 @@ WORKER = textwrap.dedent(
         records = trainer.fit(epochs=2, eval_every=2)
         planned = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
     last = records[-1]
-    print(json.dumps({"imports": imports, "peak": status("VmHWM"), "planned": planned,
+    code = status("RssFile") - code  # pages of libraries, which the system takes back when it lacks memory
+    print(json.dumps({"imports": imports, "code": code, "peak": status("VmHWM"), "planned": planned,
                       "measured": [last.device_peak_bytes, last.host_peak_bytes],
                       "moved": last.ssd_write_bytes, "losses": [r.loss for r in records]}))
     """
@@ -73,11 +74,11 @@ def test_resident_memory_stays_under_the_budgets(kind: str, store_path: Path, tm
         assert done.returncode == 0, done.stderr
         print(done.stdout)
         told = json.loads(done.stdout.splitlines()[-1])
-        if told["peak"] - told["imports"] <= grown:
+        if told["peak"] - told["imports"] - told["code"] <= grown:
             break
     assert told["moved"] > 2 * WHOLE_MATRIX_BYTES, "out of core, or the test shows nothing"
     assert told["peak"] <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
-    assert told["peak"] - told["imports"] <= grown
+    assert told["peak"] - told["imports"] - told["code"] <= grown
     assert told["measured"][0] <= told["planned"][0] <= GPU_BUDGET
     assert told["measured"][1] <= told["planned"][1] <= HOST_BUDGET
     on_cpu = 580_000_000 if find_spec("triton") else 500_000_000
