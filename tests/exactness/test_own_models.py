@@ -213,6 +213,8 @@ class Asking(nn.Module):
             x = torch.where((found > 0.2) & (found < 5), found, self.pair(found, found.tanh()))
             seen.append(x.masked_fill(x < -2, 0.0) + x.topk(2, dim=-1).values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)
+        together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 3, H]
+        together = together / float(together.size(-1)) ** 0.5 + (1, 2, 3, 4)[together.dim()]
         together, _ = self.attention(together, together, together)
         together, _ = self.layers(together)
         out: Tensor = self.last(together[:, -1])
@@ -589,6 +591,16 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
     ),
     "another way for as many rows": (
         lambda f, c: Between(f, c, lambda x: 2 * x if x.shape[0] == 300 else x),
+        {"edge_features": K},
+        ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "another way for more rows below another dimension": (
+        lambda f, c: Between(f, c, lambda x: 2 * x if x.unsqueeze(0).size(1) > 20 else x),
+        {"edge_features": K},
+        ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
+    ),
+    "as many times as there are rows": (
+        lambda f, c: Between(f, c, lambda x: sum(x for _ in range(x.size(0)))),
         {"edge_features": K},
         ("model Between cannot be taken apart", "by how many rows", _line(Between.forward, "self.between(x)")),
     ),

@@ -57,7 +57,7 @@ _CONSTANT = "_tensor_constant"
 _ONCE = ", which would happen once and not in every epoch"
 _MORE = ((0, 0), (1009, 10**6), (10**6, 1010), (10**12, 10**12 + 1))
 """How many more rows and edges than were tried there may be, beside fewer of a small graph."""
-_OPERATOR_NAMES = "eq ne lt le gt ge add sub mul floordiv mod and_ or_ not_ is_ is_not getitem"
+_OPERATOR_NAMES = "eq ne lt le gt ge add sub mul truediv floordiv mod pow and_ or_ not_ is_ is_not getitem"
 _OF_NUMBERS = frozenset(getattr(operator, name) for name in _OPERATOR_NAMES.split())
 _SHAPE_NAMES = "size shape numel dim ndim dtype device layout is_cuda is_floating_point requires_grad"
 _OF_SHAPES = frozenset(_SHAPE_NAMES.split())
@@ -449,7 +449,7 @@ class _Tracer(fx.Tracer):
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
-        put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True)
+        put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
         told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in) if self._opened else nullcontext()
         with grouped, put, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]), told:
             graph = super().trace(*args, **kwargs)
@@ -498,7 +498,11 @@ class _Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A question to shapes that has one answer, however many rows and edges there are; ModelError for another."""
-        answers = {bool(self._answer(obj.node, more)) for more in self._more}
+        return bool(self.only_answer(obj.node, bool))
+
+    def only_answer(self, node: fx.Node, kind: Callable[[Any], Any]) -> Any:
+        """What ``node``, of shapes, is as one of ``kind``, however many rows and edges there are; else ModelError."""
+        answers = {kind(self._answer(node, more)) for more in self._more}
         if len(answers) > 1:
             raise self._by_values()
         return answers.pop()
@@ -531,11 +535,11 @@ class _Tracer(fx.Tracer):
         if name == "requires_grad":
             return self._trained is not None and self._is_trained(source)
         sample = self._sample(source)
-        of_edges = not sample.is_floating_point() and sample.dim() == 2
-        sizes = [
-            size + more[size in self._edges] if size in self._counts and at == (1 if of_edges else 0) else size
-            for at, size in enumerate(sample.shape)
-        ]
+        sizes, of_rows = list(sample.shape), source.op != "get_attr"
+        for at, size in enumerate(sizes):  # rows and edges may have another dimension before them
+            if of_rows and size in self._counts:
+                sizes[at] += more[size in self._edges]
+                break
         match name:
             case "size" | "shape":
                 return sizes[rest[0]] if rest else tuple(sizes)
@@ -662,6 +666,20 @@ def _put(of: fx.Proxy, name: str, value: Any) -> None:
     if hasattr(Tensor, name):
         raise ModelError(f"its forward sets {name} of {of.node.name.removeprefix('model_')}{_ONCE}")
     object.__setattr__(of, name, value)
+
+
+def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
+    """Answers ``range(x.size(1))``, of a stand-in for a tensor: how many columns there are, say; else TypeError."""
+
+    def number(of: fx.Proxy) -> Any:
+        if not isinstance(of.tracer, _Tracer) or not _is_of_sizes(of.node):
+            raise TypeError(f"'Proxy' object is no {kind.__name__}")
+        return of.tracer.only_answer(of.node, kind)
+
+    return number
+
+
+_NUMBERS: dict[str, Any] = {"__index__": _number(operator.index), "__int__": _number(int), "__float__": _number(float)}
 
 
 def _no_length(of: fx.Proxy) -> int:
