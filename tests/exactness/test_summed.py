@@ -133,6 +133,13 @@ class Wide(Own):
         return self.last(self.propagate(edge_index, x=self.own(x)))
 
 
+class Looped(Own):
+    """Over other edges than the graph's."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(add_self_loops(edge_index, num_nodes=x.size(0))[0], x=self.neighbours(x))
+
+
 SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "mean": Own,
     "sum, the other way": lambda i, o: Own(i, o, "add", flow="target_to_source"),
@@ -148,6 +155,7 @@ SUMS: dict[str, Callable[[int, int], nn.Module]] = {
     "the tutorial's, of out-degrees": lambda i, o: Tutorial(i, o, end=0, loops=False, flow="target_to_source"),
     "wide": Wide,
     "by targets": lambda i, o: ByTargets(i, o, "add"),
+    "means with self-loops": Looped,
 }
 
 
@@ -228,18 +236,11 @@ class OfOtherEdges(Tutorial):
         return self.propagate(edges, x=self.neighbours(x), norm=inverse[edges[1]].view(-1, 1))
 
 
-class Looped(Own):
-    """Over other edges than the graph's."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(add_self_loops(edge_index, num_nodes=x.size(0))[0], x=self.neighbours(x))
-
-
 OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
     "own aggregate": OwnAggregate,
     "own propagate": OwnPropagate,
     "update with rows": UpdateWithRows,
-    "self-loops": Looped,
+    "maxima with self-loops": lambda i, o: Looped(i, o, "max"),
     "the norm squared": Squared,
     "other edges": OfOtherEdges,
 }

@@ -10,11 +10,12 @@
 
     AGNNConv, GATConv, GATv2Conv, ResGatedGraphConv, TransformerConv                        see attention.py
     HGTConv, HANConv, RGCNConv, FastRGCNConv, RGATConv     over edges of several types: see relational.py
-    ARMAConv, ChebConv, EGConv, GatedGraphConv, HypergraphConv, LGConv, MixHopConv, SSGConv     see several_hops.py
-    ClusterGCNConv, GeneralConv, LEConv, MFConv, SimpleConv, WLConvContinuous               see simple_sums.py
+    ARMAConv, ChebConv, EGConv, HypergraphConv, SSGConv                                     see several_hops.py
+    ClusterGCNConv, GeneralConv, LEConv, MFConv, WLConvContinuous                           see simple_sums.py
     PNAConv                                 see principal.py
-    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, run as they are, as far as they
-    look at edges: see propagation.py and opaque.py
+    any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, are opened: they call sums, as
+    GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look at edges: see
+    lowering/opened.py, propagation.py and opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
@@ -324,7 +325,7 @@ _AGGREGATIONS: dict[str, type[nn.Module]] = {
 }
 _OF_ALL_TYPES = (gnn.HGTConv, gnn.HANConv, gnn.RGCNConv, gnn.FastRGCNConv, gnn.RGATConv)
 """Those that are given edges of all types at once."""
-_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv, gnn.SimpleConv)
+_OF_ANY_AGGREGATION = (gnn.SAGEConv, gnn.GraphConv, gnn.GINConv)
 _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ClusterGCNConv: simple_sums.lower_cluster_gcn,
     gnn.GCNConv: _gcn,
@@ -333,7 +334,6 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.LEConv: simple_sums.lower_le,
     gnn.GeneralConv: simple_sums.lower_general,
     gnn.MFConv: simple_sums.lower_mf,
-    gnn.SimpleConv: simple_sums.lower_simple,
     gnn.WLConvContinuous: simple_sums.lower_wl,
     gnn.GENConv: _gen,
     gnn.GINConv: _gin,
@@ -343,10 +343,7 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.ARMAConv: several_hops.lower_arma,
     gnn.ChebConv: several_hops.lower_cheb,
     gnn.EGConv: several_hops.lower_eg,
-    gnn.GatedGraphConv: several_hops.lower_gated,
     gnn.HypergraphConv: several_hops.lower_hypergraph,
-    gnn.LGConv: several_hops.lower_lg,
-    gnn.MixHopConv: several_hops.lower_mixhop,
     gnn.SSGConv: several_hops.lower_ssg,
     gnn.SGConv: _sg,
     gnn.TAGConv: _tag,

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions that look further than one hop, or at rows of one hop by rules of their own, as values.
 
-    LGConv          A X                                  SSGConv     (α X + (1 - α)/K Σ_k A^k X) Wᵀ + b
+    SSGConv         (α X + (1 - α)/K Σ_k A^k X) Wᵀ + b
     ChebConv        Σ_k T_k Wᵀ_k + b, T_0 = X, T_1 = L X, T_k = 2 L T_{k-1} - T_{k-2}
-    MixHopConv      [A^p X Wᵀ_p for the powers p] + b
     ARMAConv        mean over stacks of act(A H W + dropout(X) V + b), H = X, then what that gave, T times
-    GatedGraphConv  K times: a GRU cell's state X, which is given A X W
     EGConv          weights of each row, X Wᵀ + c, times A of its bases, head by head
     HypergraphConv  B (A X Wᵀ) + b, A the mean over in-neighbours and B that over out-neighbours; with attention both of
                     messages times a softmax over either
@@ -28,7 +26,6 @@ from ooc.model.layers.layer import Call, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.principal import lower_aggregation
 from ooc.model.layers.sums import (
-    SUMS,
     aggregated,
     bias_of,
     check_sum,
@@ -41,10 +38,6 @@ from ooc.plan.workload import EdgeData
 
 _OTHERS = {"min": MinAggregation, "var": VarAggregation}
 """By EGConv's names."""
-
-
-def lower_lg(conv: Any, call: Call) -> Value:
-    return call.aggregate(call.matrix("x"), gcn_scaling(conv, call))
 
 
 def lower_ssg(conv: Any, call: Call) -> Value:
@@ -105,24 +98,6 @@ def lower_cheb(conv: Any, call: Call) -> Value:
     return sum_of_maps(call, conv.lins, powers, bias_of(conv))
 
 
-def lower_mixhop(conv: Any, call: Call) -> Value:
-    assembly, power, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
-    mapped = {}
-    for number, linear in enumerate(conv.lins):
-        power = call.aggregate(power, scaling) if number else power
-        if number in conv.powers:
-            mapped[number] = sum_of_maps(call, [linear], [power])
-    places = [[*mapped].index(number) for number in conv.powers]  # one may be named twice
-    total, *others = mapped.values()
-
-    def side_by_side(*rows: Tensor) -> Tensor:
-        return torch.cat([rows[at] for at in places], dim=-1)
-
-    if len(places) > 1:
-        total = assembly.rowwise(call.where, side_by_side, [total, *others])
-    return assembly.sum([(1.0, total)], bias_of(conv))
-
-
 def lower_arma(conv: Any, call: Call) -> Value:
     """The stacks lie side by side."""
     assembly, x, scaling = call.assembly, call.matrix("x"), gcn_scaling(conv, call)
@@ -162,28 +137,6 @@ def _activated(call: Call, act: Any, rows: Value) -> Value:
     if isinstance(act, nn.Module):
         return call.apply(act, rows)
     return call.assembly.rowwise(call.where, act, [rows])
-
-
-def lower_gated(conv: Any, call: Call) -> Value:
-    assembly, x, missing = call.assembly, call.matrix("x"), conv.out_channels - call.matrix("x").columns
-    if missing < 0:
-        raise call.refuse(f"it takes at most {conv.out_channels} columns, and is given {x.columns}")
-    if missing:
-        x = assembly.rowwise(call.where, lambda rows: F.pad(rows, (0, missing)), [x])
-    weighted = call.takes("edge_weight", EdgeData.WEIGHT)
-    if weighted and conv.aggr not in SUMS:
-        raise call.refuse(f"aggr={conv.aggr!r} is not supported with edge_weight")
-    weight, cell = conv.weight, conv.rnn
-    if type(cell) is not nn.GRUCell:
-        raise call.refuse(f"rnn, a {type(cell).__name__}, is not supported")
-    for layer in range(conv.num_layers):
-        product = assembly.rowwise(call.where, lambda rows, k=layer: rows @ weight[k], [x], (weight,), heavy=True)
-        if weighted:
-            summed: Value = call.aggregate(product, Scaling.WEIGHTED_SUM)
-        else:
-            summed = aggregated(call, product, conv.aggr, conv)
-        x = assembly.rowwise(call.where, lambda m, h: cell(m, h), [summed, x], tuple(cell.parameters()), heavy=True)
-    return x
 
 
 def lower_eg(conv: Any, call: Call) -> Value:

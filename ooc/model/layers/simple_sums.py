@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of one plain sum over in-neighbours, as values. D: how many these are, or what their edges weigh.
 
-SimpleConv        A X, or A X + X, or [X, A X]        WLConvContinuous  (X + D⁻¹ A X) / 2
 ClusterGCNConv    D⁻¹ (A + I) X Wᵀ + X Vᵀ + b         LEConv            A X W₁ᵀ - D X W₂ᵀ + X W₃ᵀ + b
-GeneralConv       A (X W₁ᵀ + c) + X W₂ᵀ + b
+GeneralConv       A (X W₁ᵀ + c) + X W₂ᵀ + b           WLConvContinuous  (X + D⁻¹ A X) / 2
 MFConv            A X W_dᵀ + X V_dᵀ + b_d, d the number of in-neighbours, or the largest that there are weights for
 """
 
@@ -17,7 +16,6 @@ from ooc.model.graph import Scaling
 from ooc.model.layers.layer import Call
 from ooc.model.layers.sums import (
     SUMS,
-    aggregated,
     linear_of_rows,
     linear_of_sum,
     sum_and_degree,
@@ -26,24 +24,6 @@ from ooc.model.layers.sums import (
 from ooc.model.lowering.symbolic import is_linear
 from ooc.model.lowering.values import Value
 from ooc.plan.workload import EdgeData
-
-
-def lower_simple(conv: Any, call: Call) -> Value:
-    x, weighted = call.matrix("x"), call.takes("edge_weight", EdgeData.WEIGHT)
-    call.needs(conv.aggr in SUMS or not weighted)
-    if conv.combine_root == "self_loop" and conv.aggr == "mean":  # one more than there are
-        total = sum_and_degree(call, x)
-        return call.assembly.rowwise(call.where, lambda s, own: (s[:, :-1] + own) / (s[:, -1:] + 1.0), [total, x])
-    call.needs(conv.aggr in SUMS or conv.combine_root != "self_loop")
-    if weighted:
-        found: Value = call.aggregate(x, Scaling.WEIGHTED_SUM)
-    else:
-        found = aggregated(call, x, conv.aggr, conv)
-    if conv.combine_root in ("sum", "self_loop"):
-        return call.assembly.sum([(1.0, found), (1.0, x)])
-    if conv.combine_root == "cat":
-        return call.assembly.rowwise(call.where, lambda own, rows: torch.cat([own, rows], dim=-1), [x, found])
-    return found
 
 
 def lower_wl(conv: Any, call: Call) -> Value:

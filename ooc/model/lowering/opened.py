@@ -62,7 +62,7 @@ def lower_as_it_is(
     asked = layer.tails, layer.codes, layer.carried, layer.plain, part, layer.ends, layer.own, layer.relation
     key = conv, "opened", conv.training, str(asked)
     if key not in traced:
-        traced[key] = _ways(layer, assembly.setting)
+        traced[key] = _ways(layer, assembly.setting, [gcn_norm] if takes_rows_alone(conv) else [])
     ways: list[Opened | None] = traced[key]
 
     def by(opened: Opened | None) -> Value:
@@ -70,7 +70,7 @@ def lower_as_it_is(
             return lower_opaque(conv, where, args, kwargs, assembly, part=part)
         return _OfConvolution(opened, layer, assembly).run_on(rows)
 
-    while len(ways) > 1:
+    while len(ways) > 1 or ways[0] is not None:
         try:
             with assembly.attempt():
                 return by(ways[0])
@@ -78,25 +78,24 @@ def lower_as_it_is(
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
             del ways[0]
+            ways += [] if ways else _ways(layer, assembly.setting)
     return by(ways[0])
 
 
-def _ways(layer: Layer, setting: Setting) -> list[Opened | None]:
-    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told."""
+def _ways(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]] = ()) -> list[Opened | None]:
+    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told. Where it calls a
+    function of edges that is ``whole``, as a sum alone: other ways are looked for where that fails."""
     try:
-        opened = _calls_of(layer, setting)
+        opened = _calls_of(layer, setting, whole)
     except Exception as error:
         if isinstance(error, OocError) and not isinstance(error, ModelError):
             raise
-        return [None]
+        return _ways(layer, setting) if whole else [None]
+    if any(node.target in whole for node in opened.calls.nodes):
+        return [replace(opened, sums=True)]
     is_wider = _gathered_columns(opened.calls) > _WIDER * sum(map(prod, layer.tails.values()))
     ways = [None, opened, None] if is_wider else [opened, None]
     sums = [replace(opened, sums=True)] if is_wider and propagates_as_pyg(layer.module) else []
-    if takes_rows_alone(layer.module):
-        with suppress(ModelError):
-            normalized = _calls_of(layer, setting, whole=[gcn_norm])
-            if any(node.target is gcn_norm for node in normalized.calls.nodes):
-                sums = [replace(normalized, sums=True)]
     return [*sums, *ways]
 
 
@@ -113,7 +112,7 @@ def _gathered_columns(calls: Calls) -> int:
     return total
 
 
-def _calls_of(layer: Layer, setting: Setting, *, whole: Sequence[Callable[..., Any]] = ()) -> Opened:
+def _calls_of(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]]) -> Opened:
     """Of the layer, a convolution: what it is in, and what its forward calls, functions of edges being ``whole``."""
     _, edge_index, weight, features = small_inputs(1, setting.features_of_edges(layer.relation), dtype=setting.dtype)
     tried = [small_rows(tail, dtype=setting.dtype) for tail in layer.tails.values()]

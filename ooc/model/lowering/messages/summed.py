@@ -135,20 +135,23 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     arguments = {"edge_index": replace(edges.graph, flipped=flipped), "edge_weight": weights}
     call = Call(where, arguments, assembly, message.apply)
     call.takes("edge_weight", EdgeData.WEIGHT)
-    is_sum = conv.aggr in SUMS
-    call.needs(is_sum or not (message.weighs or edges.loops))
+    is_sum, is_mean = conv.aggr in SUMS, conv.aggr == "mean"
+    call.needs(is_sum or not (message.weighs or edges.loops) or (is_mean and not message.weighs))
     call.needs(message.weighs or not edges.scaling)
     call.needs(not (weighted and edges.loops))
     rows, factors = message.rows, factors if message.weighs else []
     for own, end in factors:
         rows = _scaled(call, rows, own) if end == at_targets else rows
-    if is_sum and (message.weighs or edges.loops):
+    if message.weighs or edges.loops:
         scaling = edges.scaling or (Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
         found: Value = call.aggregate(rows, scaling)
     else:
         found = aggregated(call, rows, conv.aggr, conv)
     if edges.loops:
         found = assembly.sum([(1.0, found), (1.0, rows)])
+    if edges.loops and is_mean:
+        count = degree_of(call, call.arguments["edge_index"], {rows.space: rows})
+        found = assembly.rowwise(where, lambda total, n: total / (n + 1.0), [found, count])
     for own, end in factors:
         found = _scaled(call, found, own) if end != at_targets else found
     return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
