@@ -202,7 +202,7 @@ _CONVS: dict[str, Make] = {
     "EGConv": framed(lambda w: C.EGConv(w, w, num_heads=2)),
     "CGConv": framed(lambda w: C.CGConv(w)),
     "LGConv": framed(lambda w: C.LGConv()),
-    "GPSConv": framed(lambda w: C.GPSConv(w, C.SAGEConv(w, w), heads=2)),
+    "GPSConv": framed(lambda w: C.GPSConv(w, C.SAGEConv(w, w), heads=2, attn_type="performer")),
     "AntiSymmetricConv": framed(lambda w: C.AntiSymmetricConv(w)),
     "DirGNNConv": lambda i, o: C.DirGNNConv(C.SAGEConv(i, o)),
     "MixHopConv": framed(lambda w: C.MixHopConv(w, w, powers=[0, 1, 2]), wider=3),
@@ -465,7 +465,6 @@ OTHERWISE: dict[str, str] = {
 """What is tried and refused, and how it is trained."""
 
 OF_PRINCIPLE: dict[str, str] = {
-    "GPSConv": "every node attends to every other: N² pairs",
     "EquilibriumAggregation": "takes steps that are divided by the number of all rows, in float32 whatever its type",
     **dict.fromkeys(
         ("MLPAggregation", "LCMAggregation", "PatchTransformerAggregation"),

@@ -102,9 +102,8 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         pulled = program.schedule.pulled(run.stage)
         pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
     stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
-    measured = [barrier.source for barrier in moments]
     return program.step(
-        compute, title, run.stage, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=measured
+        compute, title, run.stage, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=moments
     )
 
 

@@ -176,10 +176,10 @@ class Program:
         backward: int | None = None,
         reverse: bool = False,
         scoring: int = 0,
-        measured: Sequence[Value] = (),
+        measured: Sequence[Moments] = (),
     ) -> Step:
         """The step of ``stage`` that ``compute`` computes, described. ``scoring``: operators by which outputs get a
-        loss or scores. ``measured``: values whose moments are taken. The bound on temporaries counts all that is
+        loss or scores. ``measured``: the moments that are taken. The bound on temporaries counts all that is
         computed, recorded and differentiated."""
         columns, stores, active = self.context.columns, stores or {}, self.active(stage)
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
@@ -196,7 +196,7 @@ class Program:
         temporaries.append(max((_product_columns(v) for v in recipe.order), default=0))
         temporaries.append(_SCORING_COPIES * self.schedule.output.columns if scoring else 0)
         of_moments = MOMENTS_BYTES // self.context.network.dtype.itemsize
-        temporaries.append(max((of_moments * v.columns for v in measured), default=0))
+        temporaries.append(max((of_moments * one.source.columns + one.inner_columns for one in measured), default=0))
         learnt = self.schedule.learnt.get(stage)
         stepped = learnt.columns if learnt is not None and embedding_name(learnt.space) in stores else 0
         temporaries.append(_STEP_COPIES * stepped)
@@ -424,7 +424,8 @@ def _columns_at(value: Value) -> int:
         v.columns for v in value.inputs if v.trains or (isinstance(value, Differentiated) and v.entries_per_row is None)
     ]
     made = value.columns + sum(needed)
-    return (1 if isinstance(value, _DIFFERENTIATED_AT_ONCE) else 2) * made + 2 * _product_columns(value)
+    inner = value.inner_columns if isinstance(value, Moments) else 0
+    return (1 if isinstance(value, _DIFFERENTIATED_AT_ONCE) else 2) * made + inner + 2 * _product_columns(value)
 
 
 def _product_columns(value: Value) -> int:

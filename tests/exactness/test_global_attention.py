@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
-from torch_geometric.nn.attention import PolynormerAttention, SGFormerAttention
+from torch_geometric.nn import GINConv, GPSConv, SAGEConv
+from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 from torch_geometric.nn.models import Polynormer, SGFormer
 
 from ooc.errors import ModelError
@@ -70,20 +70,40 @@ def sgformer(**options: Any) -> nn.Module:
     return SGFormer(6, 6, 5, trans_dropout=0.0, gnn_dropout=0.0, **options)
 
 
+class General(nn.Module):
+    """GraphGPS: attention of all nodes beside a convolution, told of the graph of each row, and alone."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        options = {"heads": 2, "attn_type": "performer", "attn_kwargs": {"head_channels": 8, "qkv_bias": True}}
+        self.before, self.last = nn.Linear(features, 6), nn.Linear(6, classes)
+        self.first = GPSConv(6, GINConv(nn.Linear(6, 6)), norm="graph_norm", **options)
+        self.second = GPSConv(6, None, norm="batch_norm", act="elu", **options)
+        kernel = nn.Softmax(dim=-1)
+        self.third = PerformerAttention(6, heads=3, head_channels=4, kernel=kernel, attn_out_bias=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        batch = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+        x = self.second(self.first(self.before(x), edge_index, batch), edge_index)
+        out: Tensor = self.last(self.third(x.unsqueeze(0)).squeeze(0))
+        return out
+
+
 CASES: dict[str, ModelCase] = {
     "SGFormer": CustomCase(make=lambda f, c: OfModel(f, c, sgformer(trans_num_heads=2, aggregate="cat"))),
     "Polynormer": CustomCase(make=lambda f, c: OfModel(f, c, polynormer())),
     "attentions": CustomCase(make=Attending),
+    "GPSConv": CustomCase(make=General),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_models(name: str, tmp_path: Path) -> None:
-    """Losses, gradients and scores; of two attentions behind each other in the least memory, and with more the same
+    """Losses, gradients and scores; of attentions behind each other in the least memory, and with more the same
     bits."""
     case, data = CASES[name], random_data(ROUGH)
     store, least = store_of(data, tmp_path), {}
-    if name == "attentions":
+    if name in ("attentions", "GPSConv"):
         gpu, host = least_budgets(
             lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
         )
@@ -119,3 +139,34 @@ def test_several_graphs_are_refused(tmp_path: Path) -> None:
     store = store_of(random_data(ROUGH), tmp_path)
     with pytest.raises(ModelError, match=r"SGFormer: batch must be torch.zeros\(x.size\(0\), dtype=torch.long\)"):
         make_trainer(CustomCase(make=lambda f, c: Grouped(f, c, sgformer())), store, tmp_path)
+
+
+class Learnt(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.attention, self.last = PerformerAttention(features, 2, kernel=nn.PReLU()), nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(self.attention(x.unsqueeze(0)).squeeze(0))
+        return out
+
+
+class Pairs(nn.Module):
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = GPSConv(features, GINConv(nn.Linear(features, features)), heads=2)
+        self.last = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(self.conv(x, edge_index))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(Learnt, "kernel with parameters"), (Pairs, "by N² pairs; with attn_type='performer' by sums over all nodes")],
+)
+def test_attention_without_sums_is_refused(make: Any, told: str, tmp_path: Path) -> None:
+    store = store_of(random_data(GraphCase(nodes=30, features=6)), tmp_path)
+    with pytest.raises(ModelError, match=told):
+        make_trainer(CustomCase(make=make), store, tmp_path)

@@ -407,16 +407,23 @@ class Assembly:
         return Normalized(self.next_index(), values, moments, function, parameters)
 
     def of_totals(
-        self, name: str, source: Value, total: Callable[[Tensor], Tensor], function: Callable[[Tensor, Tensor], Tensor]
+        self,
+        name: str,
+        source: Value,
+        total: Callable[[Tensor], Tensor],
+        function: Callable[[Tensor, Tensor], Tensor],
+        *,
+        inner_columns: int = 0,
     ) -> Value:
         """``function(x, total(x))``, where ``total`` is the sum over all rows of what it makes of each: any rows [R, C]
-        → [K], without parameters. Both are tried on a few rows, and ModelError names ``name``."""
+        → [K], without parameters. Both are tried on a few rows, and ModelError names ``name``. ``inner_columns``:
+        numbers a row of what either makes on the way, where that is wider than x."""
         check_matrix(source)
         dtype = self.setting.dtype
         found = total(torch.zeros(1, source.columns, dtype=dtype))
         tail = probe(name, lambda rows: function(rows, torch.ones_like(found)), [source.tail], dtype)
-        moments = Moments(self.next_index(), source, totals=Totals(total, found.numel()))
-        return Normalized(self.next_index(), [source], [moments], function, (), tail)
+        moments = Moments(self.next_index(), source, totals=Totals(total, found.numel(), inner_columns))
+        return Normalized(self.next_index(), [source], [moments], function, (), tail, inner_columns=inner_columns)
 
     def next_index(self) -> int:
         """Of the value that is made next."""

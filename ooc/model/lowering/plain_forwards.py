@@ -2,14 +2,15 @@
 """Forwards of PyG that a trace cannot follow, written so that it can: they give the same for one graph.
 
 ``GroupAddRev`` has a backward of its own, which computes its input again from its output: the gradients are those of
-its forward. ``SGFormer`` and ``Polynormer`` sort rows by the graph that they belong to, and ask for their number. What
-these give is compared with what PyG's own give, on a small graph (``symbolic.Calls``).
+its forward. ``SGFormer``, ``Polynormer`` and ``GPSConv`` sort rows by the graph that they belong to, and ask for their
+number. What these give is compared with what PyG's own give, on a small graph (``symbolic.Calls``).
 
 And their attention of every row to every other without pairs, as values: all keys and values come to one matrix a head,
 a sum over all rows as the moments of a norm are.
 
     SGFormerAttention      (q Σ kᵀv + N v) / (q Σ k + N), q and k of length 1; the mean over heads
     PolynormerAttention    (q Σ kᵀv) / (q Σ k + ε), q and k sigmoids; then a norm, a product with a map of x, and a map
+    PerformerAttention     (φ(q) Σ φ(k)ᵀv) / (φ(q) Σ φ(k)), φ a kernel of random projections; then a map
 
 Shapes: R rows at hand, H heads, C channels of a head, M the same of a key.
 """
@@ -22,6 +23,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn.attention import PerformerAttention
+from torch_geometric.nn.attention.performer import generalized_kernel
+from torch_geometric.nn.conv import GPSConv
 from torch_geometric.nn.models import GroupAddRev
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
@@ -34,9 +38,9 @@ try:
     from torch_geometric.nn.models import Polynormer
     from torch_geometric.nn.models.sgformer import SGModule
 except ImportError:  # PyG before 2.7
-    GLOBAL_ATTENTIONS: tuple[type[nn.Module], ...] = ()
+    GLOBAL_ATTENTIONS: tuple[type[nn.Module], ...] = (PerformerAttention,)
 else:
-    GLOBAL_ATTENTIONS = (PolynormerAttention, SGFormerAttention)
+    GLOBAL_ATTENTIONS = (PerformerAttention, PolynormerAttention, SGFormerAttention)
 
 
 @contextmanager
@@ -96,6 +100,27 @@ def _polynormer(self: Any, x: Any, edge_index: Any, batch: Any = None) -> Any:
     return F.log_softmax(self.pred_global(x), dim=-1)
 
 
+def _gps(self: Any, x: Any, edge_index: Any, batch: Any = None, **kwargs: Any) -> Any:
+    if batch is not None:
+        _check_batch(batch, "GPSConv")
+    if not isinstance(self.attn, PerformerAttention):
+        raise ModelError(
+            "GPSConv: every node attends to every other, by N² pairs; with attn_type='performer' by sums over all nodes"
+        )
+
+    def norm(one: Any, rows: Any) -> Any:
+        if one is None:
+            return rows
+        return one(rows, batch=batch) if self.norm_with_batch else one(rows)
+
+    attended = F.dropout(_attend(self.attn, x), p=self.dropout, training=self.training)
+    found = norm(self.norm2, attended + x)
+    if self.conv is not None:
+        local = F.dropout(self.conv(x, edge_index, **kwargs), p=self.dropout, training=self.training)
+        found = norm(self.norm1, local + x) + found
+    return norm(self.norm3, found + self.mlp(found))
+
+
 def _attend(attention: Any, x: Any) -> Any:
     """As one batch."""
     return attention(x.unsqueeze(0)).squeeze(0)
@@ -114,7 +139,8 @@ def _check_batch(batch: Any, name: str) -> None:
 _PLAIN: tuple[tuple[type, str, Any], ...] = (
     (InvertibleModule, "_fn_apply", _apply),
     (GroupAddRev, "_forward", _add_reversibly),
-    *(((SGModule, "forward", _sgformer), (Polynormer, "forward", _polynormer)) if GLOBAL_ATTENTIONS else ()),
+    (GPSConv, "forward", _gps),
+    *(((SGModule, "forward", _sgformer), (Polynormer, "forward", _polynormer)) if len(GLOBAL_ATTENTIONS) > 1 else ()),
 )
 
 
@@ -126,8 +152,53 @@ _EPSILON = 1e-6
 
 def lower_global_attention(attention: nn.Module, where: str, x: Value, assembly: Assembly) -> Value:
     """What it gives for all rows as one graph."""
+    if isinstance(attention, PerformerAttention):
+        return _performer_attention(attention, where, x, assembly)
     lower = _polynormer_attention if isinstance(attention, PolynormerAttention) else _sgformer_attention
     return lower(attention, where, x, assembly)
+
+
+def _performer_attention(attention: Any, where: str, x: Value, assembly: Assembly) -> Value:
+    """Its keys are several times as wide as values, so they are made of narrow ones again wherever they are needed."""
+    heads, channels, projection = attention.heads, attention.head_channels, attention.fast_attn
+    if [*getattr(projection.kernel, "parameters", list)()]:
+        raise ModelError(f"{where}: a kernel with parameters is not supported")
+    maps = (attention.q, attention.k, attention.v)
+
+    def mapped(rows: Tensor) -> Tensor:
+        return torch.cat([one(rows) for one in maps], dim=1)
+
+    def split(rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.view(len(rows), 3, heads, channels).permute(1, 2, 0, 3).unbind()
+
+    def keys(rows_HRC: Tensor) -> Tensor:
+        found: Tensor = generalized_kernel(rows_HRC[None], projection.projection_matrix, projection.kernel)[0]
+        return found
+
+    def total(rows: Tensor) -> Tensor:
+        _, k_HRC, v_HRC = split(rows)
+        k_HRM = keys(k_HRC)
+        return torch.cat([(k_HRM.transpose(1, 2) @ v_HRC).flatten(), k_HRM.sum(dim=1).flatten()])
+
+    def attended(rows: Tensor, sums: Tensor) -> Tensor:
+        q_HRM, of_keys = keys(split(rows)[0]), heads * projection.num_rows
+        kv_HMC, k_HM1 = sums[:-of_keys].view(heads, -1, channels), sums[-of_keys:].view(heads, -1, 1)
+        found_HRC = q_HRM @ kv_HMC / (q_HRM @ k_HM1)
+        return found_HRC.transpose(0, 1).reshape(len(rows), -1)
+
+    inner = _KEYS_AT_ONCE * heads * projection.num_rows
+    source = assembly.rowwise(where, mapped, [x], _parameters(*maps), heavy=True)
+    found = assembly.of_totals(where, source, total, attended, inner_columns=inner)
+    out = assembly.rowwise(where, attention.attn_out, [found], _parameters(attention.attn_out), heavy=True)
+    return assembly.dropout(out, float(attention.dropout.p)) if attention.dropout.training else out
+
+
+_KEYS_AT_ONCE = 3
+"""As they are projected, as the kernel gives them and as they are used."""
+
+
+def _parameters(*modules: nn.Module) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters()]
 
 
 def _sgformer_attention(attention: Any, where: str, x: Value, assembly: Assembly) -> Value:
@@ -154,8 +225,7 @@ def _sgformer_attention(attention: Any, where: str, x: Value, assembly: Assembly
         found: Tensor = (above / below[..., None]).mean(dim=1)
         return found
 
-    parameters = [parameter for one in maps for parameter in one.parameters()]
-    source = assembly.rowwise(where, mapped, [x], parameters, heavy=True)
+    source = assembly.rowwise(where, mapped, [x], _parameters(*maps), heavy=True)
     return assembly.of_totals(where, source, total, attended)
 
 
@@ -192,11 +262,8 @@ def _polynormer_attention(attention: Any, where: str, x: Value, assembly: Assemb
         gated = attention.lns(found) * (attention.h_lins(rows) + attention.beta)
         return F.relu(attention.lin_out(gated))
 
-    def of(*modules: nn.Module) -> list[nn.Parameter]:
-        return [parameter for module in modules for parameter in module.parameters()]
-
-    source = assembly.rowwise(where, mapped, [x], of(attention.k, attention.v, *of_query), heavy=True)
+    source = assembly.rowwise(where, mapped, [x], _parameters(attention.k, attention.v, *of_query), heavy=True)
     found = assembly.of_totals(where, source, total, attended)
-    after = of(attention.lns, attention.h_lins, attention.lin_out)
+    after = _parameters(attention.lns, attention.h_lins, attention.lin_out)
     out = assembly.rowwise(where, mixed, [found, x], after, heavy=True)
     return assembly.dropout(out, float(attention.dropout.p)) if attention.dropout.training else out

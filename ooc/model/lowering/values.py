@@ -346,13 +346,14 @@ class TileTotals:
 
 class Totals:
     """The sum over all rows of what ``function`` makes of each, [R, …] → [K] of any rows together; with its gradient,
-    as ``Statistics`` have the moments. ``numbers``: K."""
+    as ``Statistics`` have the moments. ``numbers``: K; ``inner_columns``: numbers a row made on the way."""
 
     parts = 1
 
-    def __init__(self, function: Callable[[Tensor], Tensor], numbers: int) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], numbers: int, inner_columns: int = 0) -> None:
         self.function = function
         self.numbers = numbers
+        self.inner_columns = inner_columns
         self.begin()
 
     def begin(self) -> None:
@@ -400,6 +401,11 @@ class Moments(Value):
     ) -> None:
         super().__init__(index, (source,), ())
         self.statistics = Statistics(source.columns, update) if totals is None else totals
+
+    @property
+    def inner_columns(self) -> int:
+        """Numbers a row of what a total makes on the way, and of its gradient, besides."""
+        return self.statistics.inner_columns if isinstance(self.statistics, Totals) else 0
 
     def needs(self) -> tuple[Value, ...]:
         return self.inputs
@@ -631,9 +637,11 @@ class Normalized(Differentiated):
         function: RowFunction,
         parameters: Sequence[nn.Parameter],
         tail: Sequence[int] | None = None,
+        *,
+        inner_columns: int = 0,
     ) -> None:
         tail = values[0].tail if tail is None else tail
-        super().__init__(index, (*values, *moments), tail, function, parameters)
+        super().__init__(index, (*values, *moments), tail, function, parameters, inner_columns=inner_columns)
         self._values, self._moments = tuple(values), tuple(moments)
 
     @property
