@@ -121,7 +121,7 @@ class LabelForm:
             at, column = np.argwhere(~known)[0]
             raise SourceError(
                 f"{self.name}: label {column} of node {row + at} is {y[at, column]}, neither 0 nor 1; "
-                "give task='values' if these are values"
+                "if these are values, convert with task='values', or give them as floating-point numbers"
             )
         return y.astype(np.int8)
 

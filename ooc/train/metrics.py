@@ -307,7 +307,16 @@ def make_scorer(store: Store, metric: Metric, *, rows: int, outputs: int, dtype:
     """The scorer of ``metric``. Scored rows lie among the first ``rows``, of so many ``outputs`` of type ``dtype``."""
     if metric is Metric.R2 and store.num_incomplete:
         raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
+    if store.task is not Task.CLASSES and outputs != label_columns(store):
+        return Unscored(metric, 0)
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
+
+
+class Unscored(Scorer):
+    """Of outputs that no metric is of, as they are not one a label: a loss of one's own knows what they mean."""
+
+    def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> None:
+        """Nothing."""
 
 
 class RankingScorer(Scorer):

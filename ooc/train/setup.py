@@ -28,7 +28,7 @@ from ooc.plan.graphs import GraphStatistics
 from ooc.plan.workload import Direction, EdgeData
 from ooc.stages import StageBuilder, Step
 from ooc.stages.workload import matrix_columns
-from ooc.storage.store import Store
+from ooc.storage.store import Store, Task
 from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts, store_of_statistics
 from ooc.train.embedding import LearntRows
@@ -281,7 +281,8 @@ def lower_model(
         outputs_of=outputs_of,
         results=results,
     )
-    classes, learnt = store.num_classes if of_classes else 0, max(embedding_columns.values(), default=0)
+    classes = store.num_classes if of_classes and store.task is Task.CLASSES else 0
+    learnt = max(embedding_columns.values(), default=0)
     lowered = partial(lower, model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
     resources = given.for_model(model, store, None, learnt=learnt)
     with one_thread():  # layers are tried on small graphs, by thousands of operators that would wait for each other

@@ -585,6 +585,35 @@ def test_outputs_must_be_as_many_as_labels(tmp_path: Path) -> None:
         make_trainer(store, 1, tmp_path, loss=nn.CrossEntropyLoss())
 
 
+QUANTILES = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+
+
+def pinball(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Several quantiles of one number."""
+    short = labels - outputs
+    return torch.maximum(QUANTILES * short, (QUANTILES - 1) * short).mean()
+
+
+def distilled(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A class and what a teacher says of all."""
+    soft = F.kl_div(outputs.log_softmax(1), labels[:, 1:].softmax(1), reduction="batchmean")
+    return F.cross_entropy(outputs, labels[:, 0].abs().long() % 3) + soft
+
+
+@pytest.mark.parametrize(("loss", "outputs", "labels"), [(pinball, 3, 1), (distilled, 3, 4)])
+def test_a_loss_of_ones_own_may_be_of_more_outputs_or_labels(
+    loss: Any, outputs: int, labels: int, tmp_path: Path
+) -> None:
+    """Which no metric is of: there are no scores then."""
+    y = random_values(DATA, labels)
+    store = labelled(DATA, y, tmp_path)
+    assert_same_as_pyg(store, y, outputs, loss, tmp_path, mean_of_rows=False)
+    with make_trainer(store, outputs, tmp_path, loss=loss) as trainer:
+        record = trainer.fit(epochs=1, progress=False)[0]
+        assert record.train_score is record.valid_score is record.test_score is None
+        assert set(trainer.evaluate().values()) == {None}
+
+
 @pytest.mark.parametrize("task", ["multilabel", "values"])
 def test_a_training_row_without_a_label_is_damage(task: str, tmp_path: Path) -> None:
     """Not a loss of something else."""
