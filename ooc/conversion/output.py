@@ -70,9 +70,9 @@ class Journal:
 
     def finish(self, stage: str, result: dict[str, Any], *, now: bool = False) -> dict[str, Any]:
         """``stage`` is done; the ``result``, as JSON has it. ``now``: it must be on the disk before anything else is
-        done."""
+        done, but where the source is not recognised and nobody goes on with it."""
         self._results[stage] = result
-        if now or time.monotonic() - self._saved_s >= _LEAST_SECONDS:
+        if self.key["input"] and (now or time.monotonic() - self._saved_s >= _LEAST_SECONDS):
             self.save()
         return result
 
@@ -156,7 +156,8 @@ class Workplace:
         """Flush the store and give it its name, in place of what has it where ``force`` says so."""
         if not self._flushed:
             with reported(self.listener, "flushing to disk", 1, "stores") as advance:
-                self.journal.finish(_FINISHED, {"metadata": digest(self.store)}, now=True)
+                self.journal.finish(_FINISHED, {"metadata": digest(self.store)})
+                self.journal.save()
                 advance(1)
         check_target(self._target, force=force)
         self._replace()

@@ -202,7 +202,7 @@ def test_marks_are_whole_or_absent(tmp_path: Path) -> None:
     """Those of quick stages are written with the next one that has to be, after all that they speak of."""
     (folder := tmp_path / "g.ooc.partial").mkdir()
     path = folder / "journal.json"
-    journal = Journal.begin(path, {"input": {}})
+    journal = Journal.begin(path, {"input": "a"})
     journal.finish("labels", {"num_classes": 3})
     found = Journal.read(path)
     assert found is not None and found.stages() == []

@@ -3,12 +3,14 @@
 
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 from torch_geometric.nn.models import GCN
 
 import ooc
@@ -94,6 +96,19 @@ def test_a_mark_speaks_of_what_is_on_the_disk(tmp_path: Path, flushed: list[Path
     journal.finish("labels", {}, now=True)
     marked = next(at for at, path in enumerate(flushed) if path.name == f"journal.json{TEMPORARY_SUFFIX}")
     assert {folder, folder / "store", *(folder / "store").rglob("*")} <= set(flushed[:marked])
+
+
+def test_what_nobody_would_go_on_with_is_flushed_once(tmp_path: Path, flushed: list[Path]) -> None:
+    """Data in memory cannot be told from other data by a later process."""
+    data = HeteroData()
+    for name in "abc":
+        data[name].x = torch.ones(9, 2)
+        for other in "abc":
+            data[name, f"to {other}", other].edge_index = torch.arange(18).view(2, 9) % 9
+    data["a"].y = torch.arange(9) % 3
+    store = ooc.convert(data, tmp_path / "g.ooc")
+    assert len(store.types.edges) == 9
+    assert max(Counter(path for path in flushed if "store" in path.parent.parts).values()) == 1
 
 
 def test_a_kept_aggregation_is_whole_before_it_has_its_name(tmp_path: Path, flushed: list[Path]) -> None:
