@@ -5,12 +5,12 @@ Each is a convolution, a norm, dropout, a linear map, or a function of rows; wha
 name.
 """
 
-import inspect
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, M
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
+from ooc.kernels.functions import Activation
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
 from ooc.model.layers.propagation import OfEdges, lower_propagation
@@ -55,7 +56,15 @@ from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise,
 from ooc.model.lowering.whole import Whole, both_types, side_by_side
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
-_TANH, _LOGISTIC = (torch.tanh, F.tanh, "tanh"), (torch.sigmoid, F.sigmoid, "sigmoid")
+_ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: Activation.RELU, nn.LeakyReLU: Activation.LEAKY_RELU}
+_ACTIVATIONS |= {getattr(nn, name): Activation[name.upper()] for name in ["ELU", "Sigmoid", "Tanh", "SiLU", "Softplus"]}
+_ACTIVATIONS |= {name: Activation[name.upper()] for name in ("relu", "sigmoid", "tanh")}
+_ACTIVATIONS |= {
+    getattr(owner, one.name.lower()): one
+    for owner, one in product((F, torch), Activation)
+    if hasattr(owner, one.name.lower())
+}
+"""Modules, names of methods, and functions."""
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
@@ -233,12 +242,8 @@ class Interpreter:
             raise ModelError(f"{where} is not supported: it is not known to work row by row{more}")
         in_place = bool(getattr(module, "inplace", False))
         self._check_in_place(node, where, in_place)
-        if kind in (nn.ReLU, nn.LeakyReLU):
-            return assembly.rectified(source, None if kind is nn.ReLU else float(module.negative_slope))
-        if kind in (nn.Tanh, nn.Sigmoid):
-            return assembly.sigmoidal(source, logistic=kind is nn.Sigmoid)
-        if kind is nn.ELU:
-            return assembly.exponential_linear(source, float(module.alpha))
+        if (activated := self._activated(module, [source], {})) is not None:
+            return activated
         parameters = tuple(module.parameters())
         return assembly.rowwise(where, lambda x: module(x.clone() if in_place else x), [source], parameters)
 
@@ -374,7 +379,7 @@ class Interpreter:
                 raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
             return self._assembly.noise(args[0])
         if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
-            weight, bias = (lambda input, weight, bias=None: map(_parameter, (weight, bias)))(*args, **kwargs)
+            weight, bias = (lambda input, weight, bias=None: map(parameter_of, (weight, bias)))(*args, **kwargs)
             if isinstance(weight, nn.Parameter):
                 return self._linear(args[0], weight, bias, name)
         activated = self._activated(target, args, kwargs)
@@ -495,25 +500,20 @@ class Interpreter:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(input, float(p)) if drops else input
 
-    def _activated(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """ReLU, LeakyReLU, ELU, tanh or the logistic function of a value; None for anything else."""
-        if target in _TANH + _LOGISTIC and len(args) == 1 and not kwargs and isinstance(args[0], Value):
-            return self._assembly.sigmoidal(args[0], logistic=target in _LOGISTIC)
-        if target in (F.relu, torch.relu, "relu"):
-            given = inspect.signature(lambda input, inplace=False: None).bind(*args, **kwargs)
-        elif target is F.leaky_relu:
-            given = inspect.signature(lambda input, negative_slope=0.01, inplace=False: None).bind(*args, **kwargs)
-        elif target is F.elu:
-            given = inspect.signature(lambda input, alpha=1.0, inplace=False: None).bind(*args, **kwargs)
-        else:
-            return None
-        given.apply_defaults()
-        source, slope = given.arguments["input"], given.arguments.get("negative_slope")
-        if not isinstance(source, Value):
-            return None
-        if target is F.elu:
-            return self._assembly.exponential_linear(source, given.arguments["alpha"])
-        return self._assembly.rectified(source, slope)
+    def _activated(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
+        """What an activation gives whose gradient needs no more than its result, or the signs; None for any other."""
+        known = activation_of(target, args, kwargs) if args and isinstance(args[0], Value) else None
+        match known:
+            case (Activation.RELU, _):
+                return self._assembly.rectified(args[0])
+            case (Activation.LEAKY_RELU, slope):
+                return self._assembly.rectified(args[0], slope)
+            case (Activation.ELU, alpha):
+                return self._assembly.exponential_linear(args[0], alpha)
+            case (Activation.TANH | Activation.SIGMOID as kind, _):
+                return self._assembly.sigmoidal(args[0], logistic=kind is Activation.SIGMOID)
+            case _:
+                return None
 
     def _shape(self, target: Any, args: list[Any]) -> Any:
         """What the shape, type and parts of a value are; None for any other question."""
@@ -636,7 +636,7 @@ class Interpreter:
                 if left is not right and left.tail == right.tail and len(left.tail) == 1:
                     return self._assembly.sum([(1.0, left), (sign[target], right)])
             elif isinstance(left, Value) and len(left.tail) == sign[target] == 1:
-                bias = _parameter(right)
+                bias = parameter_of(right)
                 if bias is not None and left.tail == tuple(bias.shape):
                     return self._assembly.sum([(1.0, left)], (bias,))
         if target in (operator.mul, torch.mul, "mul"):
@@ -721,7 +721,23 @@ def _remedy(result: Any) -> str:
     return ""
 
 
-def _parameter(argument: Any) -> Any:
+def activation_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Activation, float] | None:
+    """Which activation of its one operand a function, a method or a module is, with its constant."""
+    if isinstance(target, nn.Module):
+        kind, options = _ACTIVATIONS.get(type(target)), vars(target)
+        is_usual = (options.get("beta", 1), options.get("threshold", 20)) == (1, 20)
+        if kind is None or len(args) != 1 or kwargs or not is_usual:
+            return None
+        return kind, float(options.get("negative_slope", options.get("alpha", 0.0)))
+    kind = _ACTIVATIONS.get(target)
+    constants = [one for one in (*args[1:], *kwargs.values()) if not isinstance(one, bool)]  # but for ``inplace``
+    if kind in (Activation.LEAKY_RELU, Activation.ELU) and len(constants) < 2:
+        defaults = {Activation.LEAKY_RELU: 0.01, Activation.ELU: 1.0}
+        return kind, float(*constants or [defaults[kind]])
+    return None if kind is None or constants else (kind, 0.0)
+
+
+def parameter_of(argument: Any) -> Any:
     """The parameter that an argument stands for, if it is one."""
     if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
         return argument.parameters[0]

@@ -33,7 +33,7 @@ from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.layers.sums import SUMS
 from ooc.model.lowering.assembly import Assembly
-from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, leaves_of
+from ooc.model.lowering.interpreter import AsItIs, Free, Interpreter, activation_of, leaves_of, parameter_of
 from ooc.model.lowering.messages.summed import (
     MULTIPLY,
     PLAIN,
@@ -55,22 +55,6 @@ _SOURCE, _TARGET, _EDGE = 0, 1, 2
 """Ends of an edge, where rows are looked up; and the edge itself, with what it carries."""
 _ADD = {operator.add: 1.0, torch.add: 1.0, "add": 1.0, operator.sub: -1.0, torch.sub: -1.0, "sub": -1.0}
 _CONCATENATE = (torch.cat, torch.concat, torch.hstack)
-_MODULES = {
-    nn.ReLU: "RELU",
-    nn.LeakyReLU: "LEAKY_RELU",
-    nn.ELU: "ELU",
-    nn.Sigmoid: "SIGMOID",
-    nn.Tanh: "TANH",
-    nn.SiLU: "SILU",
-    nn.Softplus: "SOFTPLUS",
-}
-_FUNCTIONS: dict[Any, Activation] = {"relu": Activation.RELU, "sigmoid": Activation.SIGMOID, "tanh": Activation.TANH}
-_FUNCTIONS |= {
-    getattr(owner, name.lower()): Activation[name]
-    for owner in (F, torch)
-    for name in _MODULES.values()
-    if hasattr(owner, name.lower())
-}
 
 
 @dataclass(frozen=True)
@@ -392,7 +376,8 @@ class _OfMessage(Interpreter):
         if module is not None and is_linear(module) and len(args) == 1:
             weight, bias = module.weight, module.bias
         elif node.target is F.linear:
-            weight, bias = (one.parameters[0] if _is_parameter(one) else one for one in (*args[1:], None, None)[:2])
+            given = (*args[1:], None, None)[:2]
+            weight, bias = (one if (of := parameter_of(one)) is None else of for one in given)
         if not isinstance(weight, nn.Parameter) or not (bias is None or isinstance(bias, nn.Parameter)):
             return None
         if isinstance(args[0], _Product) and args[0].mapped is None:
@@ -442,7 +427,7 @@ class _OfMessage(Interpreter):
             return None
         if node.target in _ADD and len(args) == 2 and not kwargs:
             return self._sum_with_product(node, args)
-        known = _activation(node.target if module is None else module, args, kwargs)
+        known = activation_of(node.target if module is None else module, args, kwargs)
         if known is not None and isinstance(args[0], _Product) and args[0].outer is None and args[0].mapped is None:
             return replace(args[0], node=node, outer=known)
         matrix = None if known is None else self._block(node.all_input_nodes[0], args[0])
@@ -585,32 +570,9 @@ def _added(first: _OfEnds, second: _OfEnds) -> _OfEnds:
     return _OfEnds(tuple(blocks))
 
 
-def _activation(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Activation, float] | None:
-    """Which activation of its one operand a function or a module is, with its constant."""
-    if isinstance(target, nn.Module):
-        name, options = _MODULES.get(type(target)), vars(target)
-        if (
-            name is None
-            or len(args) != 1
-            or kwargs
-            or (options.get("beta", 1), options.get("threshold", 20)) != (1, 20)
-        ):
-            return None
-        return Activation[name], float(options.get("negative_slope", options.get("alpha", 0.0)))
-    kind, constants = _FUNCTIONS.get(target), [*args[1:], *(kwargs[name] for name in kwargs if name != "inplace")]
-    if kind in (Activation.LEAKY_RELU, Activation.ELU) and len(constants) < 2:
-        defaults = {Activation.LEAKY_RELU: 0.01, Activation.ELU: 1.0}
-        return kind, float(*constants or [defaults[kind]])
-    return None if kind is None or constants else (kind, 0.0)
-
-
 def _maps_features(term: _Term, graph: Graph) -> bool:
     """Whether it is a linear map of all features of the graph's edges."""
     return isinstance(term.of, _MappedEdges) and term.of.of == EdgeInput(EdgeData.FEATURES, graph.relation)
-
-
-def _is_parameter(one: Any) -> bool:
-    return isinstance(one, Free) and len(one.parameters) == 1 and one.evaluate() is one.parameters[0]
 
 
 def _is_known(one: Any) -> bool:
