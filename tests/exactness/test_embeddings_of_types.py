@@ -229,8 +229,19 @@ def test_what_is_asked_wrongly_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match="the types of nodes are paper, author, topic, venue"):
         trainer_of(model, store, tmp_path, {"reader": 4})
-    with pytest.raises(ModelError, match="nodes 'author' have no features; train an embedding of them"):
+    with pytest.raises(ModelError, match=r"nodes 'author' have no features: embedding={'author': 64} trains some"):
         ooc.Trainer(model, store, spill_dir=tmp_path)
+
+    class Holding(Net):
+        """Has the rows of a type itself, as where all of the graph is in memory."""
+
+        def forward(self, x_dict: Any, edge_index_dict: Any) -> Tensor:
+            return super().forward({**x_dict, "author": self.rows}, edge_index_dict)
+
+    holding = Holding(data, {"paper": 6, **WIDTHS}, attends=False)
+    holding.rows = nn.Parameter(torch.ones(data["author"].num_nodes, WIDTHS["author"]))
+    with pytest.raises(ModelError, match=r"; rows has a row for each node: embedding={'author': 4} trains such"):
+        ooc.Trainer(holding.double(), store, spill_dir=tmp_path)
 
     class Detached(Net):
         def forward(self, x_dict: Any, edge_index_dict: Any) -> Tensor:

@@ -420,6 +420,29 @@ def test_a_refusal_names_module_and_line_of_the_model(kind: type[torch.nn.Module
         ooc.Trainer(Net(), store)
 
 
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        (True, r"between.rows has a row for each node: embedding=8 trains such, and gives them in x$"),
+        (False, r"between.rows has a row for each node, and belongs into the data, as columns of x$"),
+    ],
+)
+def test_a_matrix_with_a_row_for_each_node_is_told(trained: bool, said: str, tmp_path: Path) -> None:
+    """Learnt features, FLAG's perturbation, positions: in PyG a part of the model."""
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.ones(store.num_nodes, 8), requires_grad=trained)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.rows
+
+    with pytest.raises(ModelError, match=said):
+        ooc.Trainer(Between(Adding()), store)
+
+
 @pytest.mark.parametrize("asked", ["rows", "edges", "whether there are edges"])
 def test_a_small_graph_is_asked_for_as_it_is(asked: str, tmp_path: Path) -> None:
     """Which may have fewer rows and edges than what a model is tried on."""

@@ -100,10 +100,7 @@ class Call:
         value = self.arguments[name]
         self.needs(not are_ends(value))
         if not isinstance(value, Value):
-            raise ModelError(
-                f"{self.where}: {name} must be one matrix of rows; rows that are trained, one for each node, are given "
-                "as x where the trainer has embedding="
-            )
+            raise ModelError(f"{self.where}: {name} must be one matrix of rows")
         return value
 
     def ends(self, name: str) -> tuple[Value, Value]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn import Sequential as GraphSequential
 
@@ -187,12 +188,9 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             ) from error
         if isinstance(error, ModelError):
             placed(error, where)
+            error.args = (f"{error}{_rows_of_its_own(model, setting)}",)
         if isinstance(error, OocError):  # of the store, it may be
             raise
-        bare = set() if types is None else {*types.nodes} - {*columns}
-        if isinstance(error, KeyError) and (name := error.args[0]) in bare:
-            told = f"nodes {name!r} have no features; train an embedding of them, embedding={{{name!r}: 64}}"
-            raise placed(ModelError(f"model {kind} cannot be taken apart: {told}"), where) from error
         reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
         if way.as_data and isinstance(error, AttributeError):
             reason += "; data has x, edge_index and what edges carry"
@@ -201,10 +199,26 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             reason += (
                 "; values and numbers of rows are not known here: tensors go to tensors' functions, edges to layers"
             )
+        if own := _rows_of_its_own(model, setting):
+            reason += own
+        elif bare := [name for name in (types.nodes if types else ()) if name not in columns]:
+            reason += f"; nodes {bare[0]!r} have no features: embedding={{{bare[0]!r}: 64}} trains some"
         raise placed(ModelError(f"model {kind} cannot be taken apart: {reason}"), where) from error
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _rows_of_its_own(model: nn.Module, setting: Setting) -> str:
+    """What to do about a matrix in the model that has a row for each node: it goes with no others, as of a tile."""
+    counts = {"": setting.num_nodes} if setting.types is None else setting.types.nodes
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        for kind in () if is_lazy(one) or one.dim() != 2 else (kind for kind in counts if counts[kind] == len(one)):
+            if not one.requires_grad:
+                return f"; {name} has a row for each node, and belongs into the data, as columns of x"
+            columns = one.shape[1] if setting.types is None else {kind: one.shape[1]}
+            return f"; {name} has a row for each node: embedding={columns} trains such, and gives them in x"
+    return ""
 
 
 def takes_data(model: nn.Module) -> bool:
