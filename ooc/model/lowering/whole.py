@@ -89,9 +89,10 @@ class _Given(Data):  # type: ignore[misc]  # PyG is not typed
 
 
 def _not_given(name: str) -> ModelError:
-    return ModelError(
-        f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
-    )
+    why = f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
+    if name in ("pos", "z", "norm", "pe") or name.endswith("_pe"):  # as PyG's transforms call them
+        why += f"; columns beside x are given as some of it: data.x = torch.cat([data.x, data.{name}], dim=-1)"
+    return ModelError(why)
 
 
 class _NotGiven:

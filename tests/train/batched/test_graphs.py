@@ -459,7 +459,9 @@ def test_what_graphs_have_besides_is_not_asked_for(tmp_path: Path) -> None:
     options: dict[str, Any] = {"memory": "60M", "spill_dir": tmp_path}
     GraphTrainer(Placed(), graphs, **options).close()
     graphs[3].pos = torch.zeros(graphs[3].num_nodes, 3)
-    with pytest.raises(ooc.ModelError, match="asks data for pos, which it is not given"):
+    with pytest.raises(
+        ooc.ModelError, match=r"asks data for pos, which it is not given.*torch.cat\(\[data.x, data.pos\]"
+    ):
         GraphTrainer(Placed(), graphs, **options)
 
 
