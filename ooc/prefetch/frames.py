@@ -43,8 +43,7 @@ T = TypeVar("T", bound=Event)
 class FrameTable(ABC, Generic[T]):
     """Which block each frame holds, and what is under way into it."""
 
-    def __init__(self, checks: Checks | None = None) -> None:
-        self._checks = checks
+    def __init__(self) -> None:
         self._where: dict[int, int] = {}  # block → frame
         self._content: dict[int, int] = {}  # frame → block
         self._postponed: dict[int, None] = {}  # blocks to be read, in order
@@ -103,8 +102,8 @@ class Workspace(FrameTable[T]):
 
     place: torch.device
 
-    def __init__(self, nbytes: Nbytes, checks: Checks | None = None) -> None:
-        super().__init__(checks)
+    def __init__(self, nbytes: Nbytes) -> None:
+        super().__init__()
         self._nbytes = nbytes
         self._leaving: dict[int, T] = {}  # by frame
 
@@ -208,14 +207,14 @@ class HostWorkspace(Workspace[Ticket]):
         engine: Engine,
         locate: Locate,
         nbytes: Nbytes,
-        target: Locate | None = None,
-        checks: Checks | None = None,
-        part: Callable[[int], slice] | None = None,
+        target: Locate,
+        checks: Checks,
+        part: Callable[[int], slice] | None,
     ) -> None:
-        """``target``: where a block is written to, if that is not where it is read from. ``part``: which of the bytes
-        of a block lie on the SSD, if not all."""
-        super().__init__(nbytes, checks)
-        self._target = target or locate
+        """``locate``: where a block is read from, ``target``: where it is written to. ``part``: which of the bytes of a
+        block lie on the SSD, if not all."""
+        super().__init__(nbytes)
+        self._target, self._checks = target, checks
         self._part = part
         self._arena = arena
         self._frame_bytes = frame_bytes
@@ -251,22 +250,19 @@ class HostWorkspace(Workspace[Ticket]):
         self._arriving[block] = self._engine.read(self._locate(block)[0], self._view(block))
 
     def _arrived(self, block: int) -> None:
-        if self._checks is not None:
-            self._checks.check_read(block, self._view(block))
+        self._checks.check_read(block, self._view(block))
 
     def fill(self, block: int, memory: Tensor) -> Ticket:
         self.await_written(block)
         return self._engine.read(self._locate(block)[0], memory.numpy(), bulk=True)
 
     def filled(self, block: int, memory: Tensor) -> None:
-        if self._checks is not None:
-            self._checks.check_read(block, memory.numpy())
+        self._checks.check_read(block, memory.numpy())
 
     def write(self, block: int, step: int) -> None:
         self.await_written(block)  # two writes of one block never overtake one another
         memory = self._view(block)
-        if self._checks is not None:
-            self._checks.note_write(block, memory)
+        self._checks.note_write(block, memory)
         ticket = self._engine.write(self._target(block)[0], memory)
         self._leaving[self._where[block]] = self._on_their_way[block] = ticket
 

@@ -47,11 +47,11 @@ class Transfers(FrameTable[Ticket]):
         frame_bytes: int,
         engine: Engine,
         locate: Locate,
-        gpudirect: Engine | None = None,
-        slab_of: Callable[[int], int] = lambda block: -1,
-        checks: Checks | None = None,
+        gpudirect: Engine | None,
+        slab_of: Callable[[int], int],
+        checks: Checks,
     ) -> None:
-        super().__init__(checks)
+        super().__init__()
         self.bytes_moved = dict.fromkeys(CopyTo, 0)
         """So far, each way."""
         self._gpudirect = gpudirect
@@ -70,7 +70,7 @@ class Transfers(FrameTable[Ticket]):
         self._unsaved: dict[int, tuple[Event, int]] = {}  # block → the end of its copy, and its frame; in order
         self._leaving: dict[int, int] = {}  # frame → the block that is to be written out of it
         self._written: dict[int, Ticket] = {}  # block → its write
-        self._looking: ThreadPoolExecutor | None = None if checks is None else ThreadPoolExecutor(1, "ooc-check")
+        self._checks, self._looking = checks, ThreadPoolExecutor(1, "ooc-check")
         self._read_seen: dict[int, Future[None]] = {}  # block that is arriving → the look at it
         self._write_seen: dict[int, Future[None]] = {}  # block that is written → the look at it
         self._staging: Staging | None = None
@@ -156,8 +156,7 @@ class Transfers(FrameTable[Ticket]):
 
     def close(self) -> None:
         """End the thread that looks at blocks. May be called twice."""
-        if self._looking is not None:
-            self._looking.shutdown()
+        self._looking.shutdown()
 
     def settle(self) -> None:
         """Let everything under way end, whatever its result."""
@@ -203,7 +202,7 @@ class Transfers(FrameTable[Ticket]):
         for event in (*after, self._sent) if to_device and self._sent is not None else after:
             event.wait()
         spans, _ = self._locate(block)
-        if self._checks is not None and not to_device:
+        if not to_device:
             self._checks.note_write(block, None)
         ticket = (self._gpudirect.read if to_device else self._gpudirect.write)(spans, cast(Bytes, memory))
         if not to_device:
@@ -236,9 +235,7 @@ class Transfers(FrameTable[Ticket]):
 
     def _arrived(self, block: int) -> None:
         self._look_at(block)
-        seen = self._read_seen.pop(block, None)
-        if seen is not None:
-            seen.result()
+        self._read_seen.pop(block).result()
 
     def _look_at_what_has_come(self) -> None:
         """Have those blocks looked at that have come from the SSD, in order."""
@@ -248,7 +245,7 @@ class Transfers(FrameTable[Ticket]):
             self._look_at(block)
 
     def _look_at(self, block: int) -> None:
-        if self._looking is not None and self._checks is not None and block not in self._read_seen:
+        if block not in self._read_seen:
             memory = self._view(self._where[block], self._locate(block)[1])
             self._read_seen[block] = self._looking.submit(self._checks.check_read, block, memory)
 
@@ -264,8 +261,7 @@ class Transfers(FrameTable[Ticket]):
             del self._unsaved[block]
             spans, nbytes = self._locate(block)
             memory = self._view(frame, nbytes)
-            if self._looking is not None and self._checks is not None:
-                self._write_seen[block] = self._looking.submit(self._checks.note_write, block, memory)
+            self._write_seen[block] = self._looking.submit(self._checks.note_write, block, memory)
             self._written[block] = self._engine.write(spans, memory)
 
     def _view(self, frame: int, nbytes: int) -> Bytes:

@@ -38,6 +38,7 @@ from tests.engine.cuda_on_fake import StandIn, Stream, cuda_on
 from tests.engine.fake_device import COPIES, Extent, FakeDevice, FakeEvent, Race, WatchedTicket
 from tests.examples import examples
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
+from tests.prefetch.faults import UNCHECKED
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,6 +195,7 @@ class Run:
         self.transfers = Transfers(
             *(device, host, plan.frame_bytes, self.disk, locate, self.straight),
             slab_of=lambda block: plan.blocks.where(block)[1],
+            checks=UNCHECKED,
         )
         self.workspace = DeviceWorkspace(device, arena, plan.frame_bytes, self.transfers, nbytes)
 

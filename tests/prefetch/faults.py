@@ -7,12 +7,16 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.engines.kernel_queue import KernelQueue, Requests
 from ooc.prefetch.engines.plain import SystemCalls
 
 PAGE = 4096
+UNCHECKED: Any = SimpleNamespace(check_read=lambda block, memory: None, note_write=lambda block, memory: None)
+"""Looks at no block."""
 
 
 @dataclass

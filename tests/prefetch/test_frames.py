@@ -14,7 +14,7 @@ from ooc.prefetch.engine import Counters, Engine, OpenFile, Span, Ticket
 from ooc.prefetch.engines.direct import DirectEngine
 from ooc.prefetch.frames import HostWorkspace
 from ooc.prefetch.spill import create_spill
-from tests.prefetch.faults import Faults, faulty_engine
+from tests.prefetch.faults import UNCHECKED, Faults, faulty_engine
 
 FRAME = 8192
 
@@ -25,7 +25,8 @@ def workspace(frames: int, engine: Engine, file: OpenFile) -> HostWorkspace:
     def locate(block: int) -> tuple[list[Span], int]:
         return [Span(file, block * FRAME, FRAME, "m")], FRAME
 
-    return HostWorkspace(Arena(frames * FRAME), FRAME, engine, locate, lambda block: FRAME)
+    arena = Arena(frames * FRAME)
+    return HostWorkspace(arena, FRAME, engine, locate, lambda block: FRAME, target=locate, checks=UNCHECKED, part=None)
 
 
 def content(frames: HostWorkspace, block: int) -> Tensor:

@@ -11,6 +11,7 @@ from ooc.plan.program.program import Acquire
 from ooc.plan.program.staging import CopyTo, Transfer
 from ooc.prefetch.engine import Event
 from ooc.prefetch.transfers import Transfers
+from tests.prefetch.faults import UNCHECKED
 
 
 class Copied(Event):
@@ -42,7 +43,8 @@ def test_the_host_goes_on_while_a_frame_is_in_use() -> None:
     program = SimpleNamespace(warm=(), acquire=acquire, store=((),) * 4)
     device: Any = SimpleNamespace(copy=copy)
     engine: Any = SimpleNamespace(read=asked)
-    tier = Transfers(device, np.zeros(16, np.uint8), 8, engine, lambda block: ([block], 8))  # type: ignore[arg-type,return-value]
+    given: Any = device, np.zeros(16, np.uint8), 8, engine, lambda block: ([block], 8)
+    tier = Transfers(*given, gpudirect=None, slab_of=lambda block: -1, checks=UNCHECKED)
     staging: Any = SimpleNamespace(transfers=transfers, program=program)
     tier.begin(staging, staging)
     memory = torch.zeros(8, dtype=torch.uint8)
