@@ -30,9 +30,9 @@ def command(path: Path, as_json: bool) -> None:
     do about it.
     """
     from ooc.report.console import output, print_hanging, say
-    from ooc.report.machine import probe_layer
+    from ooc.report.machine import examine
 
-    report, console = probe_layer(path), output()
+    report, console = examine(path), output()
     if as_json:
         print_json({**asdict(report), "verdict": report.verdict})
         return

@@ -101,7 +101,7 @@ class Report:
         return sorted([*self.problems, *self.hints], key=lambda problem: weights.index(problem.severity))
 
 
-def probe_layer(path: Path) -> Report:
+def examine(path: Path) -> Report:
     """Look at the machine as a training with its scratch files in ``path`` would meet it."""
     report = Report()
     folder = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())

@@ -2,10 +2,9 @@
 """A store as PyG's remote backend (``torch_geometric.data.FeatureStore`` and ``GraphStore``): loaders read it.
 
 Nodes are named by their numbers before conversion, 0 … N-1, whatever the order of the rows: node i is what the
-source calls ``store.ids[i]``. Features, labels and masks are read from
-the disk, the rows asked for and nothing else. The edges are handed over whole, as PyG's samplers want them:
-8 bytes an edge and 8 a node. What edges carry is read like features, by their places among these edges. N nodes,
-E edges, n rows asked for.
+source calls ``store.ids[i]``. Features, labels and masks are read from the disk, the rows asked for and nothing else.
+The edges are handed over whole, as PyG's samplers want them: 8 bytes an edge and 8 a node. What edges carry is read
+like features, by their places among these edges. N nodes, E edges, n rows asked for.
 """
 
 from typing import Any

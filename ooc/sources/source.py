@@ -91,8 +91,8 @@ class Source(RelationSource):
     may choose otherwise.
 
     ``ids(n)``, where the source calls its nodes otherwise than 0 … N-1: what it calls them, whole numbers [n], or texts
-    as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it
-    calls the classes, by their numbers; none where they are numbers.
+    as rows of UTF-8 with zeros after them [n, ``id_bytes``]. ``class_names``: what it calls the classes, by their
+    numbers; none where they are numbers.
 
     Features may come without their zeros; then there are ``feature_entries``, or fewer.
 

@@ -3,10 +3,10 @@
 
 torch's losses keep their meaning to the letter: a mean is over what torch divides by, so weighted cross-entropy is
 divided by the sum of the training rows' class weights, and losses of [r, L] targets by rows times columns, or where
-labels are missing (NaN), which add nothing, by how many there are. Any
-other callable may return either one loss a row, [r], whose mean is taken over all training rows, or a scalar, which
-must be the mean of the losses of the rows it is given. That cannot be seen from outside; it is tried on a few
-rows at a time, of every class and of all kinds of targets, and on thousands; a scalar that is no such mean is refused.
+labels are missing (NaN), which add nothing, by how many there are. Any other callable may return either one loss a row,
+[r], whose mean is taken over all training rows, or a scalar, which must be the mean of the losses of the rows it is
+given. That cannot be seen from outside; it is tried on a few rows at a time, of every class and of all kinds of
+targets, and on thousands; a scalar that is no such mean is refused.
 
 A loss is called from several threads at once, with different rows.
 """

@@ -179,9 +179,9 @@ class Prediction(Predictions):
 
     ``layer`` counts the hidden layers from 1 (default: the last; of a ``LinkPredictor`` what its encoder gives), 0
     being the embedding of the nodes where one was trained, ``learnt``, of a graph with types that of the nodes of
-    ``node_type``. ``nodes`` are ids of the source, without any all
-    nodes are predicted, in the order of ``Store.ids``. ``ignore_edge_data``: what was left out in training (see
-    ``Trainer``). Raises BudgetError with the least budgets that would do.
+    ``node_type``. ``nodes`` are ids of the source, without any all nodes are predicted, in the order of ``Store.ids``.
+    ``ignore_edge_data``: what was left out in training (see ``Trainer``). Raises BudgetError with the least budgets
+    that would do.
     """
 
     def __init__(
