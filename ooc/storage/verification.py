@@ -42,8 +42,7 @@ def _problems(store: Store, listener: Listener) -> list[str]:
     if store.types is None:
         return problems + _features(store, "x", listener) + _topology(store, "", listener)
     for kind in store.types.nodes:
-        if store.has(features_name(kind)):
-            problems += _features(store, features_name(kind), listener)
+        problems += _features(store, features_name(kind), listener)
     for relation in store.types.edges:
         problems += _topology(store, f"{EDGES}/{relation.folder}/", listener)
     return problems
@@ -124,7 +123,7 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
 def _features(store: Store, name: str, listener: Listener) -> list[str]:
     if store.sparse_features is not None:
         return _direction(store, name, listener).problems
-    if not store.num_features:
+    if not store.has(name):
         return []
     x = store.array(name)
     with reported(listener, "checking features", x.shape[0], "nodes") as advance:

@@ -10,6 +10,8 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+import torch
+from torch_geometric.data import HeteroData
 from torch_geometric.nn.models import GCN
 
 import ooc
@@ -96,6 +98,18 @@ def test_wrong_values_with_right_checksums_are_found(
     problems = verify(store)
     assert problems and all("\n" not in problem for problem in problems)
     assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_features_are_checked_where_only_nodes_without_labels_have_some(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["user"].num_nodes, data["user"].y = 4, torch.tensor([0, 1, 0, 1])
+    data["user"].train_mask = torch.tensor([True, True, False, False])
+    data["item"].x = torch.ones(3, 2)
+    data["user", "likes", "item"].edge_index = torch.tensor([[0, 1, 2], [0, 1, 2]])
+    store = ooc.convert(data, tmp_path / "g.ooc")
+    assert verify(store) == []
+    _change(store, "nodes/item/x", lambda values: values.__setitem__(3, np.nan))
+    assert verify(store) == ["nodes/item/x: feature 1 of node 1 is nan"]
 
 
 def test_directions_that_differ_in_one_edge_are_found(tmp_path: Path) -> None:
