@@ -236,6 +236,12 @@ def test_the_verdict_says_what_bounded_the_epoch(
 def test_names_are_those_of_the_field() -> None:
     assert describe_matrix("z2") == "pre-activations of layer 2"
     assert describe_matrix("z2.1") == "pre-activations of layer 2, computed again"
+    assert describe_matrix("dh2.1") == "gradient of the activations of layer 2, so far"
+    assert describe_matrix("emb.exp_avg") == "what the embedding's optimizer keeps: exp_avg"
+    assert describe_matrix("demb.all") == "gradient of the embedding"
+    assert describe_matrix("nodes/v1.papers/x") == "input features of nodes v1.papers"
+    assert describe_matrix("nodes/author/emb.exp_avg").endswith("of the embedding of nodes author: exp_avg")
+    assert describe_matrix("dnodes/author/emb.all") == "gradient of the embedding of nodes author"
     assert describe_matrix("split/train") == "mask of the train nodes"
     assert describe_pass("pull m3, slab by slab") == "aggregate over in-neighbours, layer 3"
     assert describe_matrix("what") == "what" and describe_pass("what") == "what"

@@ -374,7 +374,9 @@ _MATRICES = (
     (r"emb\.(\w+)", "what the embedding's optimizer keeps: {}"),
     (r"nodes/(.+)/x", "input features of nodes {}"),
     (r"nodes/(.+)/emb", "embedding of nodes {}, which is trained"),
-    (r"demb.*", "gradient of the embedding"),
+    (r"nodes/(.+)/emb\.(\w+)", "what the optimizer keeps of the embedding of nodes {}: {}"),
+    (r"demb\.all", "gradient of the embedding"),
+    (r"dnodes/(.+)/emb\.all", "gradient of the embedding of nodes {}"),
     (r"in-edges", "in-neighbours of every node (topology)"),
     (r"out-edges", "out-neighbours of every node (topology)"),
     (r"(in|out)-(\w+)", "what edges carry, by {} ends"),
@@ -394,12 +396,10 @@ _PASSES = (
 
 def describe_matrix(name: str) -> str:
     """``"z2"`` → ``"pre-activations of layer 2"``; one of unknown name is itself."""
-    described = _described(name.partition(".")[0], _MATRICES)
-    return (
-        f"{described}, computed again"
-        if "." in name and described and not name.startswith(("ax", "mx"))
-        else (described or name)
-    )
+    if described := _described(name, _MATRICES):
+        return described
+    described = _described(name.partition(".")[0], _MATRICES)  # a gradient that several stages add to is numbered, too
+    return f"{described}, {'so far' if name[0] == 'd' else 'computed again'}" if described else name
 
 
 def describe_pass(title: str) -> str:
