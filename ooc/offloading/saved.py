@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
@@ -111,15 +112,26 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Seen:
-    """A storage that belongs to an item when it is saved, or has been; it may be gone."""
+    """A storage that belongs to an item when it is saved, or has been; it may be gone. ``counter``: an empty tensor
+    that has the version counter of what was saved."""
 
     storage: StorageWeakRef
     item: int
     entry: "weakref.ref[_Entry] | None" = None
+    counter: Tensor | None = None
 
     @property
     def gone(self) -> bool:
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
+    def counts(self, tensor: Tensor) -> bool:
+        """Whether what changes ``tensor`` in place is counted here, as of views it is. It is not where parts of a
+        storage have counters of their own: those of ``unsafe_chunk``, which GRU and LSTM write into one by one."""
+        assert self.counter is not None
+        before = self.counter._version
+        with _unsafe_preserve_version_counter(tensor):
+            increment_version(tensor)
+            return self.counter._version != before
 
 
 class Saving:
@@ -144,7 +156,7 @@ class Saving:
         self._current: _Call | None = _Call()
         self._call = weakref.ref(self._current)
         self._known: set[int] = set()
-        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._seen: dict[tuple[int, int], list[_Seen]] = defaultdict(list)
         self._given: dict[int, _Seen] = {}
         self._waiting: list[weakref.ref[_Entry]] = []
         self._coming_bytes = 0
@@ -263,11 +275,15 @@ class Saving:
         if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known:
             return _Kept(call, -1, tensor.detach(), tensor._version)
         key = storage._cdata, tensor._version  # what is changed in place is another storage
-        seen = self._seen.get(key)
-        if seen is None or seen.gone:
+        there = self._seen[key] = [one for one in self._seen[key] if not one.gone]
+        seen = next((one for one in there if one.counts(tensor)), None)
+        if seen is None:
             given = self._given.get(storage._cdata)
             item = self._item if given is None or given.gone else given.item
-            seen = self._seen[key] = _Seen(StorageWeakRef(storage), item)  # type: ignore[no-untyped-call]
+            counter = tensor.detach()
+            counter.data = counter.new_empty(0)
+            seen = _Seen(StorageWeakRef(storage), item, counter=counter)  # type: ignore[no-untyped-call]
+            there.append(seen)
             self._count(item, storage.nbytes())
         tier = self.tiers.get(self.fates(seen.item))
         if tier is None:

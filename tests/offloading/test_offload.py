@@ -57,6 +57,21 @@ class Graph(nn.Module):
         return outputs
 
 
+class Recurrent(nn.Module):
+    """Cells called several times: torch writes the gates of each, parts of one matrix, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.gru, self.lstm = nn.Linear(8, 32), nn.GRU(32, 32), nn.LSTM(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x)[None]
+        for _ in range(3):
+            h = self.gru(h)[0]
+            h = self.lstm(h)[0]
+        return h
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transformer": (Encoder, (8, 40, 8)),
     "batch norm": (
@@ -69,6 +84,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "in place": (lambda: _dense(nn.ELU(inplace=True), nn.LayerNorm(32), nn.Tanh(), nn.SiLU()), (500, 8)),
     "sage": (lambda: Graph(GraphSAGE(8, 16, 2, 4, dropout=0.5, norm="batch_norm")), (300, 8)),
+    "recurrent": (Recurrent, (300, 8)),
     "gat": (lambda: Graph(GAT(8, 16, 3, 4, heads=2, dropout=0.2)), (300, 8)),
 }
 
@@ -97,7 +113,7 @@ SLOW_PROCESSOR = replace(UNMEASURED, processor=replace(UNMEASURED.processor, sec
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_the_same_bits_whatever_the_budget(case: str, tmp_path: Path) -> None:
-    dtype = torch.float64 if case in ("sage", "nested") else torch.float32
+    dtype = torch.float64 if case in ("sage", "nested", "recurrent") else torch.float32
     make, shape = CASES[case]
     torch.manual_seed(0)
     plain = make().to(dtype)
