@@ -69,10 +69,9 @@ _AUTOCAST_SHARE = 1.5
 five layers it was 0.8 to 1.13."""
 
 
-def _is_onednns(model: nn.Module) -> bool:
-    """Whether an LSTM is in it that oneDNN computes, as torch has it do in float32."""
-    lstms = [part for part in model.modules() if isinstance(part, nn.LSTM)]
-    return torch._C._has_mkldnn and any(one.weight_hh_l0.dtype is torch.float32 for one in lstms)
+def _has_recurrence(model: nn.Module) -> bool:
+    """Whether torch goes through sequences in it, as in ``Set2Set`` and ``JumpingKnowledge("lstm")``."""
+    return any(isinstance(part, nn.RNNBase) for part in model.modules())
 
 
 class BatchTrainer(Trainer):
@@ -270,8 +269,9 @@ class BatchTrainer(Trainer):
         try:
             runs = DryRuns(self.batch_model, step, self._allowed.hardware, known=given, within=within)
             whole = int(runs.kept_bytes * (_AUTOCAST_SHARE if self._is_rounded else 1))
-            # What autocast saves has other sizes than on the meta device, and oneDNN's LSTM: no plan can be made of it.
-            if whole <= left or self._is_rounded or _is_onednns(self.batch_model):
+            # What autocast and torch's loops over sequences save has other sizes than on the meta device, and so do
+            # oneDNN's LSTMs: no plan can be made of it.
+            if whole <= left or self._is_rounded or _has_recurrence(self.batch_model):
                 return whole
             try:
                 self._saving = plan = runs.plan(max(0, left), 0)
