@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of every row to every other by sums over all rows is PyG's, whatever the memory."""
+"""What sums over all rows, attention of every row to every other among it, is PyG's, whatever the memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv, GPSConv, SAGEConv
+from torch_geometric.nn import GINConv, GPSConv, SAGEConv, global_mean_pool
 from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 from torch_geometric.nn.models import Polynormer, SGFormer
 
@@ -89,21 +90,65 @@ class General(nn.Module):
         return out
 
 
+class VirtualNode(nn.Module):
+    """A node that all others have an edge to and from: a row of sums, which goes from layer to layer."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.last = nn.Linear(features, 6), nn.Linear(6, classes)
+        self.convs = nn.ModuleList(SAGEConv(6, 6) for _ in range(3))
+        self.node = nn.Embedding(1, 6)
+        self.updates = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 6)) for _ in "ab"
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x, node = self.before(x), self.node.weight
+        for conv, update in zip(self.convs, (*self.updates, None), strict=True):
+            x = x + node
+            x = x + conv(x, edge_index).relu()
+            if update is not None:
+                node = node + update(x.sum(dim=0, keepdim=True) / 70 + node)
+        out: Tensor = self.last(x)
+        return out
+
+
+class Context(nn.Module):
+    """Means and sums of all rows in many ways: taken off, as a gate, beside the rows, one after the other."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.conv, self.last = nn.Linear(features, 6), SAGEConv(6, 6), nn.Linear(18, classes)
+        self.gate = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(self.before(x - x.mean(0)), edge_index)
+        mean = torch.mean(x, dim=0, keepdim=True)
+        x = (x - mean) / (((x - mean) ** 2).mean(dim=-2, keepdim=True) + 1e-5).sqrt()
+        gated = x * torch.sigmoid(self.gate(x.relu().sum(0)) * 0.1)
+        context = self.gate(global_mean_pool(gated, None)).softmax(-1)
+        beside = context.repeat(x.size(0), 1), (gated.mean(0).unsqueeze(0) ** 2).expand(x.size(0), -1)
+        out: Tensor = self.last(torch.cat([gated, *beside], dim=1))
+        return out
+
+
 CASES: dict[str, ModelCase] = {
     "SGFormer": CustomCase(make=lambda f, c: OfModel(f, c, sgformer(trans_num_heads=2, aggregate="cat"))),
     "Polynormer": CustomCase(make=lambda f, c: OfModel(f, c, polynormer())),
     "attentions": CustomCase(make=Attending),
     "GPSConv": CustomCase(make=General),
+    "virtual node": CustomCase(make=VirtualNode),
+    "context": CustomCase(make=Context),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_models(name: str, tmp_path: Path) -> None:
-    """Losses, gradients and scores; of attentions behind each other in the least memory, and with more the same
+    """Losses, gradients and scores; of several sums behind each other in the least memory, and with more the same
     bits."""
     case, data = CASES[name], random_data(ROUGH)
     store, least = store_of(data, tmp_path), {}
-    if name in ("attentions", "GPSConv"):
+    if name not in ("SGFormer", "Polynormer"):
         gpu, host = least_budgets(
             lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
         )
@@ -170,3 +215,39 @@ def test_attention_without_sums_is_refused(make: Any, told: str, tmp_path: Path)
     store = store_of(random_data(GraphCase(nodes=30, features=6)), tmp_path)
     with pytest.raises(ModelError, match=told):
         make_trainer(CustomCase(make=make), store, tmp_path)
+
+
+LOST = "that has lost their dimension is not supported: give keepdim=True"
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "dropout": (lambda x: x + F.dropout(x.mean(0)), "dropout of a sum or mean over all rows is not supported"),
+    "noise": (lambda x: x + torch.randn_like(x.mean(0)), "randn_like of a sum or mean"),
+    "how many there are": (lambda x: x / x.sum(0).size(0), "the shape of a sum or mean"),
+    "how many dimensions": (lambda x: x * x.sum(0).dim(), "the shape of a sum or mean"),
+    "a sum of all numbers": (lambda x: x * x.mean(0).sum(0), "sum of a sum or mean"),
+    "another dimension": (lambda x: x + (x.mean(0).unsqueeze(1) * torch.ones(8, 8)).sum(-2), f"unsqueeze .*{LOST}"),
+    "by an index": (lambda x: x + (x.mean(0)[:, None] * torch.ones(8, 8)).sum(-2), f"getitem .*{LOST}"),
+    "a dimension from the front": (lambda x: x + (x.mean(0)[..., None] * torch.ones(8, 8)).sum(1), f"sum .*{LOST}"),
+    "side by side": (lambda x: x + torch.stack([x.mean(0), x.sum(0)], 1).sum(-1), f"stack .*{LOST}"),
+    "without dimensions of one": (lambda x: x * x.mean(0, keepdim=True).squeeze(), "squeeze of a sum or mean"),
+    "of truths": (lambda x: x * (x > 0).sum(0), "sum"),
+    "in another type": (lambda x: x + x.sum(0, dtype=torch.float64), "sum"),
+    "one row for all": (lambda x: x.mean(0, keepdim=True), "is not one row of numbers a node"),
+}
+
+
+class Summing(nn.Module):
+    def __init__(self, features: int, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.function = SAGEConv(features, 8), function
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.function(self.conv(x, edge_index))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_row_for_all_is_not_used_for_is_refused(name: str, tmp_path: Path) -> None:
+    """It is kept once for each row: dimensions and random numbers are others."""
+    function, told = REFUSED[name]
+    store = store_of(random_data(GraphCase(nodes=30, classes=8)), tmp_path)
+    with pytest.raises(ModelError, match=told):
+        make_trainer(CustomCase(make=lambda f, c: Summing(f, function)), store, tmp_path)

@@ -226,7 +226,7 @@ def added_to(x: Tensor) -> Tensor:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
-    "a mean over nodes": (lambda: Between(lambda x: x - x.mean(dim=0)), ("mean", "across rows")),
+    "a deviation over nodes": (lambda: Between(lambda x: x / x.std(dim=0)), ("std",)),
     "the number of nodes": (lambda: Between(lambda x: x / x.size(0)), ("truediv", "across rows")),
     "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
     "noise": (lambda: Between(torch.rand_like), ("rand_like",)),
@@ -398,7 +398,7 @@ class NotByConvention(torch.nn.Module):
     """Its own name for ``self``."""
 
     def forward(m, x: Tensor) -> Tensor:
-        return x - x.mean(dim=0)
+        return x - x.cumsum(dim=0)
 
 
 @pytest.mark.parametrize(("kind", "line"), [(AcrossRows, 2), (Branching, 1), (NotByConvention, 1)])

@@ -30,6 +30,7 @@ from ooc.model.lowering.values import (
     Moments,
     Noise,
     Normalized,
+    OfAllRows,
     RowFunction,
     Rowwise,
     Sum,
@@ -424,6 +425,20 @@ class Assembly:
         tail = probe(name, lambda rows: function(rows, torch.ones_like(found)), [source.tail], dtype)
         moments = Moments(self.next_index(), source, totals=Totals(total, found.numel(), inner_columns))
         return Normalized(self.next_index(), [source], [moments], function, (), tail, inner_columns=inner_columns)
+
+    def over_rows(self, name: str, source: Value, *, mean: bool, is_flat: bool) -> Value:
+        """The sum or the mean over all rows, once for each row (``OfAllRows``)."""
+        check_matrix(source, name)
+        count = self.num_rows(source) if mean else 1
+        totals = Totals(lambda rows: rows.sum(dim=0), source.columns)
+
+        def spread(rows: Tensor, sums: Tensor) -> Tensor:
+            return (sums / count).expand(len(rows), -1).contiguous()
+
+        moments = [Moments(self.next_index(), source, totals=totals)]
+        found = OfAllRows(self.next_index(), [source], moments, spread, ())
+        found.is_flat = is_flat
+        return found
 
     def next_index(self) -> int:
         """Of the value that is made next."""

@@ -65,6 +65,8 @@ _ACTIVATIONS |= {
     if hasattr(owner, one.name.lower())
 }
 """Modules, names of methods, and functions."""
+_ARITHMETIC = "add sub mul truediv div pow eq ne lt le gt ge clamp where"
+"""What takes whole numbers that are no dimensions."""
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
@@ -155,7 +157,7 @@ class Interpreter:
                 if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
                     self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
-                if not isinstance(result, Value) or len(result.tail) != 1:
+                if not isinstance(result, Value) or len(result.tail) != 1 or result.is_one_row:
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
@@ -223,12 +225,13 @@ class Interpreter:
         if not isinstance(source, Value) or (others and not told):
             raise ModelError(f"{where} is called in a way that is not supported")
         if isinstance(module, NORMS):
+            self._check_rows(source, where)
             return lower_norm(module, where, source, assembly, told=told)
         if kind is nn.Identity:
             return source
         if kind is nn.Dropout:
             self._check_in_place(node, where, bool(module.inplace))
-            return assembly.dropout(source, float(module.p)) if module.training else source
+            return self._dropout(source, float(module.p), module.training)
         if kind in LINEAR:
             return self._linear(source, module.weight, module.bias, where)
         if is_parametrized(module):
@@ -377,6 +380,7 @@ class Interpreter:
         if target is torch.randn_like and isinstance(args[0], Value):
             if not self._assembly.setting.training:
                 raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
+            self._check_rows(args[0], "randn_like")
             return self._assembly.noise(args[0])
         if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
             weight, bias = (lambda input, weight, bias=None: map(parameter_of, (weight, bias)))(*args, **kwargs)
@@ -403,10 +407,12 @@ class Interpreter:
             return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
         before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
         if (before_rows or (target is operator.getitem and args[1] is None)) and isinstance(args[0], Value):
-            return OneBatch(args[0])
+            return args[0] if args[0].is_flat else OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
         of_any = target in ("squeeze", torch.squeeze) and len(args) == 1 and not kwargs
+        if of_any and isinstance(args[0], Value):
+            self._check_rows(args[0], name)
         if of_any and isinstance(args[0], Value) and self._assembly.num_rows(args[0]) > 1:  # which a tile may not have
             kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
@@ -419,6 +425,8 @@ class Interpreter:
         if target in ("to", "float", "double") and isinstance(args[0], (Free, Parts)):
             wanted = [one for one in args if one != torch.device("cpu")]
             return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
+        if (found := self._over_rows(target, name, args, kwargs)) is not None:
+            return found
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
@@ -436,6 +444,28 @@ class Interpreter:
         if any(one not in (dtype, torch.device("cpu"), "cpu") for one in wanted if not isinstance(one, bool)):
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
         return args[0]
+
+    def _over_rows(self, target: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        """A sum or mean over all rows, and one such row as many times as there are rows; None for anything else. Such a
+        row is kept once for each, so functions of it are functions of rows like any."""
+        first = args[0] if args else None
+        if not isinstance(first, Value):
+            return None
+        if first.is_one_row and target in ("expand", "repeat"):
+            count, *others = leaves_of(args[1:])
+            kept = [1] if target == "repeat" else [-1, *first.tail]
+            if isinstance(count, RowCount) and len(others) == 1 and others[0] in kept:
+                rows = self._assembly.rowwise(name, torch.clone, [first])
+                rows.is_one_row = False
+                return rows
+        if target not in ("sum", "mean", torch.sum, torch.mean):
+            return None
+        given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+        if leaves_of(given.pop("dim", None)) not in ([0], [-1 - len(first.tail)]) or given.keys() - {"keepdim"}:
+            return None
+        self._check_rows(first, name)
+        is_mean, is_flat = target in ("mean", torch.mean), not given.get("keepdim", False)
+        return self._assembly.over_rows(name, first, mean=is_mean, is_flat=is_flat)
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Whole numbers that a function makes of features as they are in the store."""
@@ -495,10 +525,28 @@ class Interpreter:
     ) -> Value:
         if not isinstance(input, Value):
             raise ModelError("dropout of something that is no matrix of rows is not supported")
+        self._check_rows(input, "dropout")
         drops = training and train
         if drops and p and not self._assembly.setting.training:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(input, float(p)) if drops else input
+
+    @staticmethod
+    def _check_dimensions(name: str, leaves: Sequence[Any], values: Sequence[Value]) -> None:
+        """Dimensions of a row without one for the rows are others than here, but when they are counted from the end."""
+        numbered = any(type(leaf) is int and leaf >= 0 for leaf in leaves) or (
+            name == "getitem" and leaves[1:2] != [...]
+        )
+        if numbered and name not in _ARITHMETIC.split() and any(value.is_flat for value in values):
+            raise ModelError(
+                f"{name} of a sum or mean over all rows that has lost their dimension is not supported: give "
+                "keepdim=True, or count dimensions from the end"
+            )
+
+    @staticmethod
+    def _check_rows(value: Value, what: str) -> None:
+        if value.is_one_row:
+            raise ModelError(f"{what} of a sum or mean over all rows is not supported")
 
     def _activated(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
         """What an activation gives whose gradient needs no more than its result, or the signs; None for any other."""
@@ -519,6 +567,9 @@ class Interpreter:
         """What the shape, type and parts of a value are; None for any other question."""
         first, rest = args[0], args[1:]
         if isinstance(first, Value):
+            asks = target in ("size", "dim") or (target is getattr and rest[0] in ("shape", "ndim"))
+            if asks and rest != [-1]:
+                self._check_rows(first, "the shape")
             if target == "size" or (target is getattr and rest[0] == "shape"):
                 sizes = (RowCount(first), *first.tail)
                 return sizes[rest[0]] if target == "size" and rest else sizes
@@ -544,6 +595,7 @@ class Interpreter:
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
         rows += [value for leaf in leaves if isinstance(leaf, Parts) for value in leaf.inputs]
         values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
+        self._check_dimensions(name, leaves, values)
         free = [leaf for leaf in leaves if isinstance(leaf, (Free, Parts))]
         parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
         of_module, in_place = isinstance(target, nn.Module), bool(getattr(target, "inplace", False))

@@ -117,6 +117,16 @@ class Value:
         """Whether some parameter has a part in it. Asked for every tile."""
         return self.own_trains or any(value.trains for value in self.inputs)
 
+    @cached_property
+    def is_one_row(self) -> bool:
+        """Whether it is made of sums over all rows alone, and the same for each row."""
+        return bool(self.inputs) and all(value.is_one_row for value in self.inputs)
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether it is one row, and in the model has one dimension less than here, or may have."""
+        return self.is_one_row and any(value.is_flat for value in self.inputs)
+
     @property
     def operands(self) -> tuple["Value", ...]:
         """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
@@ -677,3 +687,10 @@ class Normalized(Differentiated):
             if one.trains:
                 moments.append((one, *parts))
         return Gradients([*found[:given], *[None] * len(self._moments)], parameters, moments)
+
+
+class OfAllRows(Normalized):
+    """A sum or mean over all rows, once for each row; ``is_flat``: in the model it has one dimension less."""
+
+    is_one_row = True
+    is_flat = False
