@@ -203,15 +203,18 @@ class Prediction(Predictions):
             check_types(store, resources)
         of_links = isinstance(model, LinkPredictor)
         of_encoder = of_links and layer is None and store.types is not None
+        kinds = [*store.types.nodes] if of_encoder and store.types is not None else []
+        if self._what is What.EMBEDDINGS and len(kinds) == 1:
+            node_type = node_type or kinds[0]
         self._type = node_type or ""
         """That whose embedding is wanted; "" where the graph has but one, or what is wanted is of the labelled one."""
         if store.types is None or self._what is not What.EMBEDDINGS:
             if node_type is not None:
                 raise OptionError("a type of nodes is chosen for their embedding, of a graph with types")
         elif of_encoder:
-            if node_type not in store.types.nodes or nodes is not None:
-                kinds = ", ".join(store.types.nodes)
-                raise OptionError(f"{store.path}: embeddings are of all nodes of a type, which is to be said: {kinds}")
+            if node_type not in kinds or nodes is not None:
+                which = f"{store.path}: embeddings are of all nodes of one type, node_type is to be"
+                raise OptionError(f"{which} one of {', '.join(kinds)}")
         else:
             known = () if learnt is None else learnt.spaces
             if layer != 0 or node_type not in known or nodes is not None:

@@ -73,6 +73,10 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
         r"an entry for each of its nodes; .* make it \[1, labels\]": [
             Data(x=one.x, edge_index=one.edge_index, y=torch.arange(one.num_nodes)) for one in graphs[:1] * 2
         ],
+        "with labels of nodes, of batch = Batch.from": [
+            Data(x=one.x, edge_index=one.edge_index, y=torch.ones(one.num_nodes, 3)) for one in graphs
+        ],
+        "where a batch is one graph, with labels of nodes, make a Data of its x": Batch.from_data_list(graphs),
         "graph 1 has no nodes": [graphs[0], Data(x=graphs[0].x[:0], edge_index=graphs[0].edge_index[:, :0],
                                  edge_attr=graphs[0].edge_attr[:0], y=graphs[0].y)],
     }  # fmt: skip

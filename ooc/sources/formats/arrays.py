@@ -386,7 +386,11 @@ def pyg_source(data: Any, request: Request) -> Source:
         data = data[0]
     kind = type(data).__name__
     if kind not in ("Data", "HeteroData"):
-        raise SourceError(f"a PyG {kind} cannot be converted, only a homogeneous Data")
+        several = "; where a batch is one graph, with labels of nodes, make a Data of its x, edge_index, y and masks"
+        raise SourceError(
+            f"a PyG {kind} cannot be converted, only a Data, a HeteroData or a list of Data"
+            f"{several if kind == 'DataBatch' else ''}"
+        )
     batch = getattr(data, "batch", None) if kind == "Data" else None
     if batch is not None and bool((batch != batch[:1]).any()):
         raise SourceError(

@@ -203,10 +203,11 @@ class _Graphs:
             carried = {one: self._carried(data, one) for one in _OF_EDGES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
+            of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
             if not at:
                 self.features, self.labels, self.columns = shape
                 self.label_type = y.dtype
-            elif shape != (self.features, self.labels, self.columns):
+            elif shape != (self.features, self.labels, self.columns) and not of_nodes:
                 wanted = (self.features, self.labels, *self.columns.values())
                 given = (*shape[:2], *columns.values())
                 raise SourceError(
@@ -215,13 +216,13 @@ class _Graphs:
                 )
             self.sizes.append(int(data.num_nodes))
             self.others |= {*data.keys()}.difference((*_GIVEN, *_OF_EDGES))
-            of_nodes = of_nodes and np.shape(data.y) == (self.sizes[-1],) != (1,)
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
         if of_nodes and self.sizes:
             raise SourceError(
                 f"{name}: y of every graph has an entry for each of its nodes; labels are of graphs: make it "
-                "[1, labels] if it is those of the graph"
+                "[1, labels] if it is those of the graph; with labels of nodes, of batch = Batch.from_data_list(graphs)"
+                " Data(x=batch.x, edge_index=batch.edge_index, y=batch.y) with masks is one graph, for ooc.Trainer"
             )
 
     def y(self, data: Any, at: int) -> AnyArray:

@@ -202,7 +202,7 @@ def test_links_of_all_types_of_edges(tmp_path: Path, decoder: str) -> None:
     with ooc.LinkTrainer(models[0], store, links, negatives=2, memory="24M", optimizer=optimizer) as trainer:
         records = trainer.fit(_EPOCHS, progress=False)
         drawn = [trainer.negatives(epoch) for epoch in range(_EPOCHS)]
-        scores = trainer.score(valid)
+        scores, embeddings = trainer.score(valid), trainer.predict()
     model, losses = models[1], []
     known = {*map(tuple, triples.T.tolist())}
     graph = x, train[[0, 2]], train[1]
@@ -227,6 +227,7 @@ def test_links_of_all_types_of_edges(tmp_path: Path, decoder: str) -> None:
     assert [one.loss for one in records] == pytest.approx(losses, rel=1e-11)
     with torch.no_grad():
         torch.testing.assert_close(scores, scored(valid), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(embeddings, model.encoder(*graph), rtol=1e-9, atol=1e-11)
         reciprocal = 0.0
         for head, kind, tail in valid.T.tolist():
             others = [t for t in range(30) if (head, kind, t) not in known]
