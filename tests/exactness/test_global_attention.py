@@ -114,7 +114,7 @@ class VirtualNode(nn.Module):
 
 
 class Context(nn.Module):
-    """Means and sums of all rows in many ways: taken off, as a gate, beside the rows, one after the other."""
+    """Sums, means and deviations of all rows: taken off, as a gate, beside the rows, one after the other."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -122,9 +122,10 @@ class Context(nn.Module):
         self.gate = nn.Linear(6, 6)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.conv(self.before(x - x.mean(0)), edge_index)
+        x = self.conv(self.before((x - x.mean(0)) / torch.std(x, 0)), edge_index)
         mean = torch.mean(x, dim=0, keepdim=True)
         x = (x - mean) / (((x - mean) ** 2).mean(dim=-2, keepdim=True) + 1e-5).sqrt()
+        x = x / ((x * torch.eye(6)[0]).std(0, correction=0) + x.var(dim=0, unbiased=False) + 0.5)
         gated = x * torch.sigmoid(self.gate(x.relu().sum(0)) * 0.1)
         context = self.gate(global_mean_pool(gated, None)).softmax(-1)
         beside = context.repeat(x.size(0), 1), (gated.mean(0).unsqueeze(0) ** 2).expand(x.size(0), -1)

@@ -426,17 +426,17 @@ class Assembly:
         moments = Moments(self.next_index(), source, totals=Totals(total, found.numel(), inner_columns))
         return Normalized(self.next_index(), [source], [moments], function, (), tail, inner_columns=inner_columns)
 
-    def over_rows(self, name: str, source: Value, *, mean: bool, is_flat: bool) -> Value:
-        """The sum or the mean over all rows, once for each row (``OfAllRows``)."""
+    def over_rows(
+        self, name: str, source: Value, function: Callable[[Tensor, Tensor], Tensor], *, is_flat: bool
+    ) -> Value:
+        """``function(mean, variance)`` of all rows, both [C], once for each row (``OfAllRows``)."""
         check_matrix(source, name)
-        count = self.num_rows(source) if mean else 1
-        totals = Totals(lambda rows: rows.sum(dim=0), source.columns)
+        moments = self.moments(source)
 
-        def spread(rows: Tensor, sums: Tensor) -> Tensor:
-            return (sums / count).expand(len(rows), -1).contiguous()
+        def spread(rows: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+            return function(mean, variance).expand(len(rows), -1).contiguous()
 
-        moments = [Moments(self.next_index(), source, totals=totals)]
-        found = OfAllRows(self.next_index(), [source], moments, spread, ())
+        found = OfAllRows(self.next_index(), [source], [moments], spread, ())
         found.is_flat = is_flat
         return found
 

@@ -446,26 +446,39 @@ class Interpreter:
         return args[0]
 
     def _over_rows(self, target: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """A sum or mean over all rows, and one such row as many times as there are rows; None for anything else. Such a
-        row is kept once for each, so functions of it are functions of rows like any."""
+        """A sum, mean or deviation over all rows, and such a row as many times as there are rows; None for anything
+        else. It is kept once for each, so functions of it are functions of rows like any."""
         first = args[0] if args else None
         if not isinstance(first, Value):
             return None
         if first.is_one_row and target in ("expand", "repeat"):
-            count, *others = leaves_of(args[1:])
+            times, *others = leaves_of(args[1:])
             kept = [1] if target == "repeat" else [-1, *first.tail]
-            if isinstance(count, RowCount) and len(others) == 1 and others[0] in kept:
+            if isinstance(times, RowCount) and len(others) == 1 and others[0] in kept:
                 rows = self._assembly.rowwise(name, torch.clone, [first])
                 rows.is_one_row = False
                 return rows
-        if target not in ("sum", "mean", torch.sum, torch.mean):
+        kind = next((one for one in ("sum", "mean", "var", "std") if target in (one, getattr(torch, one))), None)
+        options = ("dim", "keepdim") if kind in ("sum", "mean") else ("dim", "unbiased", "keepdim")
+        given = dict(zip(options, args[1:], strict=False)) | kwargs
+        if kind is None or leaves_of(given.pop("dim", None)) not in ([0], [-1 - len(first.tail)]):
             return None
-        given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
-        if leaves_of(given.pop("dim", None)) not in ([0], [-1 - len(first.tail)]) or given.keys() - {"keepdim"}:
+        is_flat, count = not given.pop("keepdim", False), self._assembly.num_rows(first)
+        less = given.pop("correction", int(given.pop("unbiased", True))) if kind in ("var", "std") else 0
+        if given:
             return None
         self._check_rows(first, name)
-        is_mean, is_flat = target in ("mean", torch.mean), not given.get("keepdim", False)
-        return self._assembly.over_rows(name, first, mean=is_mean, is_flat=is_flat)
+
+        def of_moments(mean: Tensor, variance: Tensor) -> Tensor:
+            if kind in ("sum", "mean"):
+                return mean * count if kind == "sum" else mean
+            variance = variance * count / (count - less)
+            if kind == "var":
+                return variance
+            is_zero = variance == 0  # where torch's gradient is 0
+            return torch.where(is_zero, variance, torch.where(is_zero, 1.0, variance).sqrt())
+
+        return self._assembly.over_rows(name, first, of_moments, is_flat=is_flat)
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Whole numbers that a function makes of features as they are in the store."""
