@@ -174,6 +174,9 @@ class GraphModel:
                 reason = " ".join(str(error).split())
                 if "scalar types: Long" in reason:
                     reason = "x and edge_attr are floating-point numbers here; look categories up by x.long()"
+                takes = inspect.signature(model.forward)
+                if not self._as_data and not {"x", "edge_index"} <= takes.parameters.keys():
+                    reason += f"; its forward takes {takes}, and is given ({', '.join(_ALWAYS)}) in this order"
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
         results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         self.is_flat = len(results) == 1 and isinstance(results[0], Tensor) and results[0].dim() == 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GPSConv, Set2Set, global_mean_pool
-from torch_geometric.nn.models import GAT, GCN, GIN, JumpingKnowledge
+from torch_geometric.nn.models import GAT, GCN, GIN, JumpingKnowledge, SchNet
 from torch_geometric.transforms import TwoHop
 from torch_geometric.utils import coalesce, remove_self_loops
 
@@ -386,6 +386,7 @@ def test_what_cannot_be_is_said(stores: dict[str, Store], tmp_path: Path) -> Non
         (GIN(3, 4, 2), {"hops": 2}, "GIN takes no hop_index, .* give hops=0"),
         (Pooled(GIN(3, 8, 2), 8, 3), {}, "the model has 3 outputs, loss MSELoss needs 2"),
         (Categories(), {}, r"x and edge_attr are floating-point numbers here; look categories up by x.long\(\)"),
+        (SchNet(8, 8, 1, 4), {}, r"its forward takes \(z: .*, and is given \(x, edge_index, batch\) in this order$"),
         (Positions(), {}, r"forward must take \(x, edge_index, batch\), .* It takes \(x: .*, pe"),
     ]:
         with pytest.raises(ooc.ModelError, match=said):
