@@ -159,9 +159,11 @@ class _OfConvolution(Interpreter):
         convolved = [*assembly.convolved]
         if layer.relation is None:
             convolved.append(assembly.matrix(self._where, rows[:1]))
-        graph = Graph(layer.flipped, layer.relation)
+        graph, norms = Graph(layer.flipped, layer.relation), len(assembly.observed)
         result = self.run(self._calls, [*(given | codes).values(), graph, *layer.carried.values()])
         assembly.convolved[:] = convolved
+        for moments in assembly.observed[norms:]:
+            moments.of += f" of {self._where}"
         return result
 
     def _result(self, node: fx.Node) -> Any:
