@@ -33,7 +33,7 @@ from ooc.model.lowering.network import has_hooks, hooks_of
 
 PLAIN = (bool, int, float, str, type(None))
 _OF_ALL = vars(nn.Module()).keys()
-"""What every module has: its mode, which programs decide, and what is looked at by itself."""
+"""What every module has: its mode, and what is looked at by itself."""
 _CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updater", "edge_update")
 """Of a module's functions, those that it or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
@@ -74,7 +74,7 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         self._model, self._with_around = model, around
-        self._constants = self._now()
+        self._constants, self._frozen = self._now(), _frozen(model)
 
     def _now(self) -> dict[str, object]:
         found = dict(constants(self._model, around=self._with_around))
@@ -90,6 +90,13 @@ class ModelSnapshot:
             is_equal = isinstance(before, (*PLAIN, list)) and isinstance(now, (*PLAIN, list)) and before == now
             if before is not now and not is_equal:
                 raise ModelError(f"{name} of the model {_CHANGES if tried else _CHANGED}")
+        if self._model.training and (changed := sorted(self._frozen ^ _frozen(self._model))):
+            raise ModelError(f"{changed[0]}.training of the model {_CHANGED}")
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """The parts of a model in training mode that are not in it; all of it may be put in evaluation mode meanwhile."""
+    return {name for name, part in model.named_modules() if model.training and not part.training}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, SAGEConv
 
+from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
 from tests.exactness.reference import CustomCase, adamw
 from tests.graphs import GraphCase, random_data
@@ -71,7 +72,7 @@ def test_parts_in_eval_mode_train_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["all of it", "later"])
 def test_a_model_in_eval_mode_trains_whole(when: str, tmp_path: Path) -> None:
-    """As after ``model.train()``; and modes that are set when the trainer has been made have no part."""
+    """As after ``model.train()``; whoever scores it by hand meanwhile puts it in so. Of a part it is refused then."""
     store = store_of(random_data(GRAPH), tmp_path)
 
     def all_in_eval(features: int, classes: int) -> nn.Module:
@@ -82,8 +83,11 @@ def test_a_model_in_eval_mode_trains_whole(when: str, tmp_path: Path) -> None:
     make = all_in_eval if when == "all of it" else Parts
     with make_trainer(CustomCase(make=make), store, tmp_path) as trainer:
         if when == "later":
-            trainer.model.norm.eval()  # type: ignore[union-attr, operator]
+            trainer.model.eval()
         assert [record.loss for record in trainer.fit(2, eval_every=0)] == expected
+        trainer.model.train().norm.eval()  # type: ignore[operator]
+        with pytest.raises(ModelError, match=r"norm\.training of the model has changed"):
+            trainer.fit(3, eval_every=0)
 
 
 class CutOff(nn.Module):

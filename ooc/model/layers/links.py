@@ -105,7 +105,7 @@ def lower_links(model: LinkPredictor, embeddings: Value, assembly: Assembly) -> 
     check_loss(model.loss, assembly.setting.dtype)
     kind = OfLinks if assembly.setting.training else OfScoredLinks
     module = LinkLosses(model.decoder, model.loss)
-    modes = [(part, part.training) for part in model.decoder.modules()]
+    modes = [(part, part.training) for part in module.modules()]
     module.train(model.training and assembly.setting.training)
     try:
         losses = lower_opaque(module, f"decoder {type(model.decoder).__name__}", arguments, {}, assembly, kind=kind)
