@@ -62,6 +62,18 @@ class Last(nn.Module):
         return self.last(x)
 
 
+class Later(Last):
+    """What comes of it is looked at in evaluation alone."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x, nn.BatchNorm1d(C))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        normed = self.beside(x)
+        return x if self.training else normed
+
+
 class InPlaceTwice(nn.Module):
     """Overwrites what it looks at again."""
 
@@ -299,9 +311,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "overwritten under another name": (lambda: Between(renamed), ("writes into",)),
     "added to under another name": (lambda: Between(added_to), ("+=",)),
     "nothing with a gradient": (lambda: Last(lambda x: x.detach()), ("Last", "gets a gradient")),
-    "a norm that nothing comes of": (
-        lambda: Last(lambda x: x, beside=nn.BatchNorm1d(C)),
-        ("Last", "does not depend on BatchNorm1d (beside), whose running statistics", "by its eval()"),
+    "a norm that nothing comes of but in evaluation": (
+        Later,
+        ("Later", "does not depend on BatchNorm1d (beside), whose running statistics", "by its eval()"),
     ),
     "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),

@@ -225,6 +225,44 @@ def assert_as_pyg(make: Make, data: HeteroData, folder: Path, **options: Any) ->
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
 
 
+class AllNormed(nn.Module):
+    """Norms of all types behind each layer, as one writes them, though the last one is asked for papers alone."""
+
+    def __init__(self, data: HeteroData) -> None:
+        super().__init__()
+        widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+        self.maps = nn.ModuleDict({kind: nn.Linear(width, HIDDEN) for kind, width in widths.items()})
+        self.convs = nn.ModuleList(
+            HeteroConv({kind: SAGEConv((HIDDEN, HIDDEN), HIDDEN) for kind in data.edge_types}) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.ModuleDict({kind: BatchNorm(HIDDEN) for kind in widths}) for _ in range(2))
+        self.out = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = {kind: self.maps[kind](x) for kind, x in x_dict.items()}
+        for conv, norms in zip(self.convs, self.norms, strict=True):
+            x_dict = {kind: norms[kind](x).relu() for kind, x in conv(x_dict, edge_index_dict).items()}
+        out: Tensor = self.out(x_dict["paper"])
+        return out
+
+
+def test_norms_that_no_output_depends_on_stay_as_they_are(tmp_path: Path) -> None:
+    """With a warning; all else is PyG's."""
+    data = graph(topics_reached=True)
+    model = made(AllNormed, data)
+    expected, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    with pytest.warns(RuntimeWarning, match=r"^running statistics of .*norms\.1\..* stay as they are"):
+        losses = trained(model, store_of(data, tmp_path), tmp_path)
+    torch.testing.assert_close(losses, reference(expected, data), rtol=TOLERANCE, atol=TOLERANCE)
+    state, stayed = model.state_dict(), []
+    for name, wanted in expected.state_dict().items():
+        if "paper" in name or not name.startswith("norms.1"):
+            torch.testing.assert_close(state[name], wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+        elif "running_mean" in name:
+            stayed.append(torch.equal(state[name], before[name]) and not torch.equal(wanted, before[name]))
+    assert stayed and all(stayed)
+
+
 class InTurn(nn.Module):
     """Goes by the places that types have, and by what the data has, whoever has it."""
 
@@ -518,7 +556,7 @@ class Transformed(nn.Module):
 
 
 REFUSED: dict[str, tuple[Make, str]] = {
-    "rows of two types": (Mixed, "sum looks across rows"),
+    "rows of two types": (Mixed, "rows of .paper. and of .author. at once"),
     "rows of another type": (OfAuthors, "gives rows of 'author', needed are those of 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
     "hgt": (Transformed, "HGTConv .* types of edges, or in another order"),

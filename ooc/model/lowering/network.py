@@ -4,6 +4,7 @@
 Parameters are shared with the user's model, not copied. What cannot be run exactly is refused by name.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -247,13 +248,7 @@ def lower(
     evaluated, evaluation = _assembled(model, replace(setting, training=False, aggregate_once=once))
     _check_embeddings(model, setting, training, evaluation, assembly.inputs_cut_off)
     aggregates += [v for v in values_of(evaluation) if isinstance(v, Aggregate)]
-    in_use = set(values_of(training))
-    if unused := [one.of for one in assembly.observed if one not in in_use]:
-        raise ModelError(
-            f"model {type(model).__name__} is not supported: the output does not depend on {unused[0] or 'a norm'}, "
-            "whose running statistics would not be kept; put that norm into evaluation mode, by its eval(), before it "
-            "is trained here"
-        )
+    _check_running_statistics(model, assembly, training, evaluation)
     if not evaluation.columns:
         raise ModelError("the model has no outputs")
     check_outputs(evaluation.columns, num_classes)
@@ -348,6 +343,27 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
                 f"ignore_edge_data={data.value!r} to train without, or a "
                 f"model that gives {ARGUMENTS[data]} to its convolutions"
             )
+
+
+def _check_running_statistics(model: nn.Module, assembly: Assembly, training: Value, evaluation: Value) -> None:
+    """Warn of those that stay as they are, as no output depends on their norm, and refuse where one does later."""
+    in_use = set(values_of(training))
+    if not (unused := [one for one in assembly.observed if one not in in_use]):
+        return
+    later = [one.running for one in values_of(evaluation)]
+    for one in unused:
+        if one.running is None or any(one.running is other for other in later):
+            raise ModelError(
+                f"model {type(model).__name__} is not supported: the output does not depend on {one.of or 'a norm'}, "
+                "whose running statistics would not be kept; put that norm into evaluation mode, by its eval(), before "
+                "it is trained here"
+            )
+    more = f" and of {len(unused) - 1} more" if len(unused) > 1 else ""
+    warnings.warn(
+        f"running statistics of {unused[0].of}{more} stay as they are: no output of the model depends on them",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _check_embeddings(

@@ -60,7 +60,9 @@ def _by_running_statistics(norm: Any, where: str, source: Value, assembly: Assem
     def function(x: Tensor) -> Tensor:
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
 
-    return assembly.rowwise(where, function, [source], tuple(norm.parameters()))
+    found = assembly.rowwise(where, function, [source], tuple(norm.parameters()))
+    found.running = norm.running_mean
+    return found
 
 
 def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, share: Callable[[], float] | None) -> Value:
@@ -78,7 +80,10 @@ def _standardised(norm: Any, where: str, source: Value, assembly: Assembly, shar
         for running, now in ((norm.running_mean, mean), (norm.running_var, variance * (count / (count - 1)))):
             running.mul_(1 - part).add_(now.to(running.dtype), alpha=part)
 
-    return assembly.normalized(source, function, tuple(norm.parameters()), None if share is None else update)
+    found = assembly.normalized(source, function, tuple(norm.parameters()), None if share is None else update)
+    if share is not None:
+        assembly.observed[-1].running = norm.running_mean
+    return found
 
 
 def _layer_norm(norm: Any, where: str, source: Value, assembly: Assembly, *, told: bool) -> Value:

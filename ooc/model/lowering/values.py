@@ -72,6 +72,8 @@ class Value:
     """Whether computing it again costs a dense product."""
     of_one_space = True
     """Whether its inputs are rows of the same nodes."""
+    running: Tensor | None = None
+    """The running mean of a norm, of the moments that it is kept by, and of what is computed by it in evaluation."""
     packed = False
     """Whether it holds bits, eight a byte, and no numbers of the compute dtype."""
     entries_per_row: float | None = None
