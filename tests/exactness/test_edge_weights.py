@@ -311,7 +311,8 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="'some' is not one of none, weight, features, all"):
         tuned_trainer(sage, store, ignore_edge_data="some")
     with pytest.raises(
-        ModelError, match="since what it is given of edges is not what the store has but computed of that"
+        ModelError,
+        match="is not what the store has but computed of that; a layer of your own may compute it in its forward",
     ):
         tuned_trainer(Weighing().double(), store)
     data.edge_weight = data.edge_weight - 5

@@ -303,7 +303,10 @@ class Interpreter:
         try:
             return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
         except ModelError as error:
-            more = "it runs as it is, since what it is given of edges is not what the store has but computed of that"
+            more = (
+                "it runs as it is, since what it is given of edges is not what the store has but computed of that; a "
+                "layer of your own may compute it in its forward, and call gcn_norm there as PDNConv does"
+            )
             raise ModelError(f"{error}; {more}") from error
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
