@@ -577,6 +577,7 @@ OPENED: dict[str, Callable[[int, int], nn.Module]] = {
     "normalised by both ends": lambda f, c: Twice(f, c, norm=True),
     "norm inside": lambda f, c: Inside(f, c),
     "roots of degrees": twice(ByDegrees),
+    "less a mean over nodes": lambda f, c: Own(lambda s, x, e: x - x.mean(0) + s.gate * x.std(0)),
 }
 AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
     "by how many edges there are": lambda s, x, e: x * 2 if len(e[0]) < 1e9 else x,
@@ -667,7 +668,7 @@ class Both(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
-    "a mean over nodes": (lambda: Own(lambda s, x, e: x - x.mean(0)), ("Own", "statistics over nodes")),
+    "a largest row": (lambda: Own(lambda s, x, e: x - x.amax(0)), ("Own", "statistics over nodes")),
     "no number of rows": (lambda: Untold(learns=True), ("Untold", "dim_size")),
     "no number of rows, without parameters": (lambda: First(Untold(learns=False)), ("Untold (first)", "dim_size")),
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
@@ -689,7 +690,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a mean that is updated": (lambda: Own(updated_mean), ("Own", "its attribute mean")),
     "a number that counts": (lambda: Own(counted), ("Own", "its attribute calls")),
     "rows that are written into": (lambda: Own(written), ("Own", "writes into the rows")),
-    "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.mean(0)), ("Own", "statistics over nodes")),
+    "hidden by a zero": (lambda: Own(lambda s, x, e: x + s.gate * x.amax(0)), ("Own", "statistics over nodes")),
     "noise": (lambda: Own(lambda s, x, e: x + torch.rand_like(x)), ("Own", "random numbers in training")),
     "dropout of other shapes": (
         lambda: Own(lambda s, x, e: x * F.dropout(x.new_ones(x.shape[1]), 0.5, s.training)),
