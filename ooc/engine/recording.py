@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -34,6 +35,7 @@ class EpochRecorder:
         self.program = program
         self._condenser = Condenser(program)
         self._under_way: deque[tuple[Ticket, float, int, bool]] = deque()
+        self._sending = Lock()  # workers write, the host reads
         self._busy_until = [0.0, 0.0]
         self._moved: dict[str, list[int]] = {}
         self._found: dict[str, Any] | None = None
@@ -64,12 +66,13 @@ class EpochRecorder:
     def _sent(self, spans: Sequence[Span], writing: bool, ticket: Ticket) -> None:
         now_s = perf_counter() - self._began_s
         nbytes = sum(span.nbytes for span in spans)
-        moved = self._moved.setdefault(self._names.get(spans[0].label, spans[0].label), [0, 0, 0, 0])
-        moved[2 * writing] += 1
-        moved[2 * writing + 1] += nbytes
-        self._under_way.append((ticket, now_s, nbytes, writing))
-        while self._under_way and self._under_way[0][0].happened:
-            self._ended(self._under_way[0][0].ended_s - self._began_s)
+        with self._sending:
+            moved = self._moved.setdefault(self._names.get(spans[0].label, spans[0].label), [0, 0, 0, 0])
+            moved[2 * writing] += 1
+            moved[2 * writing + 1] += nbytes
+            self._under_way.append((ticket, now_s, nbytes, writing))
+            while self._under_way and self._under_way[0][0].happened:
+                self._ended(self._under_way[0][0].ended_s - self._began_s)
 
     def _ended(self, end_s: float) -> None:
         """The first of those under way has. What overlaps counts once: the drive is busy or it is not."""

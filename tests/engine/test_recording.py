@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder has one epoch as it was measured: its bytes are the epoch's, and watching changes no result."""
 
+import sys
 from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from ooc.engine.recording import EpochRecorder
 from ooc.plan.simulate.condensed import PIECES, expand
 from ooc.plan.simulate.timeline import Resource
 from ooc.storage.store import Store
@@ -89,3 +95,33 @@ def test_a_device_s_memory_and_the_ssd_are_recorded_and_its_kernels_are_not(
     device, host, _ = seen.memory
     assert (device.tier, host.tier) == ("device memory", "host memory")
     assert 0 < device.peak_bytes <= peaks[0] and host.peak_bytes == peaks[1]
+
+
+def test_what_threads_send_at_once_is_all_there() -> None:
+    """As workers that write do, and the host that reads."""
+    rounds, often = 3000, sys.getswitchinterval()
+    recorder, failed = EpochRecorder("train"), list[Exception]()
+    lane = recorder._condenser.lane(Resource.SSD_WRITE)
+    recorder._names, recorder._drive, recorder._began_s = {}, (lane, lane), perf_counter()
+
+    def send(name: str) -> None:
+        span: Any = SimpleNamespace(nbytes=1, label=name)
+        try:
+            for _ in range(rounds):
+                ticket: Any = SimpleNamespace(happened=True, ended_s=perf_counter())
+                recorder._sent([span], True, ticket)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [Thread(target=send, args=(name,)) for name in "ab"]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(often)
+    assert not failed
+    assert sum(lane.nbytes) == 2 * rounds
+    assert recorder._moved == {name: [0, 0, rounds, rounds] for name in "ab"}
