@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from ooc.engine.recording import EpochRecorder
+from ooc.plan.program.program import Program
 from ooc.plan.simulate.condensed import PIECES, expand
 from ooc.plan.simulate.timeline import Resource
+from ooc.prefetch.frames import HostWorkspace
 from ooc.storage.store import Store
 from ooc.train.runs.run import TIMELINE, RunFolder
 from tests.engine.fake_device import FakeDevice
@@ -34,7 +36,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_is_recorded_is_what_the_epoch_took(store: Store, tmp_path: Path, threads: int) -> None:
+def test_what_is_recorded_is_what_the_epoch_took(
+    store: Store, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of epochs that begin with nothing under way: bytes count where they arrive, and a write may be under way when its
+    epoch ends."""
+    finish = HostWorkspace.finish
+
+    def settled(workspace: HostWorkspace, program: Program) -> None:
+        finish(workspace, program)
+        for ticket in workspace._on_their_way.values():
+            ticket.settle()
+
+    monkeypatch.setattr(HostWorkspace, "finish", settled)
     options = {**SMALL, "threads": threads}
     with make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options) as trainer:
         unwatched = [record.loss for record in trainer.fit(epochs=3, eval_every=0)]
