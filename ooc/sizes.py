@@ -2,6 +2,9 @@
 """Byte sizes as people write them: ``G`` is 10⁹ bytes, ``GiB`` is 2³⁰."""
 
 import re
+from math import isfinite
+from numbers import Real
+from typing import Any, cast
 
 from ooc.errors import BudgetError, OptionError
 
@@ -10,17 +13,18 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
-def parse_size(text: str | int, *, name: str = "size", zero: bool = False) -> int:
-    """Bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number. Rounds down.
+def parse_size(text: Any, *, name: str = "size", zero: bool = False) -> int:
+    """Bytes in ``text``: ``"40G"``, ``"1.5GiB"``, ``"800 MB"`` or a plain number (``4e9``). Rounds down.
 
     Raises OptionError, naming the option ``name``, for anything else and, but with ``zero``, for sizes of zero.
     """
-    if isinstance(text, int):
-        size = text
+    if isinstance(text, Real) and isfinite(text):  # numpy's, too
+        size = int(cast(float, text))
     else:
-        match = _PATTERN.fullmatch(text.strip())
+        match = _PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or (match[3] and not match[2]):
-            raise OptionError(f"{name}: {text!r} is no size; write e.g. 800M, 40G or 512GiB")
+            given = repr(text) if isinstance(text, str | Real) else type(text).__name__
+            raise OptionError(f"{name}: {given} is no size; write e.g. 800M, 40G or 512GiB")
         unit = match[2].upper()
         size = int(float(match[1]) * (_BINARY[unit] if match[3] else _DECIMAL[unit]))
     if size < 0 or (size == 0 and not zero):

@@ -107,6 +107,8 @@ def resolve_loss(
     """
     task, outputs = store.task, sum(columns)
     is_usual, loss = loss is None, _DEFAULTS[task]() if loss is None else loss
+    if isinstance(loss, type):
+        raise ModelError(f"loss {loss.__name__} is a class; give {loss.__name__}()")
     if not callable(loss):
         raise ModelError(f"loss {loss!r} is not supported; give a torch loss or a callable on (outputs, labels)")
     if isinstance(loss, nn.Module):

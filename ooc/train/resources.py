@@ -235,10 +235,10 @@ class Resources:
     @classmethod
     def parse(
         cls,
-        gpu_budget: str | int | None = None,
-        host_budget: str | int | None = None,
+        gpu_budget: str | float | None = None,
+        host_budget: str | float | None = None,
         *,
-        memory: str | int | None = None,
+        memory: str | float | None = None,
         spill_dir: str | Path | None = None,
         block_rows: int | None = None,
         slab_columns: int | None = None,
@@ -251,7 +251,7 @@ class Resources:
         listener: Listener = ignore,
         spill_dtype: str | None = None,
         hardware: Hardware | None = None,
-        device: str | Device = "cpu",
+        device: str | torch.device | Device = "cpu",
     ) -> Self:
         """As users give them; OptionError for what makes no sense. Budgets left out are shares of what is free.
         ``memory`` is both together, where the CPU computes.
@@ -275,6 +275,8 @@ class Resources:
         if computing is not None and not hardware.has_device_memory:
             raise OptionError(f"hardware {hardware.name} has no wire to a device, and {computing.name} is to compute")
         writes = None if max_ssd_writes is None else parse_size(max_ssd_writes, name="max ssd writes", zero=True)
+        sizes = {"gpu budget": gpu_budget, "host budget": host_budget}
+        given = {name: parse_size(size, name=name) for name, size in sizes.items() if size is not None}
         if memory is None:
             device_bytes, host_bytes = default_budgets(free_device_bytes(computing))
         else:
@@ -282,9 +284,9 @@ class Resources:
             device_bytes, host_bytes = divide_memory(parse_size(memory, name="memory"))
         return cls(
             limits=Limits(
-                device_bytes=device_bytes if gpu_budget is None else parse_size(gpu_budget, name="gpu budget"),
-                host_bytes=host_bytes if host_budget is None else parse_size(host_budget, name="host budget"),
-                one_memory=computing is None and gpu_budget is None and host_budget is None,
+                device_bytes=given.get("gpu budget", device_bytes),
+                host_bytes=given.get("host budget", host_bytes),
+                one_memory=computing is None and not given,
                 block_rows=block_rows,
                 slab_columns=slab_columns,
                 exchange=ExchangeForm(exchange),
@@ -346,11 +348,13 @@ def spill_dtype(resources: Resources, network: Network) -> torch.dtype:
 # ---- devices and folders --------------------------------------------------------------------------------------
 
 
-def find_device(name: str | Device) -> Device | None:
+def find_device(name: str | torch.device | Device) -> Device | None:
     """The device of that name; ``auto`` is the CPU, ``cuda`` torch's current GPU, or of several processes on a machine
-    each one's own. OptionError for one that cannot be used. A device is itself."""
+    each one's own. So is torch's of that name. OptionError for one that cannot be used. A device is itself."""
     if isinstance(name, Device):
         return name
+    if isinstance(name, torch.device):
+        name = str(name)
     check_choice("device", name, NAMES)
     if name != "cuda":
         return None
@@ -404,7 +408,7 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
 
 
-def check_memory_alone(gpu_budget: str | int | None, host_budget: str | int | None, *, on_device: bool) -> None:
+def check_memory_alone(gpu_budget: str | float | None, host_budget: str | float | None, *, on_device: bool) -> None:
     """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
     if on_device:
         raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")

@@ -30,10 +30,11 @@ class Schedules:
     """
 
     def __init__(self, given: Scheduler | Sequence[Scheduler] | None, optimizer: Optimizer, *, rising: bool) -> None:
-        self._all = [given] if isinstance(given, LRScheduler) else list(given or ())  # plateau is an LRScheduler too
+        several: Any = given if isinstance(given, list | tuple) else () if given is None else (given,)
+        self._all: list[Scheduler] = [*several]
         for scheduler in self._all:
             if not isinstance(scheduler, LRScheduler):
-                raise ModelError(f"scheduler {scheduler!r} is none of torch.optim.lr_scheduler")
+                raise ModelError(f"scheduler {scheduler!r} is none of torch.optim.lr_scheduler; make one")
             name = type(scheduler).__name__
             if scheduler.optimizer is not optimizer:
                 raise ModelError(f"scheduler {name} is of another optimizer than the trainer's; give both")

@@ -363,6 +363,15 @@ def check_types(store: Store, resources: Resources) -> None:
 # ---- checks ------------------------------------------------------------------------------------------------
 
 
+def check_model(model: object, graph: object) -> None:
+    """ModelError for what is no model, as where the graph was given first."""
+    if not isinstance(model, nn.Module):
+        kind = "the class" if isinstance(model, type) else "of type"
+        given = model if isinstance(model, type) else type(model)
+        remedy = "the model comes first, the graph behind it" if isinstance(graph, nn.Module) else "make one: Model(…)"
+        raise ModelError(f"the model must be a torch.nn.Module, and is {kind} {given.__name__}; {remedy}")
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """OptionError for what is no optimizer, ModelError for one that could not step this model."""
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -49,7 +49,7 @@ from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
 from ooc.train.runs.state import TrainingState
 from ooc.train.schedule import Averaging, Scheduler, Schedules
-from ooc.train.setup import Saving, Tuning, check_optimizer, prepare, size_lazy_parameters
+from ooc.train.setup import Saving, Tuning, check_model, check_optimizer, prepare, size_lazy_parameters
 from ooc.train.sharing import SharedJob
 
 if TYPE_CHECKING:
@@ -440,16 +440,16 @@ class Trainer:
         self,
         model: nn.Module,
         graph: "Store | str | Path | Data",
-        gpu_budget: str | int | None = None,
-        host_budget: str | int | None = None,
-        device: str | Device = "auto",
+        gpu_budget: str | float | None = None,
+        host_budget: str | float | None = None,
+        device: str | torch.device | Device = "auto",
         seed: int = 0,
         optimizer: torch.optim.Optimizer | None = None,
         loss: RowsLoss | None = None,
         spill_dir: str | Path | None = None,
         out: str | Path | RunFolder | None = None,
         *,
-        memory: str | int | None = None,
+        memory: str | float | None = None,
         input_dropout: float = 0.0,
         metric: str | None = None,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
@@ -504,16 +504,17 @@ class Trainer:
         its columns, is trained along and is the model's input, behind the features where the store has such; it ends
         with ``close`` unless ``out`` keeps it, and ``predict("embeddings", layer=0)`` gives its rows. ``input_dropout``
         drops from the input, before the first layer. ``threads`` compute tiles side by side (default: torch's number).
-        ``device`` is a name, or a ``Device`` that the caller has made. Weights and features of the store's edges are
-        given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is refused, unless
-        ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine as the planner is
-        to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What the model is made
-        of and which of its parameters are trained is settled here: changed later, it is refused, but for values of
-        weights and buffers.
+        ``device`` is a name, torch's device, or a ``Device`` that the caller has made. Weights and features of the
+        store's edges are given to the model as ``edge_weight`` and ``edge_attr``; one that takes none of them is
+        refused, unless ``ignore_edge_data`` is ``"weight"``, ``"features"`` or ``"all"``. ``hardware`` is the machine
+        as the planner is to see it (default: as ``ooc profile`` has measured it, if it has); it changes no result. What
+        the model is made of and which of its parameters are trained is settled here: changed later, it is refused, but
+        for values of weights and buffers.
 
         Raises ModelError for what cannot be run exactly, BudgetError with the least budgets that would do.
         """
         _check_autocast()
+        check_model(model, graph)
         if optimizer is not None:
             check_optimizer(optimizer, model)
         self._lock = RLock()

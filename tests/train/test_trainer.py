@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.optim.lr_scheduler as lrs
 from torch_geometric.nn import GCN
 
 import ooc
@@ -59,6 +62,30 @@ def test_what_is_no_graph_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(ooc.OocError):
         ooc.Trainer(model(), {"x": DATA.x}, spill_dir=tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_given_in_the_place_of_something_else_is_named(store: Store, tmp_path: Path) -> None:
+    net: Any = model()
+    optimizer: Any = torch.optim.Adam(net.parameters())
+    no_model = "the model must be a torch.nn.Module, and is "
+    cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        (no_model + "of type Data; the model comes first", (DATA, net), {}),
+        (no_model + "the class GCN; make one", (GCN, DATA), {}),
+        ("gpu budget: Adam is no size", (net, store, optimizer), {}),
+        ("gpu budget: Adam is no size", (net, store, optimizer), {"memory": "1G"}),
+        ("memory: nan is no size", (net, store), {"memory": float("nan")}),
+        (r"loss MSELoss is a class; give MSELoss\(\)", (net, store), {"loss": torch.nn.MSELoss}),
+        ("scheduler 'cosine' is none of torch", (net, store), {"optimizer": optimizer, "scheduler": "cosine"}),
+        ("StepLR'> is none of torch", (net, store), {"optimizer": optimizer, "scheduler": lrs.StepLR}),
+        ("device 'meta' is not one of", (net, store), {"device": torch.device("meta")}),
+    ]
+    for message, given, options in cases:
+        with pytest.raises(ooc.OocError, match=message):
+            ooc.Trainer(*given, spill_dir=tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+    for memory_bytes in (2e8, np.int64(200_000_000), np.float32(2e8)):
+        with ooc.Trainer(net, store, memory=memory_bytes, device=torch.device("cpu"), spill_dir=tmp_path) as trainer:
+            assert trainer.limits.memory_bytes == 200_000_000
 
 
 def test_budgets_are_shares_of_what_is_free_and_scratch_is_on_the_stores_disk(

@@ -97,7 +97,7 @@ class BatchTrainer(Trainer):
 
     def __init__(self, model: nn.Module, graph: Any, *, accumulate: int, **options: Any) -> None:
         for name, values in _FULL_GRAPH.items():
-            if options.get(name, values[0]) not in values:
+            if str(options.get(name, values[0])) not in map(str, values):  # torch.device("cpu") is "cpu"
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
         if accumulate < 1:
             raise OptionError(f"accumulate must be positive, not {accumulate}")
