@@ -614,20 +614,10 @@ REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[
         {},
         ("getitem looks across rows: it takes some rows and leaves out others",),
     ),
-    "a mean over rows of matrices one above the other": (
-        lambda f, c: Stacking(f, c, lambda hs: hs[0] + hs.mean(1)[1]),
-        {},
-        ("mean looks across rows",),
-    ),
     "rows in parts": (
         lambda f, c: Between(f, c, lambda x: torch.cat(torch.split(x, 20)[::-1])),
         {"edge_features": K},
         ("split looks across rows",),
-    ),
-    "divided by how many rows there are": (
-        lambda f, c: Between(f, c, lambda x: x / x.size(0)),
-        {"edge_features": K},
-        ("truediv looks across rows",),
     ),
     "as many as there are rows": (
         lambda f, c: Between(f, c, lambda x: x + torch.full((x.size(0), 1), x.size(0), dtype=x.dtype)),

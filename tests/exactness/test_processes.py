@@ -39,6 +39,7 @@ _EPOCHS = 2
 _OF_EVERY_KIND: dict[str, Callable[[int, int], nn.Module]] = {
     "GAT": lambda f, c: GAT(f, 8, 2, c, heads=2, dropout=0.3, jk="cat"),
     "moments": test_global_attention.Attending,
+    "products over all rows": test_global_attention.ByHand,
     "aggregated once": models.MODELS["SGC twice"],
     "opaque layers": layers.MODELS["nothing between"],
 }

@@ -238,9 +238,7 @@ def added_to(x: Tensor) -> Tensor:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
-    "a deviation of all numbers": (lambda: Between(lambda x: x / x.std()), ("std", "across rows")),
     "a largest row": (lambda: Between(lambda x: x / x.amax(dim=0)), ("amax", "across rows")),
-    "the number of nodes": (lambda: Between(lambda x: x / x.size(0)), ("truediv", "across rows")),
     "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
     "noise": (lambda: Between(torch.rand_like), ("rand_like",)),
     "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),

@@ -30,7 +30,6 @@ from ooc.model.lowering.values import (
     Moments,
     Noise,
     Normalized,
-    OfAllRows,
     RowFunction,
     Rowwise,
     Sum,
@@ -347,12 +346,17 @@ class Assembly:
         inputs: Sequence[Value],
         parameters: Sequence[nn.Parameter] = (),
         *,
+        moments: Sequence[Moments] = (),
         heavy: bool = False,
         inner_columns: int = 0,
     ) -> Value:
-        """A function of rows. It is tried on a few: one that looks across rows raises ModelError naming ``name``."""
-        tail = self._tried(name, function, inputs, sizes=not heavy)
+        """A function of rows, and of ``moments``. It is tried on a few: one that looks across rows raises ModelError
+        naming ``name``."""
+        sums = [part for one in moments for part in one.statistics.sample(self.setting.dtype)]
+        tail = self._tried(name, lambda *rows: function(*rows, *sums), inputs, sizes=not heavy)
         options: dict[str, Any] = {"heavy": heavy, "inner_columns": inner_columns}
+        if moments:
+            return Normalized(self.next_index(), inputs, moments, function, parameters, tail, **options)
         return Rowwise(self.next_index(), inputs, tail, function, parameters, **options)
 
     def matrix(self, name: str, rows: Sequence[Value]) -> Value:
@@ -426,19 +430,24 @@ class Assembly:
         moments = Moments(self.next_index(), source, totals=Totals(total, found.numel(), inner_columns))
         return Normalized(self.next_index(), [source], [moments], function, (), tail, inner_columns=inner_columns)
 
-    def over_rows(
-        self, name: str, source: Value, function: Callable[[Tensor, Tensor], Tensor], *, is_flat: bool
-    ) -> Value:
-        """``function(mean, variance)`` of all rows, both [C], once for each row (``OfAllRows``)."""
-        check_matrix(source, name)
-        moments = self.moments(source)
+    def total(self, name: str, inputs: Sequence[Value], function: RowFunction) -> Moments:
+        """The sum over all rows of what ``function`` gives for any rows together. It is tried on a few: one that is no
+        such sum raises ModelError naming ``name``."""
+        source, tails = self.matrix(name, inputs), [one.tail for one in inputs]
 
-        def spread(rows: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-            return function(mean, variance).expand(len(rows), -1).contiguous()
+        def of_rows(rows: Tensor) -> Tensor:
+            parts = torch.split(rows, [prod(tail) for tail in tails], dim=1)
+            return function(*(part.view(len(rows), *tail) for part, tail in zip(parts, tails, strict=True))).flatten()
 
-        found = OfAllRows(self.next_index(), [source], [moments], spread, ())
-        found.is_flat = is_flat
-        return found
+        dtype = self.setting.dtype
+        tried = torch.randn(_PROBE_ROWS, prod(source.tail), generator=torch.Generator().manual_seed(1), dtype=dtype)
+        with torch.no_grad():
+            found, parts = of_rows(tried), of_rows(tried[:1]) + of_rows(tried[1:])
+        tolerance = _PROBE_TOLERANCE[dtype]
+        largest = float(found.abs().max())
+        if not (largest < inf and torch.allclose(found, parts, rtol=tolerance, atol=tolerance * largest)):
+            raise ModelError(f"{name} looks across rows: what it gives depends on all nodes, and is no sum over them")
+        return Moments(self.next_index(), source, totals=Totals(of_rows, found.numel()))
 
     def next_index(self) -> int:
         """Of the value that is made next."""

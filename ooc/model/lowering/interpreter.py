@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
+from math import inf
 from typing import Any
 
 import torch
@@ -30,10 +31,12 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
 from ooc.model.lowering.rowwise import (
+    ARITHMETIC,
     HEAVY_FUNCTIONS,
     IN_PLACE,
     MAKE_ROWS,
-    OF_NO_NUMBERS,
+    MAY_BE_SUMS,
+    OF_OTHER_SHAPES,
     OF_SEVERAL,
     ROWWISE_FUNCTIONS,
     ROWWISE_METHODS,
@@ -52,7 +55,7 @@ from ooc.model.lowering.symbolic import (
     small_rows,
     writes_in_place,
 )
-from ooc.model.lowering.values import Codes, Dense, Features, RowCount, Rowwise, Sum, Value
+from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import Whole, both_types, side_by_side
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
@@ -65,18 +68,44 @@ _ACTIVATIONS |= {
     if hasattr(owner, one.name.lower())
 }
 """Modules, names of methods, and functions."""
-_ARITHMETIC = "add sub mul truediv div pow eq ne lt le gt ge clamp where"
-"""What takes whole numbers that are no dimensions."""
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
 
-@dataclass(frozen=True)
-class Free:
-    """Something that depends on parameters alone, computed whenever it is used."""
+Known = dict[Any, Any]
+"""Rows of values, and parts of moments, that something is computed of, and what has been computed of them so far."""
 
-    evaluate: Callable[[], Any]
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Computed:
+    """Something that is computed whenever it is used, of rows, parameters and sums over all rows."""
+
+    name: str = ""
+    evaluate: Callable[[Known], Any]
+    inputs: tuple[Value, ...] = ()
     parameters: tuple[nn.Parameter, ...] = ()
+    moments: tuple[Moments, ...] = ()
+
+    def of(self, known: Known) -> Any:
+        if self not in known:
+            known[self] = self.evaluate(known)
+        return known[self]
+
+    def function(self, *tensors: Tensor) -> Any:
+        """Of rows of the inputs, and what moments are."""
+        given = iter(tensors)
+        known: Known = {value: next(given) for value in self.inputs}
+        return self.of(known | {one: tuple(islice(given, one.statistics.parts)) for one in self.moments})
+
+
+class Free(Computed):
+    """What has no inputs, and so is the same for all rows."""
+
+    def has_sums(self, where: str) -> bool:
+        """ModelError if it is computed of sums over all rows: no tile's edges are given such."""
+        if self.moments:
+            raise ModelError(f"{where} is given a sum over all rows; a matrix of rows may be computed of it before")
+        return False
 
 
 @dataclass(frozen=True)
@@ -104,19 +133,15 @@ class _Together(nn.Module):
 
 @dataclass(frozen=True)
 class Stacked:
-    """Several matrices one above the other, [K, N, …], kept as ``rows`` [N, K, …]."""
+    """Several matrices one above the other, [K, N, …], or a tensor of which a later dimension, the one ``at``, is that
+    of rows; kept as ``rows`` [N, K, …]."""
 
     rows: Value
+    at: int = 1
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(Computed):
     """Several results of one function of rows, or truths, which are not kept by themselves."""
-
-    name: str
-    function: Callable[..., Any]
-    inputs: tuple[Value, ...]
-    parameters: tuple[nn.Parameter, ...]
 
 
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
@@ -157,7 +182,7 @@ class Interpreter:
                 if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
                     self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
-                if not isinstance(result, Value) or len(result.tail) != 1 or result.is_one_row:
+                if not isinstance(result, Value) or len(result.tail) != 1:
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
@@ -171,7 +196,8 @@ class Interpreter:
         match node.op:
             case "get_attr":
                 found = attribute(self._whole, str(node.target))
-                return Free(lambda: found, (found,) if isinstance(found, nn.Parameter) else ())
+                parameters = (found,) if isinstance(found, nn.Parameter) else ()
+                return Free(evaluate=lambda known: found, parameters=parameters)
             case "call_module":
                 return self._call_module(node)
             case "call_function" | "call_method":
@@ -212,6 +238,10 @@ class Interpreter:
             return self._look_at_edges(node, module, where, args, kwargs)
         if any(isinstance(a, Codes) for a in (*args, *kwargs.values())):
             return self._by_codes(module, where, args, kwargs)
+        if args and isinstance(args[0], Free) and isinstance(module, nn.Dropout):
+            return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
+        if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
+            return self._apply(where, module, False, args, kwargs)
         is_stacked = any(isinstance(one, Stacked) for one in leaves_of((args, kwargs)))
         if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm) or (is_stacked and kind in _OF_ANY_SHAPE):
             if module.training and (dropout := _dropout_inside(module)):
@@ -225,7 +255,6 @@ class Interpreter:
         if not isinstance(source, Value) or (others and not told):
             raise ModelError(f"{where} is called in a way that is not supported")
         if isinstance(module, NORMS):
-            self._check_rows(source, where)
             return lower_norm(module, where, source, assembly, told=told)
         if kind is nn.Identity:
             return source
@@ -376,14 +405,13 @@ class Interpreter:
             kwargs["inplace"] = False
         if node.op == "call_function" and target in (F.dropout, torch.dropout):
             if args and isinstance(args[0], Stacked):
-                return Stacked(self._dropout(args[0].rows, *args[1:], **kwargs))
+                return replace(args[0], rows=self._dropout(args[0].rows, *args[1:], **kwargs))
             return self._dropout(*args, **kwargs)
         if (stacked := self._stacked(target, args, kwargs)) is not None:
             return Stacked(self._apply("stack", torch.stack, False, [stacked], {"dim": 1}))
         if target is torch.randn_like and isinstance(args[0], Value):
             if not self._assembly.setting.training:
                 raise ModelError("randn_like in evaluation is not supported; draw noise if self.training")
-            self._check_rows(args[0], "randn_like")
             return self._assembly.noise(args[0])
         if node.op == "call_function" and target is F.linear and isinstance(args[0], Value):
             weight, bias = (lambda input, weight, bias=None: map(parameter_of, (weight, bias)))(*args, **kwargs)
@@ -410,12 +438,10 @@ class Interpreter:
             return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
         before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
         if (before_rows or (target is operator.getitem and args[1] is None)) and isinstance(args[0], Value):
-            return args[0] if args[0].is_flat else OneBatch(args[0])
+            return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
         of_any = target in ("squeeze", torch.squeeze) and len(args) == 1 and not kwargs
-        if of_any and isinstance(args[0], Value):
-            self._check_rows(args[0], name)
         if of_any and isinstance(args[0], Value) and self._assembly.num_rows(args[0]) > 1:  # which a tile may not have
             kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
@@ -428,17 +454,27 @@ class Interpreter:
         if target in ("to", "float", "double") and isinstance(args[0], (Free, Parts)):
             wanted = [one for one in args if one != torch.device("cpu")]
             return self._apply(name, target, True, wanted, kwargs) if len(wanted) > 1 or target != "to" else args[0]
-        if (found := self._over_rows(target, name, args, kwargs)) is not None:
-            return found
+        args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
         special = self._shape(target, args) if len(args) >= 1 else None
         if special is not None:
             return special
         known = ROWWISE_FUNCTIONS if node.op == "call_function" else ROWWISE_METHODS
         if target not in known:
             values = [a for a in leaves_of((args, kwargs)) if isinstance(a, (Value, Parts))]
-            if values or node.op == "call_method":
+            if values or (node.op == "call_method" and (not isinstance(args[0], Free) or writes_in_place(node))):
                 raise ModelError(f"{name} is not supported: it is not known to work row by row")
-        return self._apply(name, target, node.op == "call_method", args, kwargs)
+        found = self._apply(name, target, node.op == "call_method", args, kwargs)
+        if target not in known and isinstance(found, Free):
+            self._check_drawn(found)
+        return found
+
+    def _check_drawn(self, found: Free) -> None:
+        """Refuse random numbers, which would be others whenever they are used."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            found.of(self._samples(found.moments))
+            if not torch.equal(before, torch.get_rng_state()):
+                raise ModelError(f"{found.name} draws random numbers that are no rows, which is not supported")
 
     def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rows, edges and what these carry in the type that they have, where they are."""
@@ -448,40 +484,60 @@ class Interpreter:
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
         return args[0]
 
-    def _over_rows(self, target: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
-        """A sum, mean or deviation over all rows, and such a row as many times as there are rows; None for anything
-        else. It is kept once for each, so functions of it are functions of rows like any."""
-        first = args[0] if args else None
-        if not isinstance(first, Value):
-            return None
-        if first.is_one_row and target in ("expand", "repeat"):
-            times, *others = leaves_of(args[1:])
-            kept = [1] if target == "repeat" else [-1, *first.tail]
-            if isinstance(times, RowCount) and len(others) == 1 and others[0] in kept:
-                rows = self._assembly.rowwise(name, torch.clone, [first])
-                rows.is_one_row = False
-                return rows
-        kind = next((one for one in ("sum", "mean", "var", "std") if target in (one, getattr(torch, one))), None)
-        options = ("dim", "keepdim") if kind in ("sum", "mean") else ("dim", "unbiased", "keepdim")
-        given = dict(zip(options, args[1:], strict=False)) | kwargs
-        if kind is None or leaves_of(given.pop("dim", None)) not in ([0], [-1 - len(first.tail)]):
-            return None
-        is_flat, count = not given.pop("keepdim", False), self._assembly.num_rows(first)
-        less = given.pop("correction", int(given.pop("unbiased", True))) if kind in ("var", "std") else 0
-        if given:
-            return None
-        self._check_rows(first, name)
+    def _above_one_another(self, leaf: Any) -> Any:
+        """A batch of one as what it is."""
+        if not isinstance(leaf, OneBatch):
+            return leaf
+        return Stacked(self._assembly.rowwise("unsqueeze", lambda rows: rows[:, None], [leaf.rows]))
 
-        def of_moments(mean: Tensor, variance: Tensor) -> Tensor:
-            if kind in ("sum", "mean"):
-                return mean * count if kind == "sum" else mean
-            variance = variance * count / (count - less)
-            if kind == "var":
-                return variance
-            is_zero = variance == 0  # where torch's gradient is 0
-            return torch.where(is_zero, variance, torch.where(is_zero, 1.0, variance).sqrt())
+    def _over_rows(self, target: Any, of: Parts, args: list[Any], kwargs: dict[str, Any]) -> Free | None:
+        """A sum, mean, norm or deviation over all rows, or a product that is such a sum; None for anything else."""
+        try:
+            tried, more = (self._tried(of, count) for count in (2, 3))
+        except Exception:  # which is told where it is tried as a function of rows
+            return None
+        if not isinstance(tried, Tensor) or not isinstance(more, Tensor) or tried.shape != more.shape:
+            return None
+        if of.moments or of.parameters or tried.dtype != self._assembly.setting.dtype:
+            raise ModelError(f"{of.name} over all rows is supported of rows alone, in the model's type")
+        first, count, shape = args[0], self._assembly.num_rows(of.inputs[0]), tried.shape
+        if of.name in ("var", "std"):
+            return self._deviation(of.name, first, args, kwargs, shape)
+        power = _power_of(args, kwargs) if of.name == "norm" else 1.0
+        if not 0 < power < inf:
+            return None
 
-        return self._assembly.over_rows(name, first, of_moments, is_flat=is_flat)
+        def total(*rows: Tensor) -> Tensor:
+            found: Tensor = of.function(*rows)
+            return found * len(rows[0]) if of.name == "mean" else found if power == 1 else found**power
+
+        def found(known: Known) -> Tensor:
+            (numbers,) = known[moments]
+            numbers = numbers.view(shape)
+            return numbers / count if of.name == "mean" else numbers if power == 1 else _root(numbers, power)
+
+        moments = self._assembly.total(of.name, of.inputs, total)
+        return Free(name=of.name, evaluate=found, moments=(moments,))
+
+    def _deviation(
+        self, name: str, rows: Any, args: list[Any], kwargs: dict[str, Any], shape: Sequence[int]
+    ) -> Free | None:
+        """Of every column, or of all numbers."""
+        given = dict(zip(("dim", "unbiased", "keepdim"), args[1:], strict=False)) | kwargs
+        dims = leaves_of(given.get("dim"))
+        if not isinstance(rows, Value) or (dims != [None] and dims not in ([0], [-1 - len(rows.tail)])):
+            return None
+        count, less = self._assembly.num_rows(rows), given.get("correction", int(given.get("unbiased", True)))
+        count *= rows.columns if dims == [None] else 1
+        moments = self._assembly.moments(self._assembly.matrix(name, [rows]))
+
+        def found(known: Known) -> Tensor:
+            mean, variance = known[moments]
+            variance = (variance + (mean - mean.mean()) ** 2).mean() if dims == [None] else variance
+            variance = variance.view(shape) * (count / (count - less))
+            return variance if name == "var" else _root(variance, 2)
+
+        return Free(name=name, evaluate=found, moments=(moments,))
 
     def _codes(self, name: str, source: Value, function: Callable[[Tensor], Tensor]) -> Codes:
         """Whole numbers that a function makes of features as they are in the store."""
@@ -540,29 +596,12 @@ class Interpreter:
         self, input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
     ) -> Value:
         if not isinstance(input, Value):
-            raise ModelError("dropout of something that is no matrix of rows is not supported")
-        self._check_rows(input, "dropout")
+            what = "a sum or mean over all rows" if isinstance(input, Free) else "something that is no matrix of rows"
+            raise ModelError(f"dropout of {what} is not supported")
         drops = training and train
         if drops and p and not self._assembly.setting.training:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
         return self._assembly.dropout(input, float(p)) if drops else input
-
-    @staticmethod
-    def _check_dimensions(name: str, leaves: Sequence[Any], values: Sequence[Value]) -> None:
-        """Dimensions of a row without one for the rows are others than here, but when they are counted from the end."""
-        numbered = any(type(leaf) is int and leaf >= 0 for leaf in leaves) or (
-            name == "getitem" and leaves[1:2] != [...]
-        )
-        if numbered and name not in _ARITHMETIC.split() and any(value.is_flat for value in values):
-            raise ModelError(
-                f"{name} of a sum or mean over all rows that has lost their dimension is not supported: give "
-                "keepdim=True, or count dimensions from the end"
-            )
-
-    @staticmethod
-    def _check_rows(value: Value, what: str) -> None:
-        if value.is_one_row:
-            raise ModelError(f"{what} of a sum or mean over all rows is not supported")
 
     def _activated(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | None:
         """What an activation gives whose gradient needs no more than its result, or the signs; None for any other."""
@@ -583,9 +622,6 @@ class Interpreter:
         """What the shape, type and parts of a value are; None for any other question."""
         first, rest = args[0], args[1:]
         if isinstance(first, Value):
-            asks = target in ("size", "dim") or (target is getattr and rest[0] in ("shape", "ndim"))
-            if asks and rest != [-1]:
-                self._check_rows(first, "the shape")
             if target == "size" or (target is getattr and rest[0] == "shape"):
                 sizes = (RowCount(first), *first.tail)
                 return sizes[rest[0]] if target == "size" and rest else sizes
@@ -593,71 +629,90 @@ class Interpreter:
                 return 1 + len(first.tail)
             if target is getattr:
                 fixed = {"dtype": self._assembly.setting.dtype, "device": torch.device("cpu")}
+                if rest[0] in ("T", "mT"):
+                    return None
                 if rest[0] not in fixed:
                     raise ModelError(f"the attribute {rest[0]} of a matrix of rows is not supported")
                 return fixed[rest[0]]
         if isinstance(first, Stacked) and (target in ("size", "dim") or target is getattr):
             found = self._shape(target, [first.rows, *([] if target == "size" else rest)])
-            sizes = (found[1], found[0], *found[2:]) if isinstance(found, tuple) else found
+            sizes = (*found[1 : first.at + 1], found[0], *found[first.at + 1 :]) if isinstance(found, tuple) else found
             return sizes[rest[0]] if target == "size" and rest else sizes
+        if isinstance(first, Free) and (target == "size" or (target is getattr and rest[0] == "shape")):
+            sizes = first.of(self._samples(first.moments)).shape
+            return sizes[rest[0]] if target == "size" and rest else tuple(sizes)
         if isinstance(first, Parts) and target in (operator.getitem, getattr):
-            of, key = first.function, rest[0]
-            return self._rows_or_parts(first.name, lambda *t: target(of(*t), key), first.inputs, first.parameters)
+            return self._rows_or_parts(replace(first, evaluate=lambda known: target(first.of(known), rest[0])))
         return None
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
         leaves = leaves_of((args, kwargs))
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
-        rows += [value for leaf in leaves if isinstance(leaf, Parts) for value in leaf.inputs]
-        values = list(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
-        self._check_dimensions(name, leaves, values)
-        free = [leaf for leaf in leaves if isinstance(leaf, (Free, Parts))]
-        parameters = tuple(dict.fromkeys(p for leaf in free for p in leaf.parameters))
+        computed = [leaf for leaf in leaves if isinstance(leaf, Computed)]
+        rows += [value for leaf in computed for value in leaf.inputs]
+        values = tuple(dict.fromkeys(leaf for leaf in rows if isinstance(leaf, Value)))
+        counted = [leaf.of for leaf in leaves if isinstance(leaf, RowCount)]
+        if counted and name in ARITHMETIC:
+            of_all = self._assembly.num_rows
+            args, kwargs = map_aggregate(
+                (args, kwargs), lambda leaf: of_all(leaf.of) if isinstance(leaf, RowCount) else leaf
+            )
+        elif counted and not values:
+            if target not in MAKE_ROWS:
+                raise ModelError(f"{name} computes with the number of rows, which is not supported")
+            values = (counted[0],)
+        parameters = [parameter for leaf in computed for parameter in leaf.parameters]
         of_module, in_place = isinstance(target, nn.Module), bool(getattr(target, "inplace", False))
-        if of_module:
-            parameters = tuple(dict.fromkeys((*parameters, *target.parameters())))
+        parameters += target.parameters() if of_module else ()
 
-        def function(*tensors: Tensor) -> Any:
-            given = dict(zip(values, tensors, strict=True))
-
+        def evaluate(known: Known) -> Any:
             def replaced(leaf: Any) -> Any:
                 if isinstance(leaf, Value):
-                    return given[leaf]
+                    return known[leaf]
                 if isinstance(leaf, Codes):
-                    return leaf.of(given[leaf.rows])
-                if isinstance(leaf, Stacked):
-                    one = given[leaf.rows].transpose(0, 1)
+                    return leaf.of(known[leaf.rows])
+                if isinstance(leaf, (Stacked, Computed)):
+                    one = known[leaf.rows].movedim(0, leaf.at) if isinstance(leaf, Stacked) else leaf.of(known)
                     return one.clone() if in_place else one
-                if isinstance(leaf, Parts):
-                    return leaf.function(*(given[one] for one in leaf.inputs))
-                if isinstance(leaf, Free):
-                    return leaf.evaluate()
-                return tensors[0].shape[0] if isinstance(leaf, RowCount) else leaf
+                return len(known[values[0]]) if isinstance(leaf, RowCount) else leaf
 
             a, k = map_aggregate((args, kwargs), replaced)
             return getattr(a[0], target)(*a[1:], **k) if method else target(*a, **k)
 
-        counted = [leaf.of for leaf in leaves if isinstance(leaf, RowCount)]
-        if counted and not values:
-            if target not in MAKE_ROWS:
-                raise ModelError(f"{name} computes with the number of rows, which is not supported")
-            values = counted[:1]
+        found = Parts(
+            name=name,
+            evaluate=evaluate,
+            inputs=values,
+            parameters=tuple(dict.fromkeys(parameters)),
+            moments=tuple(dict.fromkeys(one for leaf in computed for one in leaf.moments)),
+        )
         if not values:
-            made = None if free else function()
-            return Free(function, parameters) if free or isinstance(made, Tensor) else made
+            made = None if computed or of_module else evaluate({})
+            return Free(**vars(found)) if made is None or isinstance(made, Tensor) else made
         summed = self._sum(target, args, kwargs)
         if summed is not None:
             return summed
+        if name in MAY_BE_SUMS and (total := self._over_rows(target, found, args, kwargs)) is not None:
+            return total
         heavy = target in HEAVY_FUNCTIONS or (of_module and any(p.dim() > 1 for p in target.parameters()))
-        if of_module or name in OF_NO_NUMBERS or any(isinstance(leaf, (Parts, Stacked)) for leaf in leaves):
-            return self._rows_or_parts(name, function, values, parameters, heavy=heavy)
-        return self._assembly.rowwise(name, function, values, parameters, heavy=heavy)
+        if of_module or name in OF_OTHER_SHAPES or any(isinstance(leaf, (Parts, Stacked)) for leaf in leaves):
+            return self._rows_or_parts(found, heavy=heavy)
+        return self._rows(found, heavy=heavy)
+
+    def _rows(self, of: Parts, at: int = 0, *, heavy: bool = False) -> Value:
+        """The matrix of rows that this gives, with rows in the dimension ``at``."""
+        function = of.function if at == 0 else lambda *tensors: of.function(*tensors).movedim(at, 0)
+        return self._assembly.rowwise(of.name, function, of.inputs, of.parameters, moments=of.moments, heavy=heavy)
+
+    def _samples(self, moments: Sequence[Moments]) -> Known:
+        return {one: one.statistics.sample(self._assembly.setting.dtype) for one in moments}
 
     @torch.no_grad()
-    def _tried(self, function: Callable[..., Any], values: Sequence[Value], rows: int) -> Any:
-        """What a function gives for so many rows of zeros."""
-        return function(*(torch.zeros(rows, *value.tail, dtype=self._assembly.setting.dtype) for value in values))
+    def _tried(self, of: Parts, rows: int) -> Any:
+        """What it gives for so many rows of zeros."""
+        dtype = self._assembly.setting.dtype
+        return of.of({one: torch.zeros(rows, *one.tail, dtype=dtype) for one in of.inputs} | self._samples(of.moments))
 
     def _stacked(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Value] | None:
         """The matrices that this puts one above the other, if it does."""
@@ -670,28 +725,20 @@ class Interpreter:
             return [one.rows for one in parts]
         return None
 
-    def _rows_or_parts(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        values: Sequence[Value],
-        parameters: Sequence[nn.Parameter],
-        *,
-        heavy: bool = False,
-    ) -> Value | Stacked | Parts:
+    def _rows_or_parts(self, of: Parts, *, heavy: bool = False) -> Value | Stacked | Parts:
         """What a function of rows gives, where that is one matrix of numbers, or several one above the other; else what
         it is part of."""
-        tried, more = (self._tried(function, values, count) for count in (2, 3))
-        by_rows, is_above = function, False
-        if isinstance(tried, Tensor) and tried.dim() > 1:
-            is_above = [one == other for one, other in zip(tried.shape, more.shape, strict=True)][:2] == [True, False]
-            by_rows = (lambda *tensors: function(*tensors).transpose(0, 1)) if is_above else function
-        if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
-            found = self._assembly.rowwise(name, by_rows, values, parameters, heavy=heavy)
-            return Stacked(found) if is_above else found
+        tried, more = (self._tried(of, count) for count in (2, 3))
+        at = 0
         if isinstance(tried, Tensor):
-            self._assembly.check_truths(name, by_rows, values)
-        return Parts(name, function, tuple(values), tuple(parameters))
+            at = next((at for at, pair in enumerate(zip(tried.shape, more.shape, strict=True)) if len({*pair}) > 1), 0)
+        if isinstance(tried, Tensor) and tried.dtype == self._assembly.setting.dtype:
+            found = self._rows(of, at, heavy=heavy)
+            return Stacked(found, at) if at else found
+        if isinstance(tried, Tensor):
+            sums = [part for one in self._samples(of.moments).values() for part in one]
+            self._assembly.check_truths(of.name, lambda *rows: of.function(*rows, *sums).movedim(at, 0), of.inputs)
+        return of
 
     def _sum(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
         """Sums and multiples of matrices, which need nothing kept for their gradients."""
@@ -752,6 +799,18 @@ class Interpreter:
         return frozenset(other for one in inputs for other in self._memory[one])
 
 
+def _power_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Which powers a norm is the root of a sum of."""
+    p = kwargs.get("p", (args[1:] or [2])[0])
+    return 2.0 if p in ("fro", None) else float(p)
+
+
+def _root(numbers: Tensor, power: float) -> Tensor:
+    """With a gradient of 0 at 0, as torch's norms and deviations have."""
+    is_zero = numbers == 0
+    return torch.where(is_zero, numbers, torch.where(is_zero, 1.0, numbers) ** (1 / power))
+
+
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Tensor) -> Any:
     """A method by its name, or a function, of ``rows``."""
     return getattr(rows, target)(*args, **kwargs) if isinstance(target, str) else target(rows, *args, **kwargs)
@@ -807,9 +866,10 @@ def activation_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def parameter_of(argument: Any) -> Any:
     """The parameter that an argument stands for, if it is one."""
-    if isinstance(argument, Free) and len(argument.parameters) == 1 and argument.evaluate() is argument.parameters[0]:
-        return argument.parameters[0]
-    return None
+    if not isinstance(argument, Free) or len(argument.parameters) != 1 or argument.moments:
+        return None
+    (parameter,) = argument.parameters
+    return parameter if argument.of({}) is parameter else None
 
 
 def leaves_of(tree: Any) -> list[Any]:

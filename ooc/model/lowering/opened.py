@@ -196,7 +196,8 @@ class _OfConvolution(Interpreter):
         """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""
 
         def given(one: fx.Node) -> Any:
-            return self._step(one) if isinstance(self.known[one], Free) else self.known[one]
+            found = self.known[one]
+            return self._step(one) if isinstance(found, Free) and not found.has_sums(self._where) else found
 
         if node not in self._steps:
             args, kwargs = fx.map_arg((node.args, node.kwargs), given)

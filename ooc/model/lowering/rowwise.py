@@ -66,8 +66,15 @@ ROWWISE_METHODS = frozenset(
 _TRUTH_NAMES = (
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ xor invert __and__ __or__ __xor__"
 )
-OF_NO_NUMBERS = frozenset(f"{_TRUTH_NAMES} chunk split unbind max min topk sort".split())
-"""By name, those that may give several results, or truths: parts of what is computed of them."""
+OF_OTHER_SHAPES = frozenset(
+    f"{_TRUTH_NAMES} chunk split unbind max min topk sort t transpose permute movedim swapaxes getattr einsum".split()
+)
+"""By name, those that may give several results, or truths: parts of what is computed of them; or rows in another
+dimension."""
+MAY_BE_SUMS = frozenset(["sum", "mean", "norm", "var", "std", "matmul", "mm", "bmm", "einsum"])
+"""By name, those that may add up over all rows."""
+ARITHMETIC = frozenset(["add", "sub", "mul", "truediv", "div", "true_divide", "pow"])
+"""By name, those that may be given the number of all rows."""
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
     [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )

@@ -16,8 +16,9 @@ from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, GraphConv, SAGEConv
 
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.propagation import OfEdges
-from ooc.model.lowering.interpreter import OneBatch, OneGraph, Parts
+from ooc.model.lowering.interpreter import Free, OneBatch, OneGraph, Parts
 from ooc.model.lowering.network import EVERYWHERE, Network, hops
+from ooc.model.lowering.rowwise import ARITHMETIC
 from ooc.model.lowering.symbolic import replaced_functions
 from ooc.model.lowering.values import Codes, RowCount, Value
 
@@ -96,6 +97,11 @@ class _Plan:
             if node not in after:
                 continue  # nobody reads it
             if isinstance(value, OneBatch) or (along and not isinstance(value, Value)):
+                return None
+            of_all = getattr(node.target, "__name__", node.target) in ARITHMETIC and any(
+                isinstance(known[one], RowCount) for one in node.all_input_nodes
+            )
+            if of_all or (isinstance(value, (Free, Parts)) and value.moments):
                 return None
             read = [rows for one in node.all_input_nodes if isinstance(rows := _rows_of(known[one]), Value)]
             below = hops(value, above=read) if isinstance(value, Value) else {}

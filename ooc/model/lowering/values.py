@@ -119,16 +119,6 @@ class Value:
         """Whether some parameter has a part in it. Asked for every tile."""
         return self.own_trains or any(value.trains for value in self.inputs)
 
-    @cached_property
-    def is_one_row(self) -> bool:
-        """Whether it is made of sums over all rows alone, and the same for each row."""
-        return bool(self.inputs) and all(value.is_one_row for value in self.inputs)
-
-    @cached_property
-    def is_flat(self) -> bool:
-        """Whether it is one row, and in the model has one dimension less than here, or may have."""
-        return self.is_one_row and any(value.is_flat for value in self.inputs)
-
     @property
     def operands(self) -> tuple["Value", ...]:
         """The values whose rows ``backward`` is given, where they are at hand: its inputs, as a rule."""
@@ -320,6 +310,10 @@ class Statistics:
         if found.count == rows and self._update is not None:
             self._update(found.mean, found.deviations / rows, rows)
 
+    def sample(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What ``moments`` might give, to try functions with."""
+        return _some_numbers(self._columns, dtype), _some_numbers(self._columns, dtype)
+
     def add_gradients(self, *found: Tensor) -> None:
         """Take in what a tile found for the gradients of both moments."""
         d_mean, d_variance = found
@@ -380,6 +374,10 @@ class Totals:
         """Take in a tile."""
         self._total = self._total.to(tile.total.device) + tile.total
 
+    def sample(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What ``moments`` might give, to try functions with."""
+        return (_some_numbers(self.numbers, dtype),)
+
     def add_gradients(self, *found: Tensor) -> None:
         """Take in what a tile found for the gradient of the total."""
         (d_total,) = found
@@ -396,6 +394,10 @@ class Totals:
             total = self.function(rows)
         (found,) = gradients_of([total], [rows], [self._d_total.to(total.dtype)])
         return torch.zeros_like(rows_RC) if found is None else found
+
+
+def _some_numbers(count: int, dtype: torch.dtype) -> Tensor:
+    return 0.5 + torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
 class Moments(Value):
@@ -649,11 +651,10 @@ class Normalized(Differentiated):
         function: RowFunction,
         parameters: Sequence[nn.Parameter],
         tail: Sequence[int] | None = None,
-        *,
-        inner_columns: int = 0,
+        **options: Any,
     ) -> None:
         tail = values[0].tail if tail is None else tail
-        super().__init__(index, (*values, *moments), tail, function, parameters, inner_columns=inner_columns)
+        super().__init__(index, (*values, *moments), tail, function, parameters, **options)
         self._values, self._moments = tuple(values), tuple(moments)
 
     @property
@@ -689,10 +690,3 @@ class Normalized(Differentiated):
             if one.trains:
                 moments.append((one, *parts))
         return Gradients([*found[:given], *[None] * len(self._moments)], parameters, moments)
-
-
-class OfAllRows(Normalized):
-    """A sum or mean over all rows, once for each row; ``is_flat``: in the model it has one dimension less."""
-
-    is_one_row = True
-    is_flat = False

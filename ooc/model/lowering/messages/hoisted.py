@@ -492,7 +492,8 @@ class _OfMessage(Interpreter):
 
         def given(one: fx.Node) -> Any:
             found = self.known[one]
-            return self._call_of_edges(one) if isinstance(found, Free) else self._edges_of(found)
+            of_none = isinstance(found, Free) and not found.has_sums(self._where)
+            return self._call_of_edges(one) if of_none else self._edges_of(found)
 
         if self._writes_in_place(node):
             raise NoFormulaError(f"{self._where}: its message writes in place")
