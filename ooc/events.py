@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core tells the outside while it works. Progress bars, logs and reports are listeners."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,13 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """A listener that does nothing."""
+
+
+def caution(listener: Listener, text: str) -> None:
+    """Tell who listens of what may not be as it was meant; where nobody does, by a warning."""
+    if listener is ignore:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    listener(Note(text))
 
 
 class Relay:

@@ -27,8 +27,9 @@ from ooc.conversion.output import ON_CANCEL, Workplace, resolved, workplace
 from ooc.conversion.reorder import write_groups, write_in_order
 from ooc.conversion.topology import check_options, write_topology, write_types
 from ooc.errors import OptionError
-from ooc.events import Listener, Note, ignore
+from ooc.events import Listener, Note, caution, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
+from ooc.sources.labels import USUAL_SPLIT
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
@@ -105,7 +106,7 @@ def convert(
         arrays={name: value for name, value in reading.items() if not isinstance(value, str | int | Path | None)},
         columns=columns or {},
     )
-    listener = stopping_if_asked(listener)
+    told, listener = listener, stopping_if_asked(listener)
     graph = open_source(source, format=format, request=request)
     if out is None and not isinstance(source, str | Path):
         raise OptionError("converting an object needs an output path")
@@ -145,7 +146,12 @@ def convert(
             name = target.name.removesuffix(".ooc")
             links = target.with_name(f"{name}.links.npz")
             _fill(graph, work, name=name, options=options, ordered=ordered, budget=budget, links=links)
-    return open_store(target)
+    store = open_store(target)
+    count, labelled = store.num_graphs or store.num_nodes, sum(store.split_sizes.values())
+    if 0 < labelled < count and str(graph.description.get("split", "")).startswith(USUAL_SPLIT):
+        without = f"{count - labelled:,} of {count:,} {graph.labelled}s"
+        caution(told, f"{graph.name}: without a label (-1, NaN or nothing), and so in no split: {without}")
+    return store
 
 
 def chosen_options(

@@ -51,7 +51,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
     nodes, count = source.num_nodes, source.num_labelled
     sizes = dict.fromkeys(SPLITS, 0)
-    largest, incomplete = -1, 0
+    least, largest, incomplete, of_signs = 0, -1, 0, True
     shape = (count,) if task is Task.CLASSES else (count, source.num_classes or 0)
     with ExitStack() as stack:
         y = stack.enter_context(ArrayWriter(store, "y", shape, wanted))
@@ -61,11 +61,17 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
             for name in SPLITS:
                 splits[name].append(getattr(block, name))
                 sizes[name] += int(getattr(block, name).sum())
-            if task is Task.CLASSES:
-                largest = max(largest, int(block.y.max()))
+            if task is not Task.VALUES:
+                least, largest = min(least, int(block.y.min())), max(largest, int(block.y.max()))
+                of_signs = of_signs and bool((np.abs(block.y) == 1).all())
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
+        if of_signs and (least, largest) == (-1, 1):
+            raise SourceError(
+                f"{source.name} has no other labels than 1 and -1, of which -1 (or NaN) is no label: give 0 and 1 for "
+                "two classes, or task='values' for numbers"
+            )
         if not sizes["train"] and not source.unlabelled:
             raise SourceError(f"{source.name} has an empty train split: no {source.labelled} to train on")
     with ArrayWriter(store, "perm", (nodes,), np.int64) as perm:
@@ -110,7 +116,9 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
         for name in SPLITS:
             bare = getattr(block, name) & ~labelled
             if bare.any():
-                raise SourceError(f"{called} {row + int(bare.argmax())} of the {name} split has no label")
+                raise SourceError(
+                    f"{called} {row + int(bare.argmax())} of the {name} split has no label (-1 and NaN are none)"
+                )
         yield row, block
         row += len(block.y)
 

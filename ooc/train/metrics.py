@@ -303,11 +303,16 @@ class Scorer:
         return {split: self._tallies[split].value() if split in self._tallies else None for split in SPLITS}
 
 
-def make_scorer(store: Store, metric: Metric, *, rows: int, outputs: int, dtype: torch.dtype) -> Scorer:
-    """The scorer of ``metric``. Scored rows lie among the first ``rows``, of so many ``outputs`` of type ``dtype``."""
+def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int, dtype: torch.dtype) -> Scorer:
+    """The scorer of ``metric``, or, None, of the usual one as far as it is of such outputs. Scored rows lie among the
+    first ``rows``, of so many ``outputs`` of type ``dtype``."""
+    asked, metric = metric, metric or resolve_metric(None, store.task, store.num_classes)
     if metric is Metric.R2 and store.num_incomplete:
         raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
     if store.task is not Task.CLASSES and outputs != label_columns(store):
+        if asked is not None:
+            needs = f"metric {metric.value} needs {label_columns(store)}, one a label; leave it out for no scores"
+            raise OptionError(f"the model has {outputs} outputs, {needs}")
         return Unscored(metric, 0)
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
 

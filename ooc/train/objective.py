@@ -16,7 +16,7 @@ from ooc.model.task import Targets
 from ooc.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.loss import Loss
-from ooc.train.metrics import Metric, Scorer
+from ooc.train.metrics import Metric, Scorer, Unscored
 
 _CHUNK_ROWS = 1 << 16
 """Rows of a split that are read at a time."""
@@ -51,6 +51,11 @@ class Objective:
         self._loss_sum: Tensor | float = 0.0
         self._tile_rows = tile_rows
         self._counts: dict[str, npt.NDArray[np.int32]] = {}
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether a metric is of such outputs."""
+        return not isinstance(self._scorer, Unscored)
 
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         """Host bytes and device bytes that it takes from the first tile to the last; ``on_device``: on a machine whose

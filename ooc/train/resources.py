@@ -5,7 +5,6 @@ A device that is ``None`` is the CPU throughout.
 """
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ooc.errors import OptionError
-from ooc.events import Listener, Note, ignore
+from ooc.events import Listener, caution, ignore
 from ooc.memory import budgets_within, default_budgets, divide_memory
 from ooc.model.graph import most_joined
 from ooc.model.lowering.network import Network, dtype_of
@@ -172,10 +171,7 @@ class Resources:
         else:
             asked = f"budgets of {format_size(limits.device_bytes)} and {format_size(limits.host_bytes)} are"
             there = f"{format_size(device)} and {format_size(host)}"
-        text = f"{asked} more than is free; planned for {there}"
-        if self.listener is ignore:
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
-        self.listener(Note(text))
+        caution(self.listener, f"{asked} more than is free; planned for {there}")
         return replace(self, limits=replace(limits, device_bytes=device, host_bytes=host))
 
     def shared_with(self, ranks: Ranks) -> Self:
@@ -403,8 +399,8 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
         path = Path(run)
         folder = next(above for above in (path, *path.absolute().parents) if above.is_dir())
     else:
-        path = graph.path if isinstance(graph, Store) else Path(graph if isinstance(graph, str | Path) else ".")
-        folder = path.absolute().parent
+        named = graph.path if isinstance(graph, Store) else graph
+        folder = Path(named).absolute().parent if isinstance(named, str | Path) else Path.cwd()
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
 
 

@@ -129,7 +129,6 @@ def prepare(
     if learnt is not None:
         learnt.keep(network.learnt)
     if objective is None:
-        assert metric is not None
         of_rows = resolve_loss(
             loss,
             store,
@@ -172,7 +171,7 @@ def prepare(
 
 
 def _objective_of_nodes(
-    store: Store, network: Network, resources: Resources, loss: Loss, metric: Metric, *, scored: int
+    store: Store, network: Network, resources: Resources, loss: Loss, metric: Metric | None, *, scored: int
 ) -> Objective:
     """The loss of nodes' labels and the metric, of which ``scored`` rows are scored."""
     return Objective(

@@ -404,12 +404,24 @@ class Trainer:
         return self.epoch + epochs
 
     def _check_evaluated(self, eval_every: int, patience: int) -> None:
-        plateau = "a plateau schedule goes by the validation score"
-        if not eval_every and (patience or self._schedules.needs_scores):
-            why = "patience counts evaluations" if patience else plateau
+        if not (patience or self._schedules.needs_scores):
+            return
+        why = "patience counts evaluations" if patience else "a plateau schedule goes by the validation score"
+        if not eval_every:
             raise OptionError(f"{why}; give eval_every=1 as well")
-        if self._schedules.needs_scores and not self.store.split_sizes["valid"]:
-            raise OptionError(f"{plateau}; {self.store.path} has no such split")
+        if reason := self._why_unscored():
+            raise OptionError(f"{why}, and {reason}")
+
+    @property
+    def _has_scores(self) -> bool:
+        """Whether a metric is of the outputs."""
+        return self._objective.has_scores
+
+    def _why_unscored(self) -> str:
+        """Why there will be no validation scores; empty where there will."""
+        if not self.store.split_sizes["valid"]:
+            return f"{self.store.path} has no validation split"
+        return "there are no scores of these outputs" if not self._has_scores else ""
 
     def _start(self) -> None:
         self._snapshot.check()
@@ -586,7 +598,7 @@ class Trainer:
         self._averaging = Averaging(model, average, average_from)
         stepped = self.optimizer  # for who must not hold the trainer
         self._asked = asked | {
-            "metric": self.metric,
+            "metric": None if metric is None else self.metric,
             "averaging": self._averaging,
             "savings": _tuning.savings,
             "optimizer": lambda: stepped,

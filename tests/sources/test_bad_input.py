@@ -32,6 +32,7 @@ def _sparse(**parts: Any) -> Arrays:
 
 
 _MASK = random_arrays()["train_mask"]
+_NO_SPLITS = dict.fromkeys(("train_mask", "val_mask", "test_mask"))
 _BAD: dict[str, tuple[Arrays, str]] = {
     "edge too large": (_changed("edge_index", (0, 17), 60), r"edge 17 \(60 → \d+\) leaves the graph: .* 0 to 59"),
     "edge negative": (_changed("edge_index", (1, 299), -1), r"edge 299 \(\d+ → -1\) leaves the graph"),
@@ -68,7 +69,18 @@ _BAD: dict[str, tuple[Arrays, str]] = {
         _replaced(train_idx=np.flatnonzero(_MASK)[1:]),
         r"train_mask and train_idx tell different things of node \d+; leave one out",
     ),
-    "train node without label": (_replaced(y=np.full(60, -1)), r"node \d+ of the train split has no label"),
+    "labels of signs": (
+        _replaced(y=np.where(_MASK, 1, -1), num_classes=None, **_NO_SPLITS),
+        "no other labels than 1 and -1, of which -1 .or NaN. is no label: give 0 and 1 for two classes",
+    ),
+    "answers of signs": (
+        _replaced(y=np.where(_MASK, 1, -1)[:, None].repeat(2, 1), num_classes=None, **_NO_SPLITS),
+        "no other labels than 1 and -1",
+    ),
+    "train node without label": (
+        _replaced(y=np.full(60, -1)),
+        r"node \d+ of the train split has no label .-1 and NaN are none.",
+    ),
     "CSR incomplete": (_sparse(x_indptr=None), "x_indptr is missing"),
     "CSR indptr falls": (_sparse(x_indptr=np.arange(61)[::-1]), "indptr does not rise"),
     "CSR column out of range": (_sparse(x_shape=np.array([60, 3])), "outside its 3 columns"),

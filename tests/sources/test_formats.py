@@ -2,6 +2,7 @@
 """Every format gives the graph that PyG makes of it."""
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,10 @@ def test_random_splits_need_no_masks_and_leave_out_the_unlabelled(tmp_path: Path
     stores += [ooc.convert(arrays, tmp_path / f"{seed + 1}.ooc", split=f"random:{seed}") for seed in (0, 1)]
     unsaid, same, other = (store.array("split/train").read() for store in stores)
     assert (unsaid == same).all() and (same != other).any() and not same[:500].any()
+    said = "arrays: without a label (-1, NaN or nothing), and so in no split: 500 of 1,000 nodes"
+    assert Note(said) in events
+    with pytest.warns(RuntimeWarning, match=re.escape(said)):
+        ooc.convert(arrays, tmp_path / "heard-of.ooc")
     for store in stores:
         assert sum(store.split_sizes.values()) == 500 and 250 < store.split_sizes["train"] < 350
 

@@ -18,7 +18,7 @@ from torch_geometric.nn.models import GCN
 
 import ooc
 from ooc.cli.arguments.recipe import build_loss
-from ooc.errors import ModelError, StoreError
+from ooc.errors import ModelError, OptionError, StoreError
 from ooc.storage.store import Store, open_store
 from ooc.train.loss import resolve_loss
 from tests.cli.test_recipe import settings
@@ -604,7 +604,8 @@ def distilled(outputs: Tensor, labels: Tensor) -> Tensor:
 def test_a_loss_of_ones_own_may_be_of_more_outputs_or_labels(
     loss: Any, outputs: int, labels: int, tmp_path: Path
 ) -> None:
-    """Which no metric is of: there are no scores then."""
+    """Which no metric is of: there are no scores then, and what goes by them is refused, where a training went on past
+    its patience."""
     y = random_values(DATA, labels)
     store = labelled(DATA, y, tmp_path)
     assert_same_as_pyg(store, y, outputs, loss, tmp_path, mean_of_rows=False)
@@ -612,6 +613,10 @@ def test_a_loss_of_ones_own_may_be_of_more_outputs_or_labels(
         record = trainer.fit(epochs=1, progress=False)[0]
         assert record.train_score is record.valid_score is record.test_score is None
         assert set(trainer.evaluate().values()) == {None}
+        with pytest.raises(OptionError, match="patience counts evaluations, and there are no scores of these outputs"):
+            trainer.fit(epochs=9, patience=1, progress=False)
+    with pytest.raises(OptionError, match=f"has {outputs} outputs, metric rmse needs {labels}, one a label"):
+        make_trainer(store, outputs, tmp_path, loss=loss, metric="rmse")
 
 
 @pytest.mark.parametrize("task", ["multilabel", "values"])

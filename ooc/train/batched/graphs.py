@@ -40,7 +40,7 @@ from ooc.storage.array import AnyArray, read_rows
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
 from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
-from ooc.train.metrics import Scores, make_scorer, named_scores
+from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
 from ooc.train.setup import edge_data_used, not_given
@@ -303,6 +303,10 @@ class GraphTrainer(BatchTrainer):
         if any(map(is_lazy, self.model.parameters())):
             GraphModel(self.model, self.store, **self._bounds.made, ignore_edge_data=ignore_edge_data)  # runs it
 
+    @property
+    def _has_scores(self) -> bool:
+        return not isinstance(self._scorer, Unscored)
+
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Batches, what the model makes of the largest, and what scoring keeps of every graph."""
         model, store, asked = self.model, self.store, self._asked
@@ -319,7 +323,7 @@ class GraphTrainer(BatchTrainer):
         columns = self._runs.result_columns if self._takes_results else (outputs,)
         shapes = {"flat_outputs": self._runs.is_flat, "flat_labels": asked["flat_labels"]}
         self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype, **shapes)
-        self._scorer = make_scorer(store, self.metric, rows=store.num_graphs, outputs=outputs, dtype=dtype)
+        self._scorer = make_scorer(store, asked["metric"], rows=store.num_graphs, outputs=outputs, dtype=dtype)
         given = {"input_graphs": "train", "_others": np.arange(store.num_graphs), **loading}
         self.loader = self._batches = GraphLoader(store, **self._bounds.of_loader(), **given)
         self._batches_bytes = self.loader.plan.nbytes

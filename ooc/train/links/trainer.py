@@ -324,6 +324,9 @@ class LinkTrainer(Trainer):
         asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss", "flat_labels")}
         return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
 
+    def _why_unscored(self) -> str:
+        return "" if self._links.valid is not None else "there are no validation links"
+
     # ---- the algorithm -----------------------------------------------------------------------------------------
 
     def _loss_and_gradients(self, *, scored: bool, recorder: EpochRecorder | None = None) -> float:

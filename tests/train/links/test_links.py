@@ -246,6 +246,22 @@ def test_attracting_and_repelling(graph: Data, store: Store, links: ooc.Links) -
     assert [record.loss for record in records] == pytest.approx(losses, rel=1e-9)
 
 
+def test_a_plateau_goes_by_the_scores_of_links(store: Store, links: ooc.Links) -> None:
+    """Whether or not nodes have labels and splits, of which there are none here."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+    options: dict[str, Any] = {"optimizer": optimizer, "scheduler": plateau, "memory": "24M"}
+    with ooc.LinkTrainer(model, store, links, **options) as trainer:
+        trainer.fit(1, progress=False)
+        assert plateau.last_epoch == 1
+    with (
+        ooc.LinkTrainer(model, store, ooc.Links(links.train, None, links.test), **options) as trainer,
+        pytest.raises(ooc.OptionError, match=r"a plateau schedule .*, and there are no validation links"),
+    ):
+        trainer.fit(1)
+
+
 def test_averaged_weights_are_scored(graph: Data, store: Store, links: ooc.Links) -> None:
     """Once an epoch they are averaged, and the model goes on with its own."""
     model, plain = _model(decoder="distmult"), _model(decoder="distmult")
