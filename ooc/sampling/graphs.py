@@ -171,9 +171,9 @@ class Bounds:
 
 class GraphLoader(BatchLoader):
     """Batches of whole graphs, as PyG's ``DataLoader`` makes them: its ``Batch`` with ``x`` [n, F], ``edge_index`` [2,
-    e] (by target), ``batch`` [n], ``ptr`` [g + 1], ``y`` [g] or [g, L] (answers and values as numbers with a fraction,
-    NaN where they are missing), ``graph_id`` [g], and ``edge_weight`` and ``edge_attr`` where the store's edges have
-    them.
+    e] (by target), ``batch`` [n], ``ptr`` [g + 1], ``y`` [g] or, of answers and values, [g, L] (one column is [g, 1];
+    as numbers with a fraction, NaN where they are missing), ``graph_id`` [g], and ``edge_weight`` and ``edge_attr``
+    where the store's edges have them.
 
     A batch has at most ``batch_size`` graphs, ``batch_nodes`` nodes, ``batch_edges`` edges or ``batch_paths`` paths, as
     many graphs in their order as all bounds allow; by nodes, edges or paths batches take alike much memory, however the
@@ -210,11 +210,12 @@ class GraphLoader(BatchLoader):
         _is_own: Callable[[int], bool] = lambda number: True,
         _processes: int = 1,
         _listener: Listener = ignore,
+        **of_pyg: Any,
     ) -> None:
         """``_others``: graphs that batches are to be had of as well, by ``read``. ``_beside``: what else is to be had
         within the memory, by the largest batch, and what is left for it. ``_is_own``: whether this process makes the
         batch of that number; ``_processes`` have such a memory each."""
-        super().__init__(store, _listener)
+        super().__init__(store, _listener, of_pyg)
         self.sizes = sizes = GraphSizes(self.store, paths, hops)
         self.graphs = rows_of(self.store, input_graphs, "input_graphs")
         every = self.graphs if _others is None else np.union1d(self.graphs, np.asarray(_others))

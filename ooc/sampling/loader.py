@@ -71,6 +71,40 @@ _TAKEN_BYTES, _TAKEN_PAGE_BYTES = 48, 96
 """Of each row while rows are picked, and of each page of theirs: their order, where they lie, and what is read."""
 
 
+_OWN_THREADS = "the loader has threads of its own, which sample and read ahead; leave it out"
+_AS_DRAWN = "batches have the edges that are drawn, each once, of all nodes that a hop has reached"
+_ALIKE = "neighbours are drawn evenly, without replacement, by seed= and epoch alone"
+_OF_PYG: dict[str, tuple[object, str]] = {
+    "num_workers": (0, _OWN_THREADS),
+    "persistent_workers": (False, _OWN_THREADS),
+    "filter_per_worker": (None, _OWN_THREADS),
+    "worker_init_fn": (None, _OWN_THREADS),
+    "multiprocessing_context": (None, _OWN_THREADS),
+    "prefetch_factor": (None, "memory= decides how far is read ahead; leave it out"),
+    "pin_memory": (False, "batches are for the CPU; pin each by batch.pin_memory()"),
+    "timeout": (0, "reading waits for the disk as long as it takes; leave it out"),
+    "generator": (None, "the order of batches goes by seed= and epoch; leave it out"),
+    "sampler": (None, "give the nodes or graphs as input_nodes= or input_graphs=, and shuffle="),
+    "batch_sampler": (None, "give the nodes or graphs as input_nodes= or input_graphs=, and batch_size="),
+    "collate_fn": (None, "change each batch in the loop"),
+    "transform": (None, "change each batch in the loop"),
+    "transform_sampler_output": (None, "change each batch in the loop"),
+    "subgraph_type": ("directional", _AS_DRAWN),
+    "directed": (True, _AS_DRAWN),
+    "disjoint": (False, _AS_DRAWN),
+    "replace": (False, _ALIKE),
+    "weight_attr": (None, _ALIKE),
+    "time_attr": (None, _ALIKE),
+    "input_time": (None, _ALIKE),
+    "temporal_strategy": ("uniform", _ALIKE),
+    "neighbor_sampler": (None, _ALIKE),
+    "is_sorted": (False, "the store has its edges by target; leave it out"),
+    "exclude_keys": (None, "take what you need of each batch"),
+    "follow_batch": (None, "take what you need of each batch"),
+}
+"""What PyG's loaders are given as well: the one value that there is here, and what does instead of another."""
+
+
 class Held:
     """What is kept from epoch to epoch: the engine, and ``rows`` in memory or pages of them, by array."""
 
@@ -126,8 +160,15 @@ class BatchLoader:
     _held: Held | None = None
     _running: Any = None
 
-    def __init__(self, store: Store | str | Path, listener: Listener) -> None:
-        """``listener``: who is told of reading all that is to be compared later."""
+    def __init__(self, store: Store | str | Path, listener: Listener, of_pyg: Mapping[str, Any]) -> None:
+        """``listener``: who is told of reading all that is to be compared later. ``of_pyg``: what else is given; of
+        what PyG's loaders take only what changes nothing here, or OptionError."""
+        for name, value in of_pyg.items():
+            if name not in _OF_PYG:
+                raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
+            there, instead = _OF_PYG[name]
+            if getattr(value, "value", value) != there:
+                raise OptionError(f"{type(self).__name__} takes no {name}: {instead}")
         self.store = store if isinstance(store, Store) else open_store(store)
         self._listener, self._sums = listener, Sums()
 
@@ -184,7 +225,8 @@ class NeighborLoader(BatchLoader):
     PyG's ``Data`` with ``x`` [n, F], ``edge_index`` [2, e] (by hop), ``y``, ``n_id`` [n] (the seeds first), ``e_id``
     [e] (places among the store's in-edges), ``input_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, and ``edge_weight`` and ``edge_attr`` where the store's edges have them. Nodes are numbered
-    as before conversion; ``row_id`` [n] are their rows in the store.
+    as before conversion; ``row_id`` [n] are their rows in the store. ``y`` has the store's form: classes [n], answers
+    and values [n, L], [n, 1] where there is one, also if the source had [N].
 
     ``input_nodes``: the seeds, all nodes (None), a split by name, a mask [N] or numbers; ``shuffle``: in another order
     each epoch. ``memory`` bounds all that is held, the batches too, ``"64M"`` or bytes; by default half of what is
@@ -210,11 +252,12 @@ class NeighborLoader(BatchLoader):
         _is_own: Callable[[int], bool] = lambda number: True,
         _processes: int = 1,
         _listener: Listener = ignore,
+        **of_pyg: Any,
     ) -> None:
         """``_beside``: what else is to be had within the memory, by how many nodes and edges the first hops have, and
         what is left for it. ``_is_own``: whether this process makes the batch of that number; ``_processes`` have such
         a memory each."""
-        super().__init__(store, _listener)
+        super().__init__(store, _listener, of_pyg)
         self.store.check_one_graph("a NeighborLoader")
         self.fanouts = check_fanouts(num_neighbors)
         nodes: Any = batch_size

@@ -84,7 +84,7 @@ def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
     for task, kinds in _MEANT.items():
         if loss in kinds or type(loss) in kinds:
             return task
-    pieces = (piece for y in labels if y.is_floating_point() for piece in torch.split(y, _BLOCK_ROWS))
+    pieces = (piece for y in labels if y.is_floating_point() for piece in torch.split(y.reshape(-1), _BLOCK_ROWS))
     return Task.VALUES if any(bool(((piece != piece.trunc()) & ~piece.isnan()).any()) for piece in pieces) else None
 
 

@@ -10,12 +10,14 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.sampler.base import SubgraphType
 
 import ooc
 from ooc.sampling.loader import NeighborLoader
@@ -157,6 +159,26 @@ def test_what_makes_no_sense_is_refused(store: Store, options: dict[str, object]
     for fanouts in ([5, 0], [1.5], 5):
         with pytest.raises(ooc.OptionError, match="-1 for all"):
             NeighborLoader(store, fanouts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_workers": 4}, "NeighborLoader takes no num_workers: the loader has threads of its own"),
+        ({"replace": True}, "no replace: neighbours are drawn evenly, without replacement"),
+        ({"transform": len}, "change each batch in the loop"),
+        ({"num_workers": 0, "pin_memory": False, "subgraph_type": SubgraphType.directional, "replace": False}, ""),
+    ],
+)
+def test_what_pygs_loader_takes_is_answered(store: Store, given: dict[str, Any], said: str) -> None:
+    """What changes nothing is taken, what else does is said; it was a TypeError."""
+    if not said:
+        assert len(NeighborLoader(store, [5], **given)) == store.num_nodes
+        return
+    with pytest.raises(ooc.OptionError, match=said):
+        NeighborLoader(store, [5], **given)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'workers'"):
+        NeighborLoader(store, [5], workers=4)
 
 
 def test_loops_at_once_need_loaders_of_their_own(store: Store) -> None:

@@ -278,7 +278,8 @@ def lower(
 def check_outputs(columns: int, num_classes: int) -> None:
     """ModelError where a model with so many outputs leaves out classes."""
     if columns < num_classes:
-        remedy = "; for one number that says which of two, convert with task='multilabel'" if num_classes == 2 else ""
+        remedy = "; for one number that says which of two, convert with task='multilabel'" * (num_classes == 2)
+        remedy += ", or give the data itself and loss=torch.nn.BCEWithLogitsLoss()" * (num_classes == 2)
         raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes{remedy}")
 
 
