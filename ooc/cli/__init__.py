@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import_late()
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with interruptible(), _rare_collections():
+        with interruptible(), _rare_collections(), _warnings_in_a_line():
             code = cli.main(args=given, prog_name="ooc", standalone_mode=False, obj=given)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
@@ -164,6 +164,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # zarr's
         return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Each once, of several processes by the first, without the place in the code that Python shows."""
+    told, is_first = set[str](), os.environ.get("RANK", "0") == "0"
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in told and is_first:
+            told.add(text)
+            click.echo(f"ooc: warning: {text}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

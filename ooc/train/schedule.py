@@ -121,6 +121,8 @@ class Averaging:
 
     def __init__(self, model: nn.Module, average: AveragedModel | None, start: int) -> None:
         if average is not None:
+            if not isinstance(average, AveragedModel):
+                raise OptionError(f"average {average!r} is no AveragedModel; make it as AveragedModel(model)")
             own = {name: tensor.shape for name, tensor in model.state_dict().items()}
             if {name: tensor.shape for name, tensor in average.module.state_dict().items()} != own:
                 raise ModelError("the AveragedModel averages another model; make it as AveragedModel(model)")

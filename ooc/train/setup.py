@@ -107,7 +107,9 @@ def prepare(
     store = graph if isinstance(graph, Store) else store_of_statistics(graph)
     store.check_one_graph("training of the full graph", takes_types=True)
     if objective is None and not store.split_sizes["train"]:
-        raise StoreError(f"{store.path} has no training nodes; convert it with a split, or train links")
+        raise StoreError(
+            f"{store.path} has no training nodes: it was made without labels (y) and splits; links can be trained"
+        )
     averaging = averaging or Averaging(model, None, 1)
     if learnt is not None:
         _check_embedding(resources, averaging)

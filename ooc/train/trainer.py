@@ -562,70 +562,67 @@ class Trainer:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         flat_labels = _are_flat(graph)
         self._converted, graph = _opened(graph, scratch, resources, loss)
-        if out is not None:
-            out.check_contents(graph)
-        asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
-        asked["flat_labels"] = flat_labels
-        asked |= {"input_dropout": input_dropout, "ignore_edge_data": ignore_edge_data, "compute_dtype": compute_dtype}
-        if ranks.count > 1:
-            check_software(ranks)
-            ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
-            settings: dict[str, Any] = {
-                "metric": metric,
-                "scheduler": scheduler,
-                "clip_norm": clip_norm,
-                "average": average,
+        with _given_up_with(self._converted):
+            if out is not None:
+                out.check_contents(graph)
+            asked: dict[str, Any] = {"loss": loss, "seed": seed, "optimizer_state": optimizer_state}
+            asked["flat_labels"] = flat_labels
+            asked |= {
+                "input_dropout": input_dropout,
+                "ignore_edge_data": ignore_edge_data,
+                "compute_dtype": compute_dtype,
             }
-            settings |= {"average": average, "average_from": average_from, "embedding": embedding}
-            settings |= {"spill_dtype": spill_dtype, "_tuning": _tuning} | asked | self._particulars()
-            ranks.check_alike(described(model, optimizer, settings), "what is trained")
-        self.model, self.store = model, graph
-        self.metric = self._resolve_metric(metric, graph)
-        if clip_norm is not None and not clip_norm > 0:
-            raise OptionError(f"clip norm must be positive, not {clip_norm}")
-        self._clip_norm = clip_norm
-        self._learnt: LearntRows | None = None
-        if embedding is not None:
-            embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
-            folder = None if out is None else out.path / EMBEDDING
-            given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
-            self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
-        self._size_lazy_parameters(ignore_edge_data)
-        ranks.share(model)
-        # Of a model without parameters, that of none, whose learning rate an embedding goes by.
-        self.optimizer = optimizer or torch.optim.Adam([*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01)
-        self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
-        self._averaging = Averaging(model, average, average_from)
-        stepped = self.optimizer  # for who must not hold the trainer
-        self._asked = asked | {
-            "metric": None if metric is None else self.metric,
-            "averaging": self._averaging,
-            "savings": _tuning.savings,
-            "optimizer": lambda: stepped,
-            "optimizer_options": self.optimizer.param_groups,
-            "state_folder": None if out is None else out.path / OPTIMIZER,
-            "learnt": self._learnt,
-        }
-        self._snapshot = ModelSnapshot(model)
-        try:
+            if ranks.count > 1:
+                check_software(ranks)
+                ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
+                settings: dict[str, Any] = {"metric": metric, "scheduler": scheduler, "clip_norm": clip_norm}
+                settings |= {"average": average, "average_from": average_from, "embedding": embedding}
+                settings |= {"spill_dtype": spill_dtype, "_tuning": _tuning} | asked | self._particulars()
+                ranks.check_alike(described(model, optimizer, settings), "what is trained")
+            self.model, self.store = model, graph
+            self.metric = self._resolve_metric(metric, graph)
+            if clip_norm is not None and not clip_norm > 0:
+                raise OptionError(f"clip norm must be positive, not {clip_norm}")
+            self._clip_norm = clip_norm
+            self._learnt: LearntRows | None = None
+            if embedding is not None:
+                embedding = embedding if isinstance(embedding, Embedding) else Embedding(embedding)
+                folder = None if out is None else out.path / EMBEDDING
+                given: dict[str, Any] = {"seed": seed, "folder": folder, "clip_norm": clip_norm, "ranks": ranks}
+                self._learnt = LearntRows.of_store(embedding, graph, dtype_of(model), **given)
+            self._size_lazy_parameters(ignore_edge_data)
+            ranks.share(model)
+            # Of a model without parameters, that of none, whose learning rate an embedding goes by.
+            self.optimizer = optimizer or torch.optim.Adam(
+                [*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01
+            )
+            self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
+            self._averaging = Averaging(model, average, average_from)
+            stepped = self.optimizer  # for who must not hold the trainer
+            self._asked = asked | {
+                "metric": None if metric is None else self.metric,
+                "averaging": self._averaging,
+                "savings": _tuning.savings,
+                "optimizer": lambda: stepped,
+                "optimizer_options": self.optimizer.param_groups,
+                "state_folder": None if out is None else out.path / OPTIMIZER,
+                "learnt": self._learnt,
+            }
+            self._snapshot = ModelSnapshot(model)
             self._ready(resources, [model] if average is None else [model, average])
             if self._takes_apart:
                 self._snapshot.check(tried=True)
-        except BaseException:  # which a notebook keeps, and this trainer with it
-            if self._converted is not None:
-                self._converted.cleanup()
-            raise
-        if not self._takes_apart:
-            self._snapshot = ModelSnapshot(model, around=False)
-        self._run = out
-        if out is not None:  # what lists of runs show (ooc runs)
-            out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
-        kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
-        parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
-        self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, ranks=ranks)
-        held = getattr(self, "_session", None), self._learnt, self._kept, self._run
-        dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
-        dropped.atexit = False  # the process gives everything back by itself
+            if not self._takes_apart:
+                self._snapshot = ModelSnapshot(model, around=False)
+            self._run = out
+            if out is not None:  # what lists of runs show (ooc runs)
+                out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
+            kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
+            parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
+            self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, ranks=ranks)
+            held = getattr(self, "_session", None), self._learnt, self._kept, self._run
+            dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
+            dropped.atexit = False  # the process gives everything back by itself
 
     def _ready(self, resources: Resources, models: list[nn.Module]) -> None:
         """Plan what there is to run, and make ready what runs it; ``models``: all whose weights it reads."""
@@ -738,6 +735,17 @@ def _opened(
             raise BudgetError(str(error).replace("host budget", "memory").replace("host_budget", "memory")) from error
         raise
     return temporary, store
+
+
+@contextmanager
+def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None]:
+    """An error takes ``converted`` away at once: a notebook keeps the error, and with it the trainer."""
+    try:
+        yield
+    except BaseException:
+        if converted is not None:
+            converted.cleanup()
+        raise
 
 
 def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder | None:

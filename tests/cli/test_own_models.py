@@ -16,6 +16,7 @@ from tests.cli.conftest import RunCommand
 from tests.cli.test_train import losses
 
 NET = """
+import warnings
 from torch import nn
 from torch_geometric.nn import GCNConv, SAGEConv
 from widths import WIDTH
@@ -34,6 +35,12 @@ class Net(nn.Module):
 
 def demanding(in_channels, depth):
     return Net(in_channels, depth)
+
+
+def warning(in_channels, out_channels):
+    for line in (1, 2):
+        warnings.warn_explicit("the net  is untried", UserWarning, __file__, line)
+    return Net(in_channels, out_channels)
 
 
 def nothing():
@@ -141,6 +148,13 @@ def test_what_cannot_be_made_is_one_line(
     )
     assert (code, out, err.count("\n")) == (2, "", 1) and message in err
     assert not Path("r").exists()
+
+
+def test_a_warning_is_a_line_once(run: RunCommand, net: Path, graph: Path, here: Path) -> None:
+    """Without the place in the code. What is printed of such a model has none of the layers that ooc's own have."""
+    code, out, err = run("train", graph, "--model", f"{net}:warning", "--memory", "64M", "--epochs", "1", "--out", "r")
+    assert code == 0 and err.count("untried") == err.count("ooc: warning: the net is untried\n") == 1
+    assert "model     warning: " in out and "wide" not in out
 
 
 def test_it_is_planned_for(run: RunCommand, net: Path, graph: Path) -> None:

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from torch_geometric.nn.models import GCN
 
-from ooc.errors import BudgetError, ModelError
+from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.events import EpochFinished, Event
 from ooc.storage.store import Store
 from ooc.train.trainer import Trainer
@@ -137,16 +138,22 @@ def test_an_exception_in_the_middle_of_an_epoch_leaves_nothing(build: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("layers", "memory", "error"), [(2, "10K", BudgetError), (0, "64M", ModelError)], ids=["memory", "model"]
+    ("layers", "options", "error"),
+    [
+        (2, {"memory": "10K"}, BudgetError),
+        (0, {}, ModelError),
+        *((2, {name: "x"}, (OptionError, ModelError)) for name in ("metric", "scheduler", "average", "loss")),
+    ],
+    ids=lambda value: next(iter(value), "model") if isinstance(value, dict) else "",
 )
 def test_data_that_is_not_trained_on_is_not_kept(
-    layers: int, memory: str, error: type[Exception], tmp_path: Path
+    layers: int, options: dict[str, Any], error: type[Exception], tmp_path: Path
 ) -> None:
     """The store that was made of it goes, though the error that says why is still there, as it is in a notebook."""
     data, spill = random_data(GraphCase(), dtype=torch.float32), tmp_path / "spill"
     model = GCN(data.num_features, 8, layers, 4) if layers else torch.nn.Linear(data.num_features, 4)
     with pytest.raises(error) as raised:
-        Trainer(model, data, memory=memory, spill_dir=spill)
+        Trainer(model, data, **{"memory": "64M", "spill_dir": spill} | options)
     assert raised.traceback and spilled(tmp_path) == []
 
 

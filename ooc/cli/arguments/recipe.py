@@ -146,8 +146,9 @@ def describe_model(settings: TrainSettings, model: nn.Module, *, weighted: bool)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left_out = ", without the edges' weights" * (weighted and settings.edge_data_left_out in ("weight", "all"))
     learnt = f", an embedding of {settings.embedding} columns" if settings.embedding else ""
-    shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}"
-    return f"{model_name(settings.model)}: {shape}, {parameters:,} parameters{learnt}{left_out}"
+    shape = f"{settings.layers} layer{'s' * (settings.layers > 1)}, {settings.hidden} wide{heads}, "
+    shape = shape if own_model(settings.model) is None else ""  # which may go by none of these
+    return f"{model_name(settings.model)}: {shape}{parameters:,} parameters{learnt}{left_out}"
 
 
 def check_own_model(model: str, run: "RunFolder") -> None:

@@ -91,7 +91,8 @@ def _model_and_graph(config: dict[str, Any]) -> dict[str, Any]:
     model, graph, facts = None, None, config.get("store_facts")
     if "model" in config:
         heads = f", {config['heads']} heads" if config.get("heads", 1) > 1 else ""
-        model = f"{config['model']}, {config.get('layers')} layers of {config.get('hidden')}{heads}"
+        file, _, name = str(config["model"]).rpartition(":")  # of one's own, which may have none of these
+        model = name if file else f"{name}, {config.get('layers')} layers of {config.get('hidden')}{heads}"
     if isinstance(facts, dict):
         names = ("num_nodes", "num_edges", "num_features", "num_classes")
         graph = {"store": Path(str(config.get("store", ""))).name, **{name: facts.get(name) for name in names}}
