@@ -96,6 +96,39 @@ class OfCoefficients(MessagePassing):
         return F.dropout(softmax(score, index, num_nodes=size_i), 0.4, self.training) * x_j
 
 
+class OfSeveral(MessagePassing):
+    """Gives several results of the same entries: two of rows of different shapes, the second by the first's dropout."""
+
+    drops_inside = True
+
+    def __init__(self, inputs: int, outputs: int, traced: bool) -> None:
+        super().__init__(aggr="sum")
+        self.linear, self.traced = nn.Linear(inputs, outputs), traced
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
+        x = F.dropout(self.linear(x), 0.3, self.training).tanh()
+        found = self.propagate(edge_index, x=x) + (x if self.traced else x[: len(x)])
+        return {"rows": found, "of each": found.square().sum(-1), "pairs": torch.stack([found, x], dim=1)}
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return F.dropout(x_i * x_j, 0.2, self.training)
+
+
+class Several(nn.Module):
+    """Layers that give several results."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = OfSeveral(features, H, True), OfSeveral(H, H, False)
+        self.last = nn.Linear(H, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        first = self.first(x, edge_index)
+        x = first["pairs"].sum(1) - first["rows"] / (1 + first["of each"])[:, None]
+        second = self.second(x, edge_index)
+        return self.last((second["pairs"][:, 0] - second["rows"] / 2) * first["of each"].unsqueeze(-1))
+
+
 class Among(nn.Module):
     """Two such layers with others and dropout between."""
 
@@ -133,6 +166,7 @@ MODELS: dict[str, ModelCase] = {
     "coefficients, self-loops added": attention("added"),
     "coefficients, self-loops removed": attention("removed"),
     "coefficients, self-loops anew": attention("removed, added"),
+    "several results": CustomCase(make=Several),
     "among others": CustomCase(make=Among, input_dropout=0.2),
 }
 

@@ -198,12 +198,12 @@ class Layer:
     """A layer and its call by a model: the names of the matrices of rows that it is given, each with its columns of the
     matrix in which they lie side by side, for edges and for what these carry; ``plain`` are all other arguments. A name
     is that of the argument, or one of those that ``ends`` says an argument for rows of sources and of targets is made
-    of. ``where`` is what refusals call it; ``part``: which of several results is meant; ``codes``: which rows are whole
-    numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``: of rows it takes
-    those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for nodes that no edge
-    leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes, or targets alone
-    look some rows up, which of the rows are of targets: they lie side by side in a matrix of their own. ``counts``:
-    which rows come of how many edges there are, and of nothing else.
+    of. ``where`` is what refusals call it; ``parts``: which of several results are meant, side by side; ``codes``:
+    which rows are whole numbers; ``tails``: of rows; ``flipped``: edges are given to it the other way round. ``pairs``:
+    of rows it takes those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for
+    nodes that no edge leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes,
+    or targets alone look some rows up, which of the rows are of targets: they lie side by side in a matrix of their
+    own. ``counts``: which rows come of how many edges there are, and of nothing else.
     """
 
     module: nn.Module
@@ -212,7 +212,7 @@ class Layer:
     edges: str
     carried: Mapping[str, EdgeInput]
     plain: Mapping[str, Any]
-    part: int | None = None
+    parts: tuple[Any, ...] = ()
     codes: Collection[str] = ()
     tails: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     flipped: bool = False
@@ -254,7 +254,7 @@ class Layer:
             assert values is not None
             arguments[name] = one.of(values.to(x_SC.dtype))
         result = module(**arguments)
-        return result if self.part is None else result[self.part]
+        return side_by_side(result, self.parts) if self.parts else result
 
     def _split(self, x_SC: Tensor, names: Collection[str]) -> dict[str, Tensor]:
         """The matrices of these names, which lie side by side in one; more columns are of no use."""
@@ -333,9 +333,9 @@ class Layer:
 
 
 def layer_of(
-    module: nn.Module, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], part: int | None = None
+    module: nn.Module, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], parts: tuple[Any, ...] = ()
 ) -> tuple[Layer, list[Value]]:
-    """The layer as it is called, for one ``part`` of its result if there are several, and the rows it is given;
+    """The layer as it is called, for ``parts`` of its result if there are several, and the rows it is given;
     ModelError for a call that is not supported."""
     from ooc.model.lowering.symbolic import strangers  # here, so that what has no such layer does without PyG
 
@@ -370,7 +370,8 @@ def layer_of(
     flipped, relation = (any(g.flipped for g in edges.values()), next((g.relation for g in edges.values()), None))
     counts = tuple(name for name, value in rows.items() if _counts_edges(value))
     options: dict[str, Any] = {"ends": ends, "relation": relation, "counts": counts}
-    layer = Layer(module, where, columns, "".join(edges), carried, plain, part, tuple(codes), tails, flipped, **options)
+    options |= {"parts": parts, "codes": tuple(codes), "tails": tails, "flipped": flipped}
+    layer = Layer(module, where, columns, "".join(edges), carried, plain, **options)
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
@@ -380,6 +381,11 @@ def layer_of(
         raise layer.refuse("it is given what edges carry, and other edges")
     own = _own_rows(layer, rows) or tuple(name for name in rows if name in getattr(module, "own_rows", ()))
     return replace(layer, own=own), list(rows.values())
+
+
+def side_by_side(results: Any, parts: Sequence[Any]) -> Tensor:
+    """Those of several results, each of as many rows."""
+    return torch.cat([results[part].reshape(len(results[part]), -1) for part in parts], dim=1)
 
 
 def are_ends(value: Any) -> bool:

@@ -428,12 +428,12 @@ def lower_opaque(
     kwargs: Mapping[str, Any],
     assembly: Assembly,
     *,
-    part: int | None = None,
+    parts: tuple[Any, ...] = (),
     kind: type[Opaque] = Opaque,
 ) -> Value:
-    """What an opaque layer gives for these arguments, one ``part`` of it if it gives several; ModelError where it
+    """What an opaque layer gives for these arguments, ``parts`` of it if it gives several; ModelError where it
     cannot be run tile by tile."""
-    layer, values = layer_of(conv, where, args, kwargs, part)
+    layer, values = layer_of(conv, where, args, kwargs, parts)
     rows, setting, relation = dict(zip(layer.rows, values, strict=True)), assembly.setting, layer.relation
     source = assembly.matrix(where, [rows[name] for name in layer.of_sources])  # as a run gathers rows of one
     target = assembly.matrix(where, [rows[name] for name in layer.own]) if layer.own else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -165,12 +165,14 @@ class Interpreter:
         self._assembly = assembly
         self._lower_as_it_is = as_it_is
         self.known: dict[fx.Node, Any] = {}
+        self._tails: Mapping[fx.Node, Sequence[int]] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """By node, whose results may lie in the same memory as its own."""
 
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
         """What the module, which makes these calls, gives for ``inputs``."""
         self._assembly.calls.append(calls)
+        self._tails = calls.tails
         given = iter(inputs)
         for node in calls.nodes:
             try:
@@ -230,7 +232,10 @@ class Interpreter:
         if isinstance(module, MessagePassing):
             if any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
                 return self._with_edges(node, module, where, args, kwargs)
-            as_it_is = partial(self._lower_as_it_is, module, assembly)
+
+            def as_it_is(*call: Any) -> Any:
+                return self._results(node, where, partial(self._lower_as_it_is, module, assembly, *call))
+
             return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
@@ -282,17 +287,32 @@ class Interpreter:
     def _look_at_edges(
         self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """What a module that is no graph convolution makes of the edges: it runs as it is. Where it gives several
-        results, those that are asked for."""
+        """What a module that is no graph convolution makes of the edges: it runs as it is."""
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         if not any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values())):
             return self._of_edges(node, where, args, kwargs, bool(getattr(module, "inplace", False)))
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
+        return self._results(node, where, partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs))
+
+    def _results(self, node: fx.Node, where: str, lower: AsItIs) -> Any:
+        """What ``lower`` gives; where these are several results, those that are asked for, by number or name. They are
+        computed side by side, with one dropout."""
         users = [user for user in node.users if user.users]
-        keys: set[Any] = {user.args[1] if user.target is operator.getitem else None for user in users}
-        lower = partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs)
-        return {key: lower(key) for key in keys} if keys and all(type(key) is int for key in keys) else lower()
+        keys: dict[Any, Any] = {user.args[1] if user.target is operator.getitem else None: user for user in users}
+        if not keys or not all(type(key) in (int, str) for key in keys):
+            return lower()
+        if none := [key for key, user in keys.items() if user not in self._tails]:
+            raise ModelError(f"{where}: result {none[0]!r} of those that it gives is not one row of numbers a node")
+        tails = {key: self._tails[user] for key, user in keys.items()}
+        found, together, widths = dict[Any, Value](), lower(parts=tuple(keys)), [*map(prod, tails.values())]
+        for at, (key, tail) in enumerate(tails.items()):
+
+            def of_key(rows: Tensor, at: int = at, tail: Sequence[int] = tail) -> Tensor:
+                return torch.split(rows, widths, dim=1)[at].reshape(len(rows), *tail)
+
+            found[key] = self._assembly.rowwise(f"result {key!r}", of_key, [together])
+        return found
 
     def _of_edges(self, node: fx.Node, where: str, args: list[Any], kwargs: dict[str, Any], in_place: bool) -> OfEdges:
         """What the model makes of what edges carry, and of nothing else: put by until a convolution is given it."""

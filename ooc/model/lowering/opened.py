@@ -17,7 +17,7 @@ from torch_geometric.utils import degree, scatter
 
 from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
-from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of
+from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of, side_by_side
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
@@ -51,15 +51,15 @@ def lower_as_it_is(
     where: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    part: int | None = None,
+    parts: tuple[Any, ...] = (),
 ) -> Value:
-    """What a convolution without a formula gives, or another module that looks at edges, one ``part`` of it if it gives
-    several; ModelError where it can be run neither opened nor as a whole."""
-    layer, rows = layer_of(conv, where, args, kwargs, part)
+    """What a convolution without a formula gives, or another module that looks at edges, ``parts`` of it side by side
+    if it gives several; ModelError where it can be run neither opened nor as a whole."""
+    layer, rows = layer_of(conv, where, args, kwargs, parts)
     if assembly.setting.types is not None and layer.relation is None:
         raise layer.refuse("it takes edges of one type; of a graph with edge_type it would take all alike")
     traced = assembly.setting.traced
-    asked = layer.tails, layer.codes, layer.carried, layer.plain, part, layer.ends, layer.own, layer.relation
+    asked = layer.tails, layer.codes, layer.carried, layer.plain, parts, layer.ends, layer.own, layer.relation
     key = conv, "opened", conv.training, str(asked)
     if key not in traced:
         traced[key] = _ways(layer, assembly.setting, [gcn_norm] if takes_rows_alone(conv) else [])
@@ -67,7 +67,7 @@ def lower_as_it_is(
 
     def by(opened: Opened | None) -> Value:
         if opened is None:
-            return lower_opaque(conv, where, args, kwargs, assembly, part=part)
+            return lower_opaque(conv, where, args, kwargs, assembly, parts=parts)
         return _OfConvolution(opened, layer, assembly).run_on(rows)
 
     while len(ways) > 1 or ways[0] is not None:
@@ -134,11 +134,11 @@ class _Opened(nn.Module):
     def __init__(self, conv: nn.Module, names: Sequence[str], layer: Layer) -> None:
         super().__init__()
         self.conv = conv
-        self.names, self.ends, self.plain, self.part = names, layer.ends, layer.plain, layer.part
+        self.names, self.ends, self.plain, self.parts = names, layer.ends, layer.plain, layer.parts
 
     def call(self, *given: Tensor) -> Any:
         found = self.conv(**given_as(dict(zip(self.names, given, strict=True)), self.ends), **self.plain)
-        return found if self.part is None else found[self.part]
+        return side_by_side(found, self.parts) if self.parts else found
 
 
 class _OfConvolution(Interpreter):

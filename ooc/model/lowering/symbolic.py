@@ -212,15 +212,13 @@ class Calls:
             if self._opened is not None:
                 raise
             return
-        kept = self._opened is not None  # torch keeps the code of GraphModules for ever
-        calls = fx.Interpreter(self._module, garbage_collect_values=not kept, graph=self.graph)
+        calls = _Told(self._module, graph=self.graph)
         calls.extra_traceback = False
         try:
             found = self._run(calls.run, inputs, training=training)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
-        made = ((node, one) for node, one in calls.env.items() if isinstance(one, Tensor) and one.dim())
-        self.tails = {node: one.shape[1:] for node, one in made if node.op != "get_attr" and len(one) == _NODES}
+        self.tails = calls.tails
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
@@ -261,6 +259,20 @@ class Calls:
             upstream = small_rows(result.shape[1:], dtype=result.dtype)[: len(result)]
             gradients = torch.autograd.grad(result, wanted, upstream, allow_unused=True)
         return [result.detach(), *gradients]
+
+
+class _Told(fx.Interpreter):
+    """Runs calls, and tells the ``tails`` of rows."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tails: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if isinstance(found, Tensor) and found.dim() and n.op != "get_attr" and len(found) == _NODES:
+            self.tails[n] = found.shape[1:]
+        return found
 
 
 def place_in_model(frames: Iterable[tuple[FrameType, int]]) -> str:
