@@ -29,7 +29,15 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import OptTensor
-from torch_geometric.utils import degree, remove_self_loops, scatter, softmax, to_dense_batch
+from torch_geometric.utils import (
+    add_self_loops,
+    degree,
+    get_laplacian,
+    remove_self_loops,
+    scatter,
+    softmax,
+    to_dense_batch,
+)
 
 from ooc.errors import BudgetError, ModelError
 from ooc.kernels import neighbourhood
@@ -565,6 +573,32 @@ class ByDegrees(MessagePassing):
         return norm.sqrt()[:, None] * torch.tanh(x_j - x_i) + norm.log()[:, None] * x_j
 
 
+class Spectral(MessagePassing):
+    """A polynomial of the graph's Laplacian as BernNet and ChebNetII have it, with coefficients made one by one, and
+    numbers of NumPy's; by degrees of the ends that edges lead from."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add")
+        self.linear, self.given = nn.Linear(inputs, outputs), nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.linear(x) / np.sqrt(x.shape[1])
+        x = x / (1 + degree(edge_index[0], x.size(0), dtype=x.dtype)).unsqueeze(-1)
+        factors = self.given.relu().clone()
+        for k in range(1, 3):
+            factors[k] = np.float64(0.5) * factors[k] + self.given[0] * np.cos(k)
+        edge_index, norm = get_laplacian(edge_index, None, normalization="sym", dtype=x.dtype, num_nodes=x.size(0))
+        edge_index, norm = add_self_loops(edge_index, -norm, fill_value=2.0, num_nodes=x.size(0))
+        out = factors[0] * x
+        for k in range(1, 3):
+            x = self.propagate(edge_index, x=x, norm=norm)
+            out = out + factors[k] * x
+        return out
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
 def one_hop_before(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     """A sum over in-neighbours, of which there will be another."""
     return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
@@ -577,12 +611,13 @@ OPENED: dict[str, Callable[[int, int], nn.Module]] = {
     "normalised by both ends": lambda f, c: Twice(f, c, norm=True),
     "norm inside": lambda f, c: Inside(f, c),
     "roots of degrees": twice(ByDegrees),
+    "a polynomial of the Laplacian": twice(Spectral),
+    "numbers of NumPy's": lambda f, c: Own(lambda s, x, e: x / np.sqrt(x.shape[1])),
     "less a mean over nodes": lambda f, c: Own(lambda s, x, e: x - x.mean(0) + s.gate * x.std(0)),
 }
 AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
     "by how many edges there are": lambda s, x, e: x * 2 if len(e[0]) < 1e9 else x,
     "results that are put by": put_by,
-    "in NumPy": lambda s, x, e: x / np.sqrt(x.shape[1]),
 }
 
 
@@ -668,7 +703,10 @@ class Both(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
-    "a largest row": (lambda: Own(lambda s, x, e: x - x.amax(0)), ("Own", "statistics over nodes")),
+    "a largest row": (
+        lambda: Own(lambda s, x, e: x - x.amax(0)),
+        ("Own", "statistics over nodes", "runs as a whole, since amax looks across rows"),
+    ),
     "no number of rows": (lambda: Untold(learns=True), ("Untold", "dim_size")),
     "no number of rows, without parameters": (lambda: First(Untold(learns=False)), ("Untold (first)", "dim_size")),
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),

@@ -12,12 +12,14 @@ row its degree, and one that is given the roots of these as rows, of sources as 
 Shapes: S nodes of the graph around some rows.
 """
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
+from torch_geometric.utils import degree, scatter
 
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import lower_opaque
@@ -25,6 +27,8 @@ from ooc.model.lowering.assembly import Assembly
 from ooc.model.lowering.symbolic import OF_BOTH_ENDS, called
 from ooc.model.lowering.values import Codes, Ones, RowCount, Value
 
+ADD_UP = scatter, degree
+"""PyG's functions that make rows of edges beside ``propagate``."""
 _TREES = tuple, list, dict, slice
 """What arguments may lie in."""
 
@@ -66,7 +70,7 @@ class Propagation(nn.Module):
     def __init__(self, conv: nn.Module, steps: Sequence[OfEdges]) -> None:
         super().__init__()
         self.conv = conv
-        self.flow = getattr(conv, "flow", "source_to_target")
+        self.flow = _flow_of(steps) or getattr(conv, "flow", "source_to_target")
         self.steps = tuple(steps)
         self.own_rows: tuple[str, ...] = ()
         """Names of rows of targets that lie in a matrix of their own."""
@@ -89,6 +93,14 @@ class Propagation(nn.Module):
                 kwargs = {name: _filled(one, known, 0) for name, one in step.kwargs.items()}
             known[step.number] = found = called(self, step.kind, step.target, args, kwargs)
         return found
+
+
+def _flow_of(steps: Sequence[OfEdges]) -> str:
+    """To which of their ends the last one adds edges up, if it says so."""
+    given = (*steps[-1].args, *steps[-1].kwargs.values()) if steps[-1].target in ADD_UP else ()
+    made = [steps[one.name] for one in given if isinstance(one, _Given) and isinstance(one.name, int)]
+    ends = [one.args[1] for one in made if one.target is operator.getitem and one.args[1] in (0, 1)]
+    return ("target_to_source", "source_to_target")[ends[0]] if ends else ""
 
 
 def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:

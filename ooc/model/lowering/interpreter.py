@@ -27,7 +27,7 @@ from ooc.kernels.functions import Activation
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
 from ooc.model.layers.propagation import OfEdges, lower_propagation
-from ooc.model.lowering.assembly import Assembly
+from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
 from ooc.model.lowering.rowwise import (
@@ -145,6 +145,11 @@ class Parts(Computed):
 
 
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
+
+
+def told(error: Exception) -> str:
+    """What it says, with its type where it is none of ours."""
+    return str(error) if isinstance(error, ModelError) else first_line(error)
 
 
 def placed(error: ModelError, place: str) -> ModelError:
@@ -601,7 +606,10 @@ class Interpreter:
             raise ModelError(f"{name} looks across rows: it takes some rows and leaves out others")
 
     def _check_assigned(self, source: Any, key: Any, value: Any) -> None:
-        """``source[key] = value``: to columns of all rows, or to what is chosen by truths."""
+        """``source[key] = value``: to columns of all rows, or to what is chosen by truths; to any of what has no
+        rows."""
+        if isinstance(source, Free) and not any(isinstance(leaf, _OF_ROWS) for leaf in leaves_of((key, value))):
+            return
         first, *others = [*key] if isinstance(key, (tuple, list)) else [key]
         self._check_all_rows("item assignment", source, key)
         chosen = isinstance(first, (Value, Parts)) and not others and not isinstance(value, _OF_ROWS)

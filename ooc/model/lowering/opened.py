@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import degree, scatter
+from torch_geometric.utils import degree
 
 from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
 from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of, side_by_side
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.propagation import OfEdges, lower_propagation
+from ooc.model.layers.propagation import ADD_UP, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of
+from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of, told
 from ooc.model.lowering.messages.hoisted import lower_hoisted
 from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
@@ -31,8 +31,6 @@ from ooc.plan.workload import EdgeData
 
 _WIDER = 1.5
 """Times the columns of what a convolution is given: rows of more are not gathered where it runs as a whole."""
-_ADD_UP = scatter, degree
-"""PyG's functions that make rows of edges beside ``propagate``."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,10 @@ def lower_as_it_is(
     asked = layer.tails, layer.codes, layer.carried, layer.plain, parts, layer.ends, layer.own, layer.relation
     key = conv, "opened", conv.training, str(asked)
     if key not in traced:
-        traced[key] = _ways(layer, assembly.setting, [gcn_norm] if takes_rows_alone(conv) else [])
-    ways: list[Opened | None] = traced[key]
+        ways, why = list[Opened | None](), list[str]()
+        ways += _ways(layer, assembly.setting, why, [gcn_norm] if takes_rows_alone(conv) else [])
+        traced[key] = ways, why
+    ways, why = traced[key]
 
     def by(opened: Opened | None) -> Value:
         if opened is None:
@@ -77,20 +77,33 @@ def lower_as_it_is(
         except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
+            if ways[0] is not None and not ways[0].sums:
+                why.append(told(error))
             del ways[0]
-            ways += [] if ways else _ways(layer, assembly.setting)
-    return by(ways[0])
+            ways += [] if ways else _ways(layer, assembly.setting, why)
+    try:
+        return by(ways[0])
+    except ModelError as error:
+        if why and str(error) not in why[0]:
+            raise ModelError(f"{error}; it runs as a whole, since {why[0]}") from error
+        raise
 
 
-def _ways(layer: Layer, setting: Setting, whole: Sequence[Callable[..., Any]] = ()) -> list[Opened | None]:
-    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told. Where it calls a
-    function of edges that is ``whole``, as a sum alone: other ways are looked for where that fails."""
+def _ways(
+    layer: Layer, setting: Setting, why: list[str], whole: Sequence[Callable[..., Any]] = ()
+) -> list[Opened | None]:
+    """How to run it, the best first: opened, or (None) as a whole, whose error is the one to be told, with ``why`` it
+    is. Where it calls a function of edges that is ``whole``, as a sum alone: other ways are looked for where that
+    fails."""
     try:
         opened = _calls_of(layer, setting, whole)
     except Exception as error:
         if isinstance(error, OocError) and not isinstance(error, ModelError):
             raise
-        return _ways(layer, setting) if whole else [None]
+        if whole:
+            return _ways(layer, setting, why)
+        why.append(told(error))
+        return [None]
     if any(node.target in whole for node in opened.calls.nodes):
         return [replace(opened, sums=True)]
     is_wider = _gathered_columns(opened.calls) > _WIDER * sum(map(prod, layer.tails.values()))
@@ -107,7 +120,7 @@ def _gathered_columns(calls: Calls) -> int:
         if of_edges or (node.op == "placeholder" and node not in calls.tails):
             own = {one for one in node.all_input_nodes if one in calls.tails and one not in needed}
             needed[node] = own.union(*of_edges)
-        if node.target in ("propagate", *_ADD_UP):
+        if node.target in ("propagate", *ADD_UP):
             total += sum(prod(calls.tails[one]) for one in needed.pop(node, ())) or 1
     return total
 
@@ -171,7 +184,7 @@ class _OfConvolution(Interpreter):
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         step = self._step(node)
-        adds_up = step.target in _ADD_UP and any(
+        adds_up = step.target in ADD_UP and any(
             isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values())
         )
         if step.target != "propagate" and not adds_up:

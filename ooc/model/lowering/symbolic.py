@@ -485,7 +485,7 @@ class _Tracer(fx.Tracer):
         nothing; so is what a model computes of its edges, to be refused by its name."""
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
-        names = {kind.__module__ for kind in (*kinds, GCNConv)}
+        names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
         modules = [sys.modules[name] for name in names & sys.modules.keys()]
         found = [(one, name, f) for one in modules for name, f in [*vars(one).items()]]
         found = [(one, name, f) for one, name, f in found if isfunction(f) and f in self._of_edges]
@@ -691,7 +691,27 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
     return number
 
 
+def _by_numpy(of: fx.Proxy, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    """``np.float64(2) * x`` is a tensor's, as it is with tensors, and ``np.sqrt(x.size(1))`` a number; else
+    TypeError."""
+    stand_ins = [one for one in inputs if isinstance(one, fx.Proxy)]
+    if isinstance(of.tracer, _Tracer) and all(_is_of_sizes(one.node) for one in stand_ins):
+        only = of.tracer.only_answer
+        return ufunc(*(only(one.node, float) if isinstance(one, fx.Proxy) else one for one in inputs), **options)
+    if ufunc not in _OF_NUMPY or options:
+        raise TypeError(f"np.{ufunc.__name__} of a tensor is not supported; torch.{ufunc.__name__} may be")
+    return _OF_NUMPY[ufunc](*(one.item() if isinstance(one, np.generic) else one for one in inputs))
+
+
+_OF_NUMPY: dict[Any, Callable[..., Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.true_divide: operator.truediv,
+    np.power: operator.pow,
+}
 _NUMBERS: dict[str, Any] = {"__index__": _number(operator.index), "__int__": _number(int), "__float__": _number(float)}
+_NUMBERS["__array_ufunc__"] = _by_numpy
 
 
 def _no_length(of: fx.Proxy) -> int:
@@ -703,8 +723,10 @@ def _no_length(of: fx.Proxy) -> int:
 
 @cache
 def _functions_of_edges() -> tuple[Callable[..., Any], ...]:
-    """PyG's, by which convolutions change edges and what these carry; what answers a question is none of them."""
-    return tuple(f for name, f in vars(utils).items() if isfunction(f) and not name.startswith(("is_", "contains_")))
+    """PyG's, by which convolutions change edges and what these carry; what answers a question is none of them, nor what
+    adds up edges to rows on the way."""
+    no_calls = ("is_", "contains_", "get_laplacian")
+    return tuple(f for name, f in vars(utils).items() if isfunction(f) and not name.startswith(no_calls))
 
 
 join_relations = hetero_conv.group
