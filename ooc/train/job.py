@@ -114,17 +114,21 @@ class Job:
         return min(self._least(limits, hardware), key=lambda parts: sum(parts.values()))
 
     def _least(self, limits: Limits, hardware: Hardware) -> list[dict[str, int]]:
-        """The least memory, part by part, and where x is aggregated once by one process of the CPU, the least if that
-        is done some columns after the others."""
+        """The least memory, part by part, and where x is aggregated once, the least if that is done some columns after
+        the others."""
         limits, found = replace(limits, device_bytes=0, host_bytes=0, ssd_write_bytes=None), list[dict[str, int]]()
-        of_one = self.resources.ranks.count == 1 and not self.resources.on_device
-        prepares = of_one and bool(self._candidate(frozenset()).steps.get("prepare"))
-        for in_parts in (False, True) if prepares else (False,):
+        for in_parts in (False, True) if self._prepares else (False,):
             self._in_parts = in_parts
             problem = Problem(self.workload, limits, hardware)
             found.append(problem.capacity.parts(minimum_memory(problem)))
         self._in_parts = False
         return found
+
+    @property
+    def _prepares(self) -> bool:
+        """Whether x is aggregated once, by one process of the CPU."""
+        of_one = self.resources.ranks.count == 1 and not self.resources.on_device
+        return of_one and bool(self._candidate(frozenset()).steps.get("prepare"))
 
     def ready(self) -> Prepared:
         """All that a session runs on this machine: what is known of every row is admitted and read, then the rest is
@@ -191,8 +195,10 @@ class Job:
                 return self._chosen(limits, hardware)
             except BudgetError as error:
                 lacking = error
-        whole, *others = (sum(parts.values()) for parts in self._least(limits, hardware))
-        if not any(other < whole for other in others):
+        if not self._prepares:
+            raise lacking
+        whole, in_parts = (sum(parts.values()) for parts in self._least(limits, hardware))
+        if in_parts >= whole:
             raise lacking
         self._in_parts = True
         return self._chosen(limits, hardware)

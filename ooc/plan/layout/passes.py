@@ -3,7 +3,7 @@
 What each reads and stores, which slabs of it, and what it moves of the matrices that have no blocks, but are shuffled.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -235,6 +235,11 @@ class Passes(tuple[Pass, ...]):
     @cached_property
     def blocks_at_once(self) -> dict[tuple[int, int, int], int]:
         """By a pass's index, the layout's rows of a step, and bytes of a frame: the frames in use at once."""
+        return {}
+
+    @cached_property
+    def frames_taken(self) -> dict[Hashable, list[tuple[int, int, Pass]]]:
+        """By the layout's regions, rows of a step and bytes of a frame: what each pass takes of frames."""
         return {}
 
     @cached_property

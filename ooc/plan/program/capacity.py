@@ -363,9 +363,12 @@ def frames_needed(layout: Layout, workload: Workload) -> int:
 def _frames_by_pass(layout: Layout, workload: Workload) -> Iterator[tuple[int, int, Pass]]:
     """Of every pass: frames up to the last that a region takes, and those that it works in."""
     for name, passes in layout.programs.items():
-        for item in passes:
-            taken = max((r.stop for r in layout.regions[name] if r.first <= item.index <= r.last), default=0)
-            yield taken, blocks_at_once(item, layout, workload, passes), item
+        key = regions, _, _ = layout.regions[name], layout.step_rows, layout.frame_bytes
+        if key not in passes.frames_taken:
+            taken = [max((r.stop for r in regions if r.first <= p.index <= r.last), default=0) for p in passes]
+            at_once = (blocks_at_once(item, layout, workload, passes) for item in passes)
+            passes.frames_taken[key] = list(zip(taken, at_once, passes, strict=True))
+        yield from passes.frames_taken[key]
 
 
 def capacity_of(
