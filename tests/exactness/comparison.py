@@ -40,6 +40,7 @@ MOST_EVER = 100
 """Times the tolerance, and no more than that."""
 FLOOR = {torch.float64: 1e-3, torch.float32: 1e-2}
 EPOCHS = 2
+TILE_ROWS = 8
 
 
 _converted: dict[str, Path] = {}
@@ -103,7 +104,7 @@ def make_trainer(
 ) -> Trainer:
     """A trainer of a new model; with small tiles (unless told otherwise), so that tiny graphs have many."""
     model = case.build(store.num_features, store.num_classes, dtype=dtype)
-    options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 8} | options
+    options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": TILE_ROWS} | options
     spill = folder / "spill"
     spill.mkdir(exist_ok=True)
     return tuned_trainer(
@@ -192,6 +193,18 @@ def least_budgets(build: Callable[[str, str], Trainer]) -> tuple[int, int]:
         except _Named as named:
             return named.args
     raise AssertionError("a trainer was made without a plan")
+
+
+def least(case: ModelCase, store: Store, folder: Path, **options: Any) -> dict[str, Any]:
+    """The least budgets that would do, and blocks as low as tiles where ``options`` say nothing of their height: of
+    other heights the search for the least memory would only take longer."""
+    block_rows = options.pop("block_rows", options.get("tile_rows", TILE_ROWS))
+
+    def build(gpu: str, host: str) -> Trainer:
+        return make_trainer(case, store, folder, gpu_budget=gpu, host_budget=host, block_rows=block_rows, **options)
+
+    gpu, host = least_budgets(build)
+    return {"gpu_budget": gpu, "host_budget": host, "block_rows": block_rows}
 
 
 class _Named(Exception):

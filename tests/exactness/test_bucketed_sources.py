@@ -29,11 +29,10 @@ from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
 from tests.exactness.layers import GatedAsItIs, MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import OfMessages
-from tests.exactness.test_opaque_layers import least
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
@@ -155,7 +154,7 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
     workload, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(
-        Limits(scarce["gpu_budget"], scarce["host_budget"]), UNMEASURED
+        Limits(scarce["gpu_budget"], scarce["host_budget"], block_rows=64), UNMEASURED
     )
     assert plan.bucketed_rows == expected.bucketed_rows and plan.summary() == expected.summary()
     timeline = simulate(plan, workload, UNMEASURED)
@@ -172,9 +171,9 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
     )
     prospect = prepare(model, graph, resources, metric=Metric.ACCURACY)
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
-        prospect.plan(Limits(1000, 50_000), UNMEASURED)
+        prospect.plan(Limits(1000, 50_000, block_rows=64), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
-    _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
+    _, other = prospect.plan(Limits(named, 50_000, block_rows=64), UNMEASURED)
     assert other.bucketed_rows and all(shuffle.nbytes >= WHOLE_BYTES for shuffle in other.bucketed_rows.values())
 
 
@@ -198,7 +197,7 @@ def test_plans_and_threads_do_not_matter(
         options = given | {"block_rows": block_rows, "threads": threads}
         budgets = least(CASE, store, tmp_path, **OPTIONS | options)
         budgets["gpu_budget"] += more_bytes
-        epochs, trainer = trained(store, tmp_path, epochs=1, **options, **budgets)
+        epochs, trainer = trained(store, tmp_path, epochs=1, **options | budgets)
         assert "m2" in gathered_in(trainer.plan), (block_rows, more_bytes)
         buckets.add(trainer.plan.bucketed_rows["m2 shuffled"].bucket_rows)
         assert_same(epochs, expected)
@@ -214,7 +213,7 @@ def test_plans_and_threads_do_not_matter(
     ),
     name=st.sampled_from(sorted(CASES)),
     tile_rows=st.just(32),
-    blocks=st.sampled_from([None, 1, 2]),
+    blocks=st.sampled_from([1, 2]),
 )
 @settings(
     max_examples=examples(2),
@@ -222,13 +221,13 @@ def test_plans_and_threads_do_not_matter(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks: int | None, tmp_path: Path) -> None:
+def test_any_graph_is_exact(graph: GraphCase, name: str, tile_rows: int, blocks: int, tmp_path: Path) -> None:
     """Losses and gradients of two epochs are PyG's, whatever the height of blocks."""
     data = random_data(graph)
     store = store_of(data, tmp_path)
-    options: dict[str, Any] = {"tile_rows": tile_rows, "block_rows": blocks and blocks * tile_rows}
+    options: dict[str, Any] = {"tile_rows": tile_rows, "block_rows": blocks * tile_rows}
     budgets = least(CASES[name], store, tmp_path, **options)
-    plan = assert_agrees(CASES[name], data, tmp_path, epochs=2, store=store, **options, **budgets)
+    plan = assert_agrees(CASES[name], data, tmp_path, epochs=2, store=store, **options | budgets)
     assert gathered_in(plan)
 
 
@@ -236,7 +235,7 @@ def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
     """In the order of hops from few training nodes, rows within reach are shuffled, to targets within reach."""
     graph = GraphCase(nodes=2000, edges=3000, unlabelled=1500, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
-    budgets = least(CASE, store, tmp_path, tile_rows=32)
+    budgets = least(CASE, store, tmp_path, tile_rows=32, block_rows=None)
     plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
     (item,) = [item for item in plan.programs["train"] if item.title == "shuffle m2"]
     assert item.pull is not None

@@ -26,6 +26,7 @@ from tests.exactness.comparison import (
     DIRECTIONS,
     assert_agrees,
     in_turn,
+    least,
     least_budgets,
     make_trainer,
     store_of,
@@ -139,15 +140,9 @@ def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> 
             columns = any(isinstance(item, ColumnPass) for item in trainer.plan.programs["train"])
             return [e.loss for e in epochs], epochs[-1].gradients, trainer.plan.ssd_write_bytes, columns
 
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(
-            model, store, tmp_path, dtype=torch.float32, tile_rows=64, gpu_budget=gpu, host_budget=host
-        )
-    )
-    plans: list[dict[str, Any]] = [
-        {"gpu_budget": int(gpu * g), "host_budget": int(host * h)} for g, h in ((1.0, 1.0), (1.3, 1.0), (3.0, 1.0))
-    ]
-    plans += [{"block_rows": 64}, {"slab_columns": 1}, {"slab_columns": 5, "threads": 3}]
+    scarce = least(model, store, tmp_path, dtype=torch.float32, tile_rows=64)
+    plans: list[dict[str, Any]] = [scarce, {**scarce, "gpu_budget": 3 * scarce["gpu_budget"], "block_rows": None}]
+    plans += [{"slab_columns": 1}, {"slab_columns": 5, "threads": 3}]
     losses, gradients, written, _ = trained()
     assert not written
     outcomes = [(options, trained(**options)) for options in plans]

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, GraphConv, SAGEConv, SGConv
 
 from ooc.plan.layout.passes import ColumnPass, RowPass
-from ooc.storage.store import Store
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import (
     DIRECTIONS,
     assert_agrees,
     in_turn,
-    least_budgets,
+    least,
     make_trainer,
     store_of,
     train_epoch,
@@ -241,14 +240,7 @@ def test_any_case_is_exact(
     """Under the least budgets that the trainer itself says would do, or a multiple of them."""
     data = random_data(graph)
     store = store_of(data, tmp_path)
-    budgets = least(model, store, tmp_path, tile_rows=tile_rows)
-    budgets = {name: int(share * budget) for (name, budget), share in zip(budgets.items(), shares, strict=True)}
+    budgets = least(model, store, tmp_path, tile_rows=tile_rows, block_rows=None)
+    for name, share in zip(("gpu_budget", "host_budget"), shares, strict=True):
+        budgets[name] = int(share * budgets[name])
     assert_agrees(model, data, tmp_path, epochs=EPOCHS, store=store, tile_rows=tile_rows, **budgets)
-
-
-def least(model: ModelCase, store: Store, folder: Path, **options: Any) -> dict[str, Any]:
-    """The least budgets that the trainer says would do."""
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(model, store, folder, gpu_budget=gpu, host_budget=host, **options)
-    )
-    return {"gpu_budget": gpu, "host_budget": host}

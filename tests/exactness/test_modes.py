@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, SAGEConv
 
 from ooc.errors import ModelError
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
 from tests.exactness.reference import CustomCase, adamw
 from tests.graphs import GraphCase, random_data
 
@@ -112,10 +112,7 @@ def test_what_is_cut_off_has_no_gradient(gpu_budget: str, tmp_path: Path) -> Non
     case, data = CustomCase(make=CutOff), random_data(GRAPH)
     if gpu_budget == "least":
         store = store_of(data, tmp_path)
-        least, host = least_budgets(
-            lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
-        )
-        assert_agrees(case, data, tmp_path, make_optimizer=adamw, gpu_budget=least, host_budget=host)
+        assert_agrees(case, data, tmp_path, make_optimizer=adamw, **least(case, store, tmp_path))
     else:
         assert_agrees(case, data, tmp_path, make_optimizer=adamw)
     with make_trainer(case, store_of(data, tmp_path), tmp_path, make_optimizer=adamw, clip_norm=1.0) as trainer:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import DNAConv, FAConv, PDNConv
 
 from ooc.errors import ModelError
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
 from tests.exactness.layers import Carrying
 from tests.exactness.reference import CustomCase
 from tests.graphs import GraphCase, random_data
@@ -86,10 +86,7 @@ def test_layers(name: str, tmp_path: Path) -> None:
     data = random_data(GraphCase(**HUB, **form))
     store, options = store_of(data, tmp_path), {}
     if name in IN_LEAST_MEMORY:
-        gpu, host = least_budgets(
-            lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host)
-        )
-        options = {"gpu_budget": gpu, "host_budget": host}
+        options = least(case, store, tmp_path)
     assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store, **options)
 
 
@@ -98,15 +95,12 @@ def test_slices_of_signed_coefficients_are_the_same_in_the_least_memory(tmp_path
     wide = CustomCase(make=lambda features, classes: Wide(features, classes))
     store = store_of(random_data(GraphCase(**HUB)), tmp_path)
 
-    def trained(**budgets: str) -> list[Tensor]:
-        with make_trainer(wide, store, tmp_path, tile_rows=16, **budgets) as trainer:
+    def trained(**options: Any) -> list[Tensor]:
+        with make_trainer(wide, store, tmp_path, tile_rows=16, **options) as trainer:
             trainer.fit(epochs=EPOCHS, progress=False)
             return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(wide, store, tmp_path, tile_rows=16, gpu_budget=gpu, host_budget=host)
-    )
-    pairs = zip(trained(), trained(gpu_budget=gpu, host_budget=host), strict=True)
+    pairs = zip(trained(), trained(**least(wide, store, tmp_path, tile_rows=16)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     assert_agrees(wide, random_data(GraphCase(**HUB)), tmp_path, epochs=EPOCHS, store=store)
 

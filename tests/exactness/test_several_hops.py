@@ -36,7 +36,7 @@ from torch_geometric.nn.aggr import VariancePreservingAggregation
 from torch_geometric.nn.models import GCN
 
 from ooc.errors import ModelError
-from tests.exactness.comparison import DIRECTIONS, assert_agrees, in_turn, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import DIRECTIONS, assert_agrees, in_turn, least, make_trainer, store_of
 from tests.exactness.layers import Two
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_savings import in_hop_order
@@ -185,10 +185,7 @@ def test_layers(name: str, undirected: bool, tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     options: dict[str, Any] = {"slab_columns": 3}
     if not undirected:
-        gpu, host = least_budgets(
-            lambda gpu, host: make_trainer(CASES[name], store, tmp_path, gpu_budget=gpu, host_budget=host)
-        )
-        options = {"gpu_budget": gpu, "host_budget": host}
+        options = least(CASES[name], store, tmp_path)
     assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, **options)
 
 
@@ -331,10 +328,8 @@ def test_against_the_edges(name: str, undirected: bool, order: str, tmp_path: Pa
     """In hop order, too, which goes along them: what lies before such a sum is needed of every row."""
     data = random_data(GraphCase(**HUB | {"unlabelled": 40}, undirected=undirected))
     store, data = in_hop_order(data, tmp_path) if order == "hop" else (store_of(data, tmp_path), data)
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(AGAINST[name], store, tmp_path, gpu_budget=gpu, host_budget=host)
-    )
-    assert_agrees(AGAINST[name], data, tmp_path, epochs=EPOCHS, store=store, gpu_budget=gpu, host_budget=host)
+    options = least(AGAINST[name], store, tmp_path)
+    assert_agrees(AGAINST[name], data, tmp_path, epochs=EPOCHS, store=store, **options)
 
 
 def test_weighted_sums_go_with_the_edges(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch_geometric.nn import FiLMConv, GINConv, SAGEConv, SGConv, TAGConv
 import ooc
 from ooc.errors import StoreError
 from ooc.storage.store import Store
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer
+from tests.exactness.comparison import assert_agrees, least, make_trainer
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
@@ -89,11 +89,8 @@ def store(data: Data, tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_epochs_are_pygs(name: str, seed: int, data: Data, store: Store, tmp_path: Path) -> None:
     """With the least budgets."""
     case = MODELS[name]
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store, tmp_path, tile_rows=16, gpu_budget=gpu, host_budget=host)
-    )
-    budgets = {"gpu_budget": gpu, "host_budget": host}
-    assert_agrees(case, data, tmp_path, epochs=2, seed=seed, store=store, tile_rows=16, **budgets)
+    scarce = least(case, store, tmp_path, tile_rows=16)
+    assert_agrees(case, data, tmp_path, epochs=2, seed=seed, store=store, tile_rows=16, **scarce)
 
 
 @pytest.mark.parametrize("name", EXPANDED)
@@ -124,14 +121,10 @@ def test_an_aggregation_is_computed_once_and_kept(data: Data, store: Store, tmp_
 @pytest.mark.parametrize("name", ["gcn input dropout", "gat"])
 def test_budgets_and_threads_change_no_bit(name: str, store: Store, tmp_path: Path) -> None:
     case, found = MODELS[name], []
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(
-            case, store, tmp_path, dtype=torch.float32, tile_rows=16, gpu_budget=gpu, host_budget=host, threads=2
-        )
-    )
+    scarce = least(case, store, tmp_path, dtype=torch.float32, tile_rows=16, threads=2)
     plans: list[dict[str, Any]] = [
-        {"gpu_budget": gpu, "host_budget": host, "threads": 2},
-        {"gpu_budget": int(1.3 * gpu), "host_budget": 2 * host, "threads": 1},
+        {**scarce, "threads": 2},
+        {"gpu_budget": int(1.3 * scarce["gpu_budget"]), "host_budget": 2 * scarce["host_budget"], "threads": 1},
         {"threads": 2},
     ]
     for plan in plans:

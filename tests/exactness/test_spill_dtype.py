@@ -15,7 +15,7 @@ from ooc.kernels import pulls
 from ooc.kernels.pulls import are_compiled
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.storage.store import Store
-from tests.exactness.comparison import in_turn, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import in_turn, least, make_trainer, store_of
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
@@ -62,14 +62,13 @@ def test_budgets_slabs_and_blocks_change_no_bit(name: str, dtype: torch.dtype, t
     """
     case, half = MODELS[name], HALF | {"dtype": dtype}
     store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **half)
-    )
+    scarce = least(case, store, tmp_path, **half)
+    gpu, host = scarce["gpu_budget"], scarce["host_budget"]
     losses, gradients, written = outcome(case, tmp_path, epochs=2, store=store, **half)
     assert written == 0
     wrote = []
     plans: list[dict[str, Any]] = [
-        {"gpu_budget": gpu, "host_budget": host},
+        scarce,
         {"gpu_budget": int(1.3 * gpu), "host_budget": host},
         {"slab_columns": 7, "gpu_budget": int(1.5 * gpu), "host_budget": host},
         {"slab_columns": 16, "block_rows": 64},

@@ -23,10 +23,9 @@ from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import assert_agrees, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
-from tests.exactness.test_opaque_layers import least
 from tests.exactness.test_savings import in_hop_order
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
@@ -119,7 +118,7 @@ def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any],
         expected = trainer.plan
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
-    limits = Limits(scarce["gpu_budget"], scarce["host_budget"])
+    limits = Limits(scarce["gpu_budget"], scarce["host_budget"], block_rows=64)
     _, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(limits, UNMEASURED)
     assert plan.partial_sums == expected.partial_sums and plan.summary() == expected.summary()
     graph = GraphStatistics(
@@ -133,9 +132,9 @@ def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any],
     )
     prospect = prepare(model, graph, resources, metric=Metric.ACCURACY)
     with pytest.raises(BudgetError, match="gpu_budget=") as caught:
-        prospect.plan(Limits(1000, 50_000), UNMEASURED)
+        prospect.plan(Limits(1000, 50_000, block_rows=64), UNMEASURED)
     named = parse_size(str(caught.value).rsplit("gpu_budget='", 1)[1].rstrip("'"))
-    _, other = prospect.plan(Limits(named, 50_000), UNMEASURED)
+    _, other = prospect.plan(Limits(named, 50_000, block_rows=64), UNMEASURED)
     assert other.partial_sums["dm2"].nbytes >= expected.partial_sums["dm2"].nbytes
 
 
@@ -151,7 +150,7 @@ def test_plans_and_threads_do_not_matter(
     for block_rows in (64, 512):
         options = given | {"block_rows": block_rows, "threads": threads}
         scarce = least(CASE, store, tmp_path, **OPTIONS | options)
-        epochs, trainer = trained(store, tmp_path, epochs=1, **options, **scarce)
+        epochs, trainer = trained(store, tmp_path, epochs=1, **options | scarce)
         assert list(trainer.plan.partial_sums) == ["dm2"], block_rows
         buckets.add(trainer.plan.partial_sums["dm2"].buckets)
         assert epochs[0].loss == expected[0].loss
@@ -188,7 +187,7 @@ def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
     """In the order of hops from few training nodes, runs are of the rows within reach."""
     graph = GraphCase(nodes=3000, edges=5000, unlabelled=2700, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
-    budgets = least(CASE, store, tmp_path, tile_rows=64)
+    budgets = least(CASE, store, tmp_path, tile_rows=64, block_rows=None)
     plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
     assert plan.partial_sums["dm2"].rows < graph.nodes / 2
 

@@ -39,7 +39,7 @@ from ooc.model.layers.layer import Graph, layer_of, sharing
 from ooc.model.layers.split_rows import SplitRow
 from ooc.model.lowering.values import Features
 from ooc.storage.store import Store
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
 from tests.exactness.layers import Cosine, GatedAsItIs, MfAsItIs, MlpMessages, edge_conv, principal
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import MODELS as DROPPING
@@ -343,13 +343,8 @@ def test_budgets_do_not_matter(tmp_path: Path, pieces: None) -> None:
     store = store_of(with_hub(torch.float32), tmp_path)
     case = CustomCase(make=Chain)
     given: dict[str, Any] = {"dtype": torch.float32}
-
-    def build(gpu: str, host: str) -> Any:
-        return make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **given)
-
     found = []
-    gpu, host = least_budgets(build)
-    for options in ({"threads": 3}, {"gpu_budget": gpu, "host_budget": host, "threads": 1}):
+    for options in ({"threads": 3}, {**least(case, store, tmp_path, **given), "threads": 1}):
         with make_trainer(case, store, tmp_path, **given, **options) as trainer:
             found.append(train_epoch(trainer))
     for epoch in found[1:]:
@@ -382,14 +377,8 @@ def test_rows_with_room_for_the_edges_of_any(shared: tuple[Data, Store], tmp_pat
     assert not probed(SAGEConv(4, 6, aggr="median")).padding_bytes
     case = CustomCase(make=AlikeRows)
     assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=16)
-
-    def build(gpu: str, host: str) -> Any:
-        return make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, tile_rows=16)
-
-    gpu, host = least_budgets(build)
-    assert_agrees(
-        case, data, tmp_path, epochs=1, store=store, tile_rows=16, gpu_budget=gpu, host_budget=host, threads=1
-    )
+    scarce = least(case, store, tmp_path, tile_rows=16)
+    assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=16, threads=1, **scarce)
 
 
 def test_only_rows_of_many_edges_are_reason_to_try(

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv, HEATConv, HeteroBatchNorm, HeteroLayerNo
 from ooc.errors import ModelError
 from ooc.model.lowering.trimming import Trimmed
 from ooc.train.batched.batches import SampledTrainer, Sampling
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
 from tests.exactness.reference import CustomCase, Reference, adam
 from tests.graphs import GraphCase, random_data
 
@@ -76,8 +76,7 @@ def test_model_of_all(tmp_path: Path) -> None:
 def test_in_least_memory(tmp_path: Path) -> None:
     case, data = CustomCase(make=Untracked), graph()
     store = store_of(data, tmp_path)
-    gpu, host = least_budgets(lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host))
-    assert_agrees(case, data, tmp_path, epochs=2, store=store, gpu_budget=gpu, host_budget=host)
+    assert_agrees(case, data, tmp_path, epochs=2, store=store, **least(case, store, tmp_path))
 
 
 class Looking(nn.Module):

@@ -12,7 +12,7 @@ import ooc
 from ooc.plan.layout.passes import RowPass
 from ooc.stages import builder
 from ooc.train.resources import usual_tile_rows
-from tests.exactness.comparison import assert_agrees, least_budgets, make_trainer, store_of
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
 from tests.exactness.layers import LeAsItIs
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
@@ -21,16 +21,12 @@ GRAPH = GraphCase(nodes=150, edges=200, features=1200, undirected=True, self_loo
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat"])
-@pytest.mark.parametrize("share", [1.0, 100.0])
-def test_epochs_are_pygs(kind: str, share: float, tmp_path: Path) -> None:
+def test_epochs_are_pygs(kind: str, tmp_path: Path) -> None:
     """With the least budgets and with plenty."""
     case, data = ModelCase(kind=kind, layers=2, hidden=6, dropout=0.2), random_data(GRAPH)
     store = store_of(data, tmp_path)
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store, tmp_path, tile_rows=16, gpu_budget=gpu, host_budget=host)
-    )
-    budgets = {"gpu_budget": int(share * gpu), "host_budget": int(share * host)}
-    assert_agrees(case, data, tmp_path, store=store, tile_rows=16, **budgets)
+    for budgets in (least(case, store, tmp_path, tile_rows=16), {}):
+        assert_agrees(case, data, tmp_path, store=store, tile_rows=16, **budgets)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
@@ -54,16 +50,12 @@ def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch
     case, store = ModelCase(kind=kind, layers=2, hidden=300), store_of(data, tmp_path)
     monkeypatch.setattr(builder, "_SCALED_NUMBERS", 4 * width)
     options = {"tile_rows": 64, "threads": 1}
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store, tmp_path, gpu_budget=gpu, host_budget=host, **options)
-    )
-    found = []
-    for budgets in ({"gpu_budget": gpu, "host_budget": host}, {}):
-        with make_trainer(case, store, tmp_path, **options, **budgets) as trainer:
-            passes = trainer.plan.programs["prepare"]
-            found.append([item.parts for item in passes if isinstance(item, RowPass)])
-    assert max(found[0]) > 1 and {*found[1]} == {1}
-    assert_agrees(case, data, tmp_path, store=store, gpu_budget=gpu, host_budget=host, **options)
+    scarce = least(case, store, tmp_path, **options)
+    with make_trainer(case, store, tmp_path, **options) as trainer:
+        roomy = trainer.plan
+    plans = assert_agrees(case, data, tmp_path, store=store, **options, **scarce), roomy
+    found = [{item.parts for item in plan.programs["prepare"] if isinstance(item, RowPass)} for plan in plans]
+    assert max(found[0]) > 1 and found[1] == {1}
 
 
 class Hops(nn.Module):
@@ -84,11 +76,9 @@ def test_features_are_aggregated_in_parts_where_memory_is_scarcest(case: ModelCa
     """Some columns after the others, by passes some of which have one step at a time: losses are those with plenty, bit
     for bit."""
     data = random_data(GraphCase(nodes=150, edges=400, features=300, self_loops=9, isolated=5))
-    gpu, host = least_budgets(
-        lambda gpu, host: make_trainer(case, store_of(data, tmp_path), tmp_path, gpu_budget=gpu, host_budget=host)
-    )
+    scarce = least(case, store_of(data, tmp_path), tmp_path)
     found = list[list[float]]()
-    for number, budgets in enumerate(({"gpu_budget": gpu, "host_budget": host}, {})):
+    for number, budgets in enumerate((scarce, {})):
         folder = tmp_path / str(number)  # what is aggregated is kept in the store
         folder.mkdir()
         with make_trainer(case, store_of(data, folder), folder, **budgets) as trainer:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import ooc
 from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.exactness import test_types as typed
-from tests.exactness.comparison import assert_agrees, store_of
+from tests.exactness.comparison import assert_agrees, least, store_of
 from tests.exactness.reference import CustomCase
-from tests.exactness.test_opaque_layers import least
 from tests.exactness.test_savings import in_hop_order
 from tests.graphs import GraphCase, random_data
 
