@@ -434,7 +434,8 @@ def _together_and_apart(
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split())
         shape = ", ".join(map(str, ("r", *labels.shape[1:])))
-        raise ModelError(f"loss {name} cannot take outputs [r, {outputs}] and labels [{shape}]: {reason}") from error
+        given = f"outputs [r, {outputs}] and labels [{shape}] of r training rows"
+        raise ModelError(f"loss {name} cannot take {given}: {reason}") from error
     if (together.dim() and together.shape != (rows,)) or any(one.numel() not in (1, height) for height, one in apart):
         raise ModelError(f"loss {name} gives {list(together.shape)} for {rows} rows; it must be [r] or a scalar")
     return together.detach(), [(height, one.reshape(-1)) for height, one in apart]

@@ -67,6 +67,7 @@ def test_what_is_no_list_of_graphs_is_said(tmp_path: Path) -> None:
         "of batches give the graphs": [Batch.from_data_list(graphs)],
         r"x of graph 0 has the shape \(\d+,\)": [Data(x=torch.ones(3), edge_index=graphs[0].edge_index, y=graphs[0].y)],
         "gives its graphs once": iter(graphs),
+        "the list of graphs is empty": [],
         r"graph 4 has features, .* \(3, 2, 0, 0\)": [*graphs, *many_graphs(1, edge_features=0)],
         "graph 1 has no label y": [graphs[0], Data(x=graphs[0].x, edge_index=graphs[0].edge_index)],
         "an edge leaves its graph": [Data(x=torch.ones(2, 1), edge_index=torch.full((2, 1), 5), y=torch.ones(1))] * 2,

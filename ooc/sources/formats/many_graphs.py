@@ -120,6 +120,8 @@ def is_many_graphs(source: object) -> bool:
         return dataset and len(source) != 1  # type: ignore[arg-type]
     if not type(source).__module__.startswith(("pandas", "polars", "networkx", "scipy")):
         once = isinstance(source, Iterator)
+        if isinstance(source, list | tuple) and not source:
+            raise SourceError(f"the {type(source).__name__} of graphs is empty")
         first = next(iter(source), None)  # type: ignore[call-overload]
         if first is not None and is_pyg_data(first):
             if once:

@@ -504,6 +504,8 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
         ooc.LinkTrainer(_model(), store, ooc.Links(torch.tensor([[0], [300]])))
     with pytest.raises(ooc.OptionError, match=r"\[2, E\]"):
         ooc.LinkTrainer(_model(), store, ooc.Links(links.train.T))
+    with pytest.raises(ooc.OptionError, match="not Data; data that RandomLinkSplit gives has them in edge_label_index"):
+        ooc.LinkTrainer(_model(), store, ooc.Links(Data(edge_index=links.train)))
     with pytest.raises(ooc.OptionError, match=r"valid_negatives must be \[2, M\] or \[40, K\]"):
         ooc.LinkTrainer(_model(), store, ooc.Links(links.train, links.valid, valid_negatives=links.test.T))
     with pytest.raises(ooc.BudgetError, match="memory="):
