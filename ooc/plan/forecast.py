@@ -33,6 +33,8 @@ _STEPS = 24
 """Steps of a coarse row pass."""
 _STEPS_OF_TIERS = 48
 """The same where two arenas have to be told apart: frames of the smaller one must not round to none."""
+_FEWEST_FRAMES = 16
+"""Of a coarse program, in the smaller arena, where blocks of a step are taken together."""
 TIE = 0.01
 """Forecasts that differ by a smaller part are equal: they are not more exact than that."""
 
@@ -54,11 +56,12 @@ def forecast_traffic(
     coarseness = 1
     while workload.rows > (_STEPS if host_frames is None else _STEPS_OF_TIERS) * layout.step_rows * coarseness:
         coarseness *= 2
-    coarse = _coarser(layout, coarseness)
+    joined = _joined(layout, min(frames, frames if host_frames is None else host_frames) // coarseness)
+    coarse = _coarser(layout, coarseness, joined)
     blocks = block_table(coarse, workload)
     steps, bounds, spans = uses_of(_taller(passes, coarseness), coarse, workload, blocks)
     available = free_frames(layout.regions["train"], len(passes), frames)
-    capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness)
+    capacity = capacity_of(passes, layout, workload, bounds, available, cyclic=True, coarseness=coarseness * joined)
     uses = Uses(spans, len(steps), capacity, blocks.lasts, True, layout.spare_writes and host_frames is None)
     moved = list(_moved(uses))
     if host_frames is None:
@@ -70,7 +73,7 @@ def forecast_traffic(
         ]
     moved.sort(key=lambda m: (m[0], m[2] is Use.WRITE))
     over_pcie = [(steps[step].at, block, use) for step, block, use in moved]
-    room = room_between_uses(host_frames) // coarseness
+    room = room_between_uses(host_frames) // (coarseness * joined)
     if len({block for _, block, _ in moved}) <= room:  # the host keeps them all, epoch after epoch
         return _by_pass([], over_pcie, len(passes), blocks)
     used = spans_of([Span(i, i, block, use) for i, (_, block, use) in enumerate(moved)])
@@ -116,16 +119,27 @@ def _taller(passes: Passes, times: int) -> Passes:
     return Passes(taller)
 
 
-def _coarser(layout: Layout, times: int) -> Layout:
-    """The same with blocks of ``times`` as many rows."""
-    if times == 1:
+def _joined(layout: Layout, frames: int) -> int:
+    """How many blocks of a step are taken as one where its rows of a matrix are several: a power of two, so that of
+    ``frames`` there are still many. Where memory is scarcest they are a hundred, and a forecast took a second."""
+    grids = (m.grid for m in layout.matrices.values() if m.in_frames)
+    most, joined = max((layout.step_rows // grid.block_rows for grid in grids), default=1), 1
+    while 2 * joined <= min(most, frames // _FEWEST_FRAMES):
+        joined *= 2
+    return joined
+
+
+def _coarser(layout: Layout, times: int, joined: int) -> Layout:
+    """The same with steps of ``times`` as many rows, and blocks of ``joined`` as many more."""
+    if times * joined == 1:
         return layout
+    taller = times * joined
     matrices = {
-        name: replace(m, grid=replace(m.grid, block_rows=m.grid.block_rows * times))
+        name: replace(m, grid=replace(m.grid, block_rows=m.grid.block_rows * taller))
         for name, m in layout.matrices.items()
     }
     return replace(
-        layout, step_rows=layout.step_rows * times, frame_bytes=layout.frame_bytes * times, matrices=matrices
+        layout, step_rows=layout.step_rows * times, frame_bytes=layout.frame_bytes * taller, matrices=matrices
     )
 
 
