@@ -63,17 +63,18 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
 # ---- one workload ----------------------------------------------------------------------------------------------
 
 
-def plan_layout(workload: Workload, limits: Limits, hardware: Hardware) -> PlannedLayout:
-    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does."""
-    fastest = solve(Problem(workload, limits, hardware))
+def plan_layout(workload: Workload, limits: Limits, hardware: Hardware, began: int = 0) -> PlannedLayout:
+    """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does. ``began``:
+    as of ``solve``."""
+    fastest = solve(Problem(workload, limits, hardware), began)
     limit = limits.ssd_write_bytes
     if limit is None or fastest.plan.ssd_write_bytes <= limit:
         return fastest
-    fewest = solve(Problem(workload, limits, hardware, most_written=0))
+    fewest = solve(Problem(workload, limits, hardware, most_written=0), began)
     if fewest.plan.ssd_write_bytes > limit:
         least = min(fewest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
         raise BudgetError(_excess(least, limits))
-    within = solve(Problem(workload, limits, hardware, most_written=limit))
+    within = solve(Problem(workload, limits, hardware, most_written=limit), began)
     return within if within.plan.ssd_write_bytes <= limit else fewest
 
 
@@ -118,16 +119,17 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
                 like = problem.like(kept.choice)
                 if candidate != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
                     continue
-                other = _within(problem)
+                other = _within(problem, kept.began)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
                     best, recomputed, centre = other, candidate, candidate
     return recomputed, best
 
 
-def _within(problem: Problem) -> PlannedLayout | None:
-    """None where that takes more memory than there is, or writes more than it may."""
+def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:
+    """None where that takes more memory than there is, or writes more than it may. ``began``: where the search for what
+    fits begins, as it takes as long for every set of recomputed stages."""
     try:
-        return plan_layout(problem.workload, problem.limits, problem.hardware)
+        return plan_layout(problem.workload, problem.limits, problem.hardware, began)
     except BudgetError:
         return None
 

@@ -12,7 +12,7 @@ the first slabs of what is gathered go by way of blocks like the others (``SlabC
 become lower.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -76,6 +76,8 @@ class PlannedLayout:
     layout: Layout
     seconds: float
     others: tuple[Candidate, ...] = ()
+    began: int = 0
+    """The number of the first way to begin that fits."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -102,9 +104,10 @@ class PlannedLayout:
         return sweeps + sum(-(-item.rows // row_step_rows(item, height)) for item in rows)
 
 
-def solve(problem: Problem) -> PlannedLayout:
-    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits."""
-    return _Solver(problem).run()
+def solve(problem: Problem, began: int = 0) -> PlannedLayout:
+    """The best of descents from the least memory; BudgetError, with the least budgets that would do, if none fits.
+    ``began``: ways to begin before that one are known not to fit."""
+    return _Solver(problem, began).run()
 
 
 def minimum_memory(problem: Problem) -> Layout:
@@ -190,8 +193,9 @@ def _key(planned: PlannedLayout) -> Hashable:
 class _Solver:
     """The descents of one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, began: int = 0) -> None:
         self.problem = problem
+        self.began = began
         self.moves = Moves(problem)
         self.on_device = problem.hardware.has_device_memory
 
@@ -207,7 +211,7 @@ class _Solver:
     def planned(self, best: Candidate) -> PlannedLayout:
         # Elsewhere forecasts decide alone.
         others = tuple(self._others(best)) if self.on_device else ()
-        return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others)
+        return PlannedLayout(self.problem, best.choice, best.layout, best.seconds, others, self.began)
 
     def _others(self, best: Candidate) -> Iterator[Candidate]:
         """The next best, and the best with steps of each other height: these, forecasts tell apart least of all."""
@@ -266,35 +270,30 @@ class _Solver:
     def _least_memory(self) -> Candidate:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
         too_large: list[Layout] = []
-        ways = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # what goes to buckets has to be counted first
-        beginnings = _BEGINNINGS, _SMALLER_BEGINNINGS, _LAST_BEGINNINGS
-        tried = (self._fitting(too_large, *way) for way in product(beginnings, ways))
-        fitting = next((choice for choice in tried if choice is not None), None)
-        if fitting is None:
-            raise BudgetError(self.problem.capacity.shortage(too_large))
-        found = self.problem.candidate(fitting)
-        assert found is not None, "it fits"
-        return found
+        buckets = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # which have to be counted first
+        kinds = product((_BEGINNINGS, _SMALLER_BEGINNINGS, _LAST_BEGINNINGS), buckets)
+        ways = [(beginning, bucketed) for beginnings, bucketed in kinds for beginning in beginnings]
+        for number, way in enumerate(ways[self.began :], self.began):
+            fitting = self._fitting(too_large, *way)
+            if fitting is not None:
+                found, self.began = self.problem.candidate(fitting), number
+                assert found is not None, "it fits"
+                return found
+        raise BudgetError(self.problem.capacity.shortage(too_large))
 
-    def _fitting(
-        self, too_large: list[Layout], beginnings: Iterable[_Beginning], bucketed: frozenset[str]
-    ) -> Choice | None:
+    def _fitting(self, too_large: list[Layout], beginning: _Beginning, bucketed: frozenset[str]) -> Choice | None:
         """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
         out takes most of a plan's time, so no lower blocks are laid out than are asked for."""
-        capacity = self.problem.capacity
-        for beginning in beginnings:
-            fitting = None
-            for choice, layout in _leanest(self.moves, beginning, bucketed):
-                if capacity.fits(layout):
-                    fitting = choice
-                    needed_bytes = frames_needed(layout, self.problem.workload) * layout.frame_bytes
-                    if beginning[0] > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
-                        return fitting
-                else:
-                    too_large.append(layout)
-            if fitting is not None:
-                return fitting
-        return None
+        capacity, fitting = self.problem.capacity, None
+        for choice, layout in _leanest(self.moves, beginning, bucketed):
+            if capacity.fits(layout):
+                fitting = choice
+                needed_bytes = frames_needed(layout, self.problem.workload) * layout.frame_bytes
+                if beginning[0] > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
+                    return fitting
+            else:
+                too_large.append(layout)
+        return fitting
 
     def _taller(self, least: Candidate) -> Iterator[Candidate]:
         """The least memory with taller steps, as long as steps have too few tiles for the threads of the CPU. Where
