@@ -355,16 +355,18 @@ def test_budgets_change_no_bit_and_what_is_gathered_need_not_fit(
         torch.testing.assert_close(expected, typed.reference(pyg, data), rtol=1e-10, atol=1e-10)
         for found, wanted in zip(model.parameters(), pyg.parameters(), strict=True):
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-10, atol=1e-10)
+    low = options | {"block_rows": 32}
     gpu, host = least_budgets(
-        lambda gpu, host: ooc.Trainer(copy.deepcopy(again), store, gpu_budget=gpu, host_budget=host, **options)
+        lambda gpu, host: ooc.Trainer(copy.deepcopy(again), store, gpu_budget=gpu, host_budget=host, **low)
     )
-    scarce = {"gpu_budget": gpu, "host_budget": host}
+    scarce = {"gpu_budget": gpu, "host_budget": host, "block_rows": 32}
     for way in (scarce, {"block_rows": 64, "threads": 2}):
         other = copy.deepcopy(again)
-        with ooc.Trainer(other, store, spill_dir=tmp_path / "plan", **options | way) as trainer:
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+        with ooc.Trainer(other, store, optimizer=optimizer, spill_dir=tmp_path / "spill", **options | way) as trainer:
             shuffled = [item for item in trainer.plan.programs["train"] if isinstance(item, ShufflePass)]
+            assert [record.loss for record in trainer.fit(epochs=len(expected))] == expected
         assert bool(shuffled) == (way is scarce and conv is not Own)
-        assert trained(other, store, tmp_path, **options | way) == expected
         for found, wanted in zip(other.parameters(), model.parameters(), strict=True):
             assert torch.equal(found, wanted)
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch_geometric.nn import PNAConv, ResGatedGraphConv
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import ooc
@@ -47,9 +48,14 @@ _SHARDED: dict[str, Callable[[int, int], nn.Module]] = {
     "heads": lambda f, c: GAT(f, 9, 3, c, heads=3, v2=True, dropout=0.3, norm="batch_norm"),
     "sums and maxima": models.MODELS["sums and maxima"],
 }
+_LAYERS: dict[str, layers.Make] = {
+    "gated": ResGatedGraphConv,
+    "several sums": lambda i, o: PNAConv(i, o, ["mean", "max", "std"], ["identity", "linear"], layers.DEGREES),
+    "median": layers.LAYERS["SAGEConv, median"],
+}
 _BY_EDGES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in ("ResGatedGraphConv", "PNAConv", "SAGEConv, median")),
-    *((name, {"spill_dtype": "bfloat16"}) for name in ("ResGatedGraphConv", "PNAConv")),
+    *((name, {}) for name in _LAYERS),
+    *((name, {"spill_dtype": "bfloat16"}) for name in ("gated", "several sums")),
 ]
 """Layers that compute something of every edge, by formulas, by autograd or by order."""
 
@@ -128,8 +134,7 @@ def test_layers_of_edges_in_float32(tmp_path: Path) -> None:
 
     def trainer(name: str, given: dict[str, Any]) -> ooc.Trainer:
         torch.manual_seed(0)
-        layer = layers.LAYERS[name]
-        model = layers.Two(store.num_features, store.num_classes, layer)
+        model = layers.Two(store.num_features, store.num_classes, _LAYERS[name])
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         options: dict[str, Any] = {"memory": "300M", "threads": 1, "tile_rows": 8, "input_dropout": 0.2, **given}
         return tuned_trainer(model, store, optimizer=optimizer, **options)

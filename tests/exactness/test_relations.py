@@ -17,7 +17,7 @@ import ooc
 from ooc.errors import ModelError, SourceError
 from ooc.train.setup import Tuning
 
-FEATURES, HIDDEN, CLASSES, RELATIONS, EPOCHS = 8, 6, 4, 6, 3
+FEATURES, HIDDEN, CLASSES, RELATIONS, EPOCHS = 8, 6, 4, 6, 2
 TOLERANCE = 1e-10
 
 

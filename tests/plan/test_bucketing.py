@@ -36,6 +36,7 @@ def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
     return counts
 
 
+@cache
 def bucketable_workload() -> Workload:
     """Two layers, the second as it is, whose source can be shuffled and whose gradients can be spilled."""
     return replace(spillable_workload(), bucketing={Direction.IN: Bucketing(Direction.OUT, gathered)})

@@ -2,6 +2,7 @@
 """Plans of layers that run as they are: what they scatter to, how rows are cut, what their edges take."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -20,6 +21,7 @@ WHOLE_BYTES = ROWS * WIDTH * 4
 GENERAL = PerEdge(1, WIDTH, None, 16384, 2000, 1000, opaque=True)
 
 
+@cache
 def general_workload(edge_bytes: int = 2000) -> Workload:
     """Two layers, the second as it is: backward its rows are scattered to ``dm2`` before a stage reads them."""
     kernel = replace(GENERAL, bytes_per_edge=edge_bytes)

@@ -25,6 +25,7 @@ HANDED_PER_ROW = 3
 PAGE_BYTES = 4096
 
 
+@cache
 def spillable_workload() -> Workload:
     """The same, where it is known how often something is handed to a row."""
     work = general_workload()

@@ -21,9 +21,9 @@ from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=3000, edges=12000, features=30, self_loops=10)
+GRAPH = GraphCase(nodes=1000, edges=4000, features=30, self_loops=10)
 MODEL = ModelCase(kind="sage", layers=3, hidden=24, dropout=0.2, input_dropout=0.1)
-SMALL = {"gpu_budget": "1100K", "host_budget": "100K", "tile_rows": 64}
+SMALL = {"gpu_budget": "450K", "host_budget": "60K", "tile_rows": 32}
 """Budgets under which matrices spill."""
 
 
