@@ -60,10 +60,10 @@ def main(folder: Path) -> None:
     model = LanguageModel()
     frugal = copy.deepcopy(model)
     print(f"loss {train(model):.4f}")
-    with ooc.offload(model, gpu_budget="1G", spill_dir=folder) as run:  # to see what a step takes
+    with ooc.offload(model, memory="1G", spill_dir=folder) as run:  # to see what a step takes
         model(*torch.randint(TOKENS, (2, BATCH, LENGTH))).backward()
     all_of_it = run.plan.nbytes
-    with ooc.offload(frugal, gpu_budget=all_of_it // 3, host_budget=0, spill_dir=folder) as run:
+    with ooc.offload(frugal, memory=all_of_it // 3, spill_dir=folder) as run:
         print(f"loss {train(frugal):.4f} in {format_size(run.plan.nbytes)} instead of {format_size(all_of_it)}")
     for name, fate in zip(run.plan.names, run.plan.fates, strict=True):
         if name.startswith("blocks"):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from ooc.errors import OptionError
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 
@@ -44,6 +46,14 @@ def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
     on_cpu = device_free_bytes is None
     device = CPU_DEVICE_SHARE_OF_FREE * free if on_cpu else DEVICE_SHARE_OF_FREE * device_free_bytes  # type: ignore[operator]
     return int(device), int(HOST_SHARE_OF_FREE * free)
+
+
+def check_memory_alone(gpu_budget: str | float | None, host_budget: str | float | None, *, on_device: bool) -> None:
+    """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
+    if on_device:
+        raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")
+    if gpu_budget is not None or host_budget is not None:
+        raise OptionError("memory= is both budgets together; give either it or gpu_budget= and host_budget=")
 
 
 def divide_memory(memory_bytes: int) -> tuple[int, int]:

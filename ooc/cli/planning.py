@@ -16,7 +16,7 @@ from ooc.cli.arguments import recipe
 from ooc.cli.arguments.settings import TrainSettings, check_sampling, model_name, only_store, own_model
 from ooc.errors import OptionError
 from ooc.events import ignore
-from ooc.memory import budgets_within, default_budgets, divide_memory
+from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
 from ooc.model.task import label_columns
 from ooc.plan import Hardware, Limits
 from ooc.plan.graphs import BIAS, GraphStatistics
@@ -37,7 +37,6 @@ from ooc.train.metrics import resolve_metric
 from ooc.train.resources import (
     SPILL_DTYPES,
     Resources,
-    check_memory_alone,
     find_device,
     free_device_bytes,
     hardware_for,

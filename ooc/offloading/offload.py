@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ooc.errors import ModelError, OptionError
-from ooc.memory import default_budgets, return_freed_memory
+from ooc.memory import check_memory_alone, default_budgets, return_freed_memory
 from ooc.offloading.measure import META, DryRuns, SavingPlan
 from ooc.offloading.saved import Saving
 from ooc.offloading.tiers import Pinned, Ssd, Tier
@@ -30,6 +30,7 @@ _AT_ONCE_BYTES = 256 << 10
 def offload(
     module: nn.Module,
     *,
+    memory: str | int | None = None,
     gpu_budget: str | int | None = None,
     host_budget: str | int | None = None,
     spill_dir: str | Path | None = None,
@@ -37,7 +38,7 @@ def offload(
 ) -> "Offload":
     """Run ``module`` forward and backward within budgets, in a ``with`` block around both.
 
-        with ooc.offload(model, gpu_budget="64M", host_budget="256M"):
+        with ooc.offload(model, memory="300M"):
             loss = model(x).square().mean()
             loss.backward()
 
@@ -47,8 +48,9 @@ def offload(
     without, and random numbers are drawn as without.
 
     Budgets bound what a step makes beside parameters, what the module is given, and what the caller keeps: saved
-    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a log-softmax of the outputs makes. On
-    the CPU both are of one memory and add up. Sizes are found on the meta device when the module is called, before
+    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a log-softmax of the outputs makes.
+    ``memory`` is that of the CPU; beside a GPU ``gpu_budget`` is of its memory and ``host_budget`` of the host's (on
+    the CPU they add up). Sizes are found on the meta device when the module is called, before
     anything is computed; calls with nothing larger keep to that plan. BudgetError with the least that would do;
     ModelError for a module that does not run on the meta device, for a call before the backward pass of the last, and
     for a backward pass outside the block.
@@ -57,6 +59,9 @@ def offload(
     if device.type not in ("cpu", "cuda"):
         raise OptionError(f"a module on {device} cannot be offloaded: it must be on the CPU or a GPU")
     on_gpu = device.type == "cuda"
+    if memory is not None:
+        check_memory_alone(gpu_budget, host_budget, on_device=on_gpu)
+        gpu_budget, host_budget = parse_size(memory, name="memory"), 0
     usual = default_budgets(int(torch.cuda.mem_get_info(device)[0]) if on_gpu else None)
     folder = Path(spill_dir or ".")
     gpu_bytes = usual[0] if gpu_budget is None else parse_size(gpu_budget, name="gpu budget")

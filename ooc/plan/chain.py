@@ -153,7 +153,7 @@ def shortage(what: str, device: int, host: int, budgets: tuple[int, int], hardwa
     has = [format_size(budget) for budget in budgets]
     needs = f"with nothing kept, {what} takes {format_size(device)} of"
     if not hardware.has_device_memory:
-        return f"{needs} memory, and both budgets together are {has[0]}; give gpu_budget='{budget_of(device)}'"
+        return f"{needs} memory, of which it may take {has[0]}; give memory='{budget_of(device)}'"
     return (
         f"{needs} the GPU and {format_size(host)} of the host, and the budgets are {has[0]} and {has[1]}; "
         f"give gpu_budget='{budget_of(device)}' and host_budget='{budget_of(host)}'"

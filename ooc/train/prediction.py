@@ -25,7 +25,7 @@ from ooc.events import Listener
 from ooc.kernels.tensors import largest_columns
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.decoders import LinkPredictor
-from ooc.model.lowering.network import Network
+from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.stages import Sink, StageBuilder, Step
@@ -221,7 +221,7 @@ class Prediction(Predictions):
                 of = f": {', '.join(known)}" if known else ", of which it has none"
                 which = f"those that were trained (layer 0), of all nodes of a type{of}"
                 raise OptionError(f"{store.path} has several types of nodes or edges: embeddings are {which}")
-        self._wanted = None if nodes is None else _find(store, nodes, self._limits)
+        self._wanted, dtype = None if nodes is None else _find(store, nodes, self._limits), dtype_of(model)
         if isinstance(model, LinkPredictor):
             if self._what is not What.EMBEDDINGS:
                 raise OptionError(f"a model of links has embeddings of nodes, no {what}; predict embeddings")
@@ -236,6 +236,7 @@ class Prediction(Predictions):
             embedding_columns={} if learnt is None else learnt.widths,
             of_classes=not of_links,
             outputs_of=(self._type,) if of_encoder else (),
+            dtype=dtype,
         )
         resources, network, _ = lowered(savings=(Saving.FIRST_AGGREGATION,))
         once = network.aggregated_once

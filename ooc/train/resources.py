@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from ooc.errors import OptionError
 from ooc.events import Listener, caution, ignore
-from ooc.memory import budgets_within, default_budgets, divide_memory
+from ooc.memory import budgets_within, check_memory_alone, default_budgets, divide_memory
 from ooc.model.graph import most_joined
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import UNMEASURED, Hardware, Limits
@@ -402,11 +402,3 @@ def spill_folder(given: str | Path | None, run: str | Path | None, graph: object
         named = graph.path if isinstance(graph, Store) else graph
         folder = Path(named).absolute().parent if isinstance(named, str | Path) else Path.cwd()
     return folder if os.access(folder, os.W_OK) else Path(gettempdir())
-
-
-def check_memory_alone(gpu_budget: str | float | None, host_budget: str | float | None, *, on_device: bool) -> None:
-    """OptionError where one memory makes no sense: on a device that has its own, or beside one of the two budgets."""
-    if on_device:
-        raise OptionError("memory is one where the CPU computes; for a GPU give gpu_budget= and host_budget=")
-    if gpu_budget is not None or host_budget is not None:
-        raise OptionError("memory= is both budgets together; give either it or gpu_budget= and host_budget=")

@@ -237,6 +237,7 @@ def lower_model(
     of_classes: bool = True,
     results: Results = Results.FIRST,
     outputs_of: tuple[str, ...] = (),
+    dtype: torch.dtype | None = None,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
@@ -244,7 +245,8 @@ def lower_model(
     ``ignore_edge_data``: which of the edges' weights and features are left out (``IGNORABLE``). ``compute_dtype``: what
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
-    ``results``: which of several are meant. ``outputs_of``: see ``Setting``.
+    ``results``: which of several are meant. ``outputs_of``: see ``Setting``. ``dtype``: what a model computes in that
+    has no parameters.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not embedding_columns:
@@ -279,6 +281,7 @@ def lower_model(
         on_cpu=not given.on_device,
         most_edges=of_a_row,
         types=store.types,
+        dtype=dtype or dtype_of(model),
         outputs_of=outputs_of,
         results=results,
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 import ooc
-from ooc.errors import BudgetError, ModelError
+from ooc.errors import BudgetError, ModelError, OptionError
 from ooc.model.layers.conformance import Watch
 from ooc.offloading.measure import META, DryRuns
 from ooc.offloading.saved import layers_of
@@ -104,7 +104,7 @@ def _least(module: nn.Module, *shape: int, dtype: torch.dtype) -> tuple[int, int
     runs = DryRuns(module, lambda copied: copied(torch.empty(shape, dtype=dtype, device=META)), UNMEASURED)
     with pytest.raises(BudgetError) as caught:
         runs.plan(1, 0)
-    return parse_size(str(caught.value).split("gpu_budget='")[1].rstrip("'")), runs.kept_bytes
+    return parse_size(str(caught.value).split("memory='")[1].rstrip("'")), runs.kept_bytes
 
 
 SLOW_DISK = replace(UNMEASURED, disk=replace(UNMEASURED.disk, both_ways_bytes_per_s=1.0))
@@ -125,7 +125,7 @@ def test_results_are_the_same_bits_whatever_the_budget(case: str, tmp_path: Path
     met: set[Fate] = set()
     for budget, hardware in ((least, SLOW_PROCESSOR), ((least + most) // 2, SLOW_DISK)):
         other = copy.deepcopy(module)
-        with ooc.offload(other, gpu_budget=budget, host_budget=0, spill_dir=tmp_path, hardware=hardware) as run:
+        with ooc.offload(other, memory=budget, spill_dir=tmp_path, hardware=hardware) as run:
             found = [_step(other, x) for _ in range(steps)]
         for one, two in zip(expected, found, strict=True):
             assert len(one) == len(two) and all(map(torch.equal, one, two))
@@ -143,7 +143,7 @@ def test_a_step_takes_no_more_than_was_planned_and_no_storage_is_counted_twice(t
     least, most = _least(module, 8, 40, 8, dtype=torch.float32)
     for hardware in (SLOW_DISK, SLOW_PROCESSOR):
         budget = (least + most) // 2
-        with ooc.offload(module, gpu_budget=budget, host_budget=0, spill_dir=tmp_path, hardware=hardware) as run:
+        with ooc.offload(module, memory=budget, spill_dir=tmp_path, hardware=hardware) as run:
             module(x).sum().backward()
             module.zero_grad()
             known = [x, *module.parameters()]
@@ -158,13 +158,13 @@ def test_smaller_calls_keep_to_the_plan_and_larger_ones_make_another(tmp_path: P
     module = _dense(nn.Dropout(0.5), nn.Linear(32, 32), nn.Tanh())
     least, _ = _least(module, 900, 8, dtype=torch.float32)
     plans = []
-    with ooc.offload(module, gpu_budget=least, host_budget=0, spill_dir=tmp_path) as run:
+    with ooc.offload(module, memory=least, spill_dir=tmp_path) as run:
         for rows in (500, 300, 900):
             module(torch.randn(rows, 8)).sum().backward()
             plans.append(run.plan)
         with torch.no_grad():
             module(torch.randn(10**4, 8))
-        with pytest.raises(BudgetError, match=r"saves .* and both budgets together are .*; give gpu_budget="):
+        with pytest.raises(BudgetError, match=r"saves .* of which it may take .*; give memory="):
             module(torch.randn(10**4, 8))
     assert plans[0] is plans[1] and plans[1] is not plans[2]
 
@@ -201,7 +201,7 @@ def test_whatever_happens_nothing_is_left(kind: type[BaseException], tmp_path: P
     least, _ = _least(module, 900, 8, dtype=torch.float32)
 
     def run(backward: bool = True) -> Any:
-        with ooc.offload(module, gpu_budget=least, host_budget=0, spill_dir=tmp_path, hardware=SLOW_PROCESSOR) as run:
+        with ooc.offload(module, memory=least, spill_dir=tmp_path, hardware=SLOW_PROCESSOR) as run:
             loss = module(x).sum()
             assert run.plan is not None and run.plan.ssd_bytes
             if backward:
@@ -224,14 +224,14 @@ def test_whatever_happens_nothing_is_left(kind: type[BaseException], tmp_path: P
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     module, x = _dense(nn.Tanh()), torch.randn(900, 8)
-    with ooc.offload(module, gpu_budget="1G", spill_dir=tmp_path):
+    with ooc.offload(module, memory="1G", spill_dir=tmp_path):
         kept = module(x)
         with pytest.raises(ModelError, match="called again before the backward pass"):
             module(x)
         kept.sum().backward()
         module(x).sum().backward()
     tight, _ = _least(module, 900, 8, dtype=torch.float32)
-    with ooc.offload(module, gpu_budget=tight, host_budget=0, spill_dir=tmp_path):
+    with ooc.offload(module, memory=tight, spill_dir=tmp_path):
         outputs = module(x)
         with pytest.raises(BudgetError, match="a loss does, may save as much as"):
             (torch.stack([outputs] * 40).exp() * outputs).sum()
@@ -241,13 +241,19 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
             return x * float(x.sum())
 
     reads = nn.Sequential(nn.Linear(8, 8), Reads())
-    with ooc.offload(reads, gpu_budget="1G", spill_dir=tmp_path), pytest.raises(ModelError, match="meta device"):
+    with ooc.offload(reads, memory="1G", spill_dir=tmp_path), pytest.raises(ModelError, match="meta device"):
         reads(x)
+    gru = nn.Sequential(nn.GRU(8, 32, batch_first=True))  # on the CPU torch makes a copy of its input
+    said = r"what GRU \(0\) saves of a sequence cannot be counted"
+    with ooc.offload(gru, memory="1G", spill_dir=tmp_path), pytest.raises(BudgetError, match=said):
+        gru(torch.randn(64, 50, 8, requires_grad=True))
+    with pytest.raises(OptionError, match="memory= is both budgets together"):
+        ooc.offload(gru, memory="1G", host_budget="1G")
 
 
 def test_what_is_changed_in_place_after_it_was_saved_is_told_as_ever(tmp_path: Path) -> None:
     linear = nn.Sequential(nn.Linear(8, 600))
-    with ooc.offload(linear, gpu_budget="1G", spill_dir=tmp_path):
+    with ooc.offload(linear, memory="1G", spill_dir=tmp_path):
         outputs = linear(torch.randn(9, 8))
         loss = outputs.square().sum()
         outputs.detach().zero_()

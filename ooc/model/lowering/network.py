@@ -211,7 +211,8 @@ def lower(
         asked.append(question)
         return True
 
-    setting = replace(setting, dtype=dtype_of(model), sum_first=every_sum_first)
+    dtype = dtype_of(model) if next(model.parameters(), None) is not None else setting.dtype
+    setting = replace(setting, dtype=dtype, sum_first=every_sum_first)
     draft, output = _assembled(model, setting)
     _check_edge_data(model, setting.edge_data - draft.edge_data)
     distances = hops(output)

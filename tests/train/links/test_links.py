@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, LGConv
 from torch_geometric.nn.models import GAT, GCN, VGAE, ARLinkPredictor, GraphSAGE
 from torch_geometric.transforms import RandomLinkSplit
 
@@ -533,6 +533,41 @@ def test_an_embedding_is_trained_along(tmp_path: Path, graph: Data, links: ooc.L
     assert [record.loss for record in records] == pytest.approx(losses, rel=1e-10)
     with pytest.raises(ooc.ModelError, match="no features"):
         _train(model, store, links)
+
+
+class Weighted(nn.Module):
+    """A decoder with the only parameters that there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, heads: Tensor, tails: Tensor) -> Tensor:
+        return (heads * tails) @ self.weight
+
+
+def test_an_encoder_without_parameters_computes_as_the_decoder_does(tmp_path: Path, graph: Data) -> None:
+    """In float64: what it gives was predicted in float32."""
+    store = ooc.convert(Data(edge_index=graph.edge_index, num_nodes=_NODES), tmp_path / "bare.ooc", dtype="float64")
+    model = ooc.LinkPredictor(Smoothed(), Weighted()).double()
+    with ooc.LinkTrainer(model, store, ooc.Links(graph.edge_index[:, :90]), memory="24M", embedding=6) as trainer:
+        trainer.fit(1, progress=False)
+        rows, found = trainer.predict(layer=0), trainer.predict()
+        torch.testing.assert_close(found, LGConv()(rows, graph.edge_index), rtol=1e-12, atol=1e-14)
+        scores = trainer.score(graph.edge_index[:, :5])
+    heads, tails = found[graph.edge_index[:, :5]]
+    torch.testing.assert_close(scores, model.decoder(heads, tails), rtol=1e-12, atol=1e-14)
+
+
+class Smoothed(nn.Module):
+    """Sums of embeddings over neighbours, as in LightGCN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = LGConv()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
 
 
 def test_nothing_lies_in_the_scratch_folder(store: Store, links: ooc.Links, tmp_path: Path) -> None:
