@@ -37,7 +37,8 @@ _ROWS = 1 << 16
 
 def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, journal: Journal) -> dict[str, Any]:
     """Write labels, splits, where graphs begin and original ids (nothing is reordered: row i is node i);
-    ``num_classes``, ``split_sizes``, and ``incomplete``: how many nodes or graphs have some of their labels only.
+    ``num_classes``, ``split_sizes``, ``incomplete``: how many nodes or graphs have some of their labels only, and
+    ``odd``: what labels look like that may be meant otherwise.
     ``dtype``: of the features.
 
     SourceError for labels that are none of the source's task, nodes in two splits or in one without a label,
@@ -52,6 +53,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     nodes, count = source.num_nodes, source.num_labelled
     sizes = dict.fromkeys(SPLITS, 0)
     least, largest, incomplete, of_signs = 0, -1, 0, True
+    has_first, is_one_hot = False, task is Task.MULTILABEL and (source.num_classes or 0) > 1
     shape = (count,) if task is Task.CLASSES else (count, source.num_classes or 0)
     with ExitStack() as stack:
         y = stack.enter_context(ArrayWriter(store, "y", shape, wanted))
@@ -64,6 +66,8 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
             if task is not Task.VALUES:
                 least, largest = min(least, int(block.y.min())), max(largest, int(block.y.max()))
                 of_signs = of_signs and bool((np.abs(block.y) == 1).all())
+                has_first = has_first or bool((block.y == 0).any())
+                is_one_hot = is_one_hot and bool((block.y.reshape(len(block.y), -1).sum(axis=1) == 1).all())
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
@@ -85,7 +89,17 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
         with ArrayWriter(store, "ids", wide, np.uint8 if source.id_bytes else np.int64) as writer:
             for ids in source.ids(block_rows):
                 writer.append(ids)
-    written = {"num_classes": source.num_classes or largest + 1, "split_sizes": sizes, "incomplete": incomplete}
+    odd = ""
+    if task is Task.CLASSES and not has_first and largest > 0:
+        odd = f"no label is 0: where classes are counted from 1, subtract 1, or there are {largest + 1}"
+    elif is_one_hot:
+        odd = "each row of labels has a single 1: if it is a class, give its number instead (y.argmax(1))"
+    written = {
+        "num_classes": source.num_classes or largest + 1,
+        "split_sizes": sizes,
+        "incomplete": incomplete,
+        "odd": odd,
+    }
     return journal.finish(_LABELS, written)
 
 
@@ -116,9 +130,9 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
         for name in SPLITS:
             bare = getattr(block, name) & ~labelled
             if bare.any():
-                raise SourceError(
-                    f"{called} {row + int(bare.argmax())} of the {name} split has no label (-1 and NaN are none)"
-                )
+                where = f"{called} {row + int(bare.argmax())} of the {name} split"
+                hint = f"leave it out of the split, as all {called}s are predicted"
+                raise SourceError(f"{where} has no label (-1 and NaN are none); {hint}")
         yield row, block
         row += len(block.y)
 

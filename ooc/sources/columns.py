@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
-from ooc.sources.files.cells import Block, Cells, ColumnKind
+from ooc.sources.files.cells import Block, Cells, ColumnKind, is_number
 from ooc.sources.files.tables import Table, is_table, open_table
 from ooc.sources.labels import masks_of_words
 from ooc.sources.reading import SPLIT, Request
@@ -199,8 +199,8 @@ class NodeTables:
         found = self._labels(table)
         if not found:
             raise SourceError(
-                f"{table.path} has no column label or y; say which one it is with {as_argument('NAME', LABEL)}: "
-                f"it has {', '.join(table.columns[:_SHOWN])}"
+                f"{table.path} has no column label or y; say which one it is with {as_argument('NAME', LABEL)}: it has "
+                f"{', '.join(table.columns[:_SHOWN])}; or give labels='none' to train links"
             )
         kind = table.kinds()[found[0]]
         if kind is ColumnKind.TIMES:
@@ -229,7 +229,10 @@ class NodeTables:
             if wrong:
                 raise _no_features(table, wrong)
         if not found and not self._may_lack_features:
-            raise SourceError(f"{table.path} has no column of features, only {', '.join(table.columns[:_SHOWN])}")
+            only = ", ".join(table.columns[:_SHOWN])
+            raise SourceError(
+                f"{table.path} has no column of features, only {only}; give features='none' to train an embedding"
+            )
         self._take(table, tuple(name for name, role in asked.items() if role == IGNORE), "left out, as asked")
         self._take(table, found, FEATURE)
         return found
@@ -291,7 +294,8 @@ def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
     (first, kind), *others = wrong.items()
     if not others:
         return SourceError(
-            f"{table.path}: the column {first} holds {kind.value}, which make no feature; {_remedy(first, kind)}"
+            f"{table.path}: the column {first} holds {kind.value}{_such(table, first, kind)}, which make no feature; "
+            f"{_remedy(first, kind)}"
         )
     listed = ", ".join(f"{name} ({kind.value})" for name, kind in wrong.items())
     ignored = " ".join(as_argument(name, IGNORE) for name in wrong)
@@ -301,6 +305,13 @@ def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
         f"{table.path}: {len(wrong)} columns make no feature: {listed}; {ignored} leaves them out{label}, "
         "or make numbers of them first"
     )
+
+
+def _such(table: Table, name: str, kind: ColumnKind) -> str:
+    """One of its texts, which may be a number in another form."""
+    cells = next(iter(table.blocks({name: Cells.TEXT}, _SHOWN)))[name].tolist() if kind in _WORDS else []
+    words = [cell for cell in cells if cell and not is_number(cell)]
+    return f" such as {words[0][:_SHOWN]!r}" if words else ""
 
 
 def _remedy(name: str, kind: ColumnKind) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import OptionError, SourceError
-from ooc.sources.columns import NodeTables
+from ooc.sources.columns import IGNORE, NodeTables, as_argument
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.streams import check_truth_values
@@ -138,11 +138,19 @@ def _table_features(table: Table, tables: NodeTables) -> NodeFeatures:
     wanted = dict.fromkeys(names, Cells.REAL)
     columns = width(table, names)
     if not 0 < columns <= _MOST_COLUMNS:
-        raise SourceError(f"{table.path} has no features, or more than {_MOST_COLUMNS}")
+        raise SourceError(f"{table.path} has no rows of features, or more than {_MOST_COLUMNS} columns")
 
     def blocks(nodes: int, size: int) -> Iterator[AnyArray]:
+        row = 0
         for block in table.blocks(wanted, size):
             part = side_by_side(block, names)
+            for name in names if not np.isfinite(part).all() else ():
+                cells = block[name].reshape(len(part), -1)
+                for at in np.flatnonzero(~np.isfinite(cells).all(axis=1))[:1]:
+                    (value, *_), remedy = cells[at][~np.isfinite(cells[at])], as_argument(name, IGNORE)
+                    where = f"{table.path}: the column {name} of node {row + at} is {value}"
+                    raise SourceError(f"{where}; fill it, or leave the column out with {remedy}")
+            row += len(part)
             if part.shape[1] != columns:
                 raise SourceError(f"{table.path} has rows of {columns} features and rows of {part.shape[1]}")
             yield part
@@ -179,11 +187,14 @@ class NodeLabels:
     split: str | None
     notes: tuple[str, ...]
     class_names: Callable[[], ClassNames] | None = None
+    unlabelled: bool = False
 
 
 def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> NodeLabels:
-    """What ``--labels`` asks for: ``random:C[:SEED]`` or a file, for the graph ``name``."""
+    """What ``--labels`` asks for: ``random:C[:SEED]``, ``none`` or a file, for the graph ``name``."""
     asked = request.option("task")
+    if text == NONE:
+        return _no_labels(name, request)
     if text.startswith(RANDOM):
         classes, seed = _random_parameters(text, "labels")
         form = LabelForm(name=name, task=Task.CLASSES, width=None)
@@ -216,6 +227,21 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
     split = USUAL_SPLIT if request.split is None else str(request.split)
     labels = _with_split(name, form, found, split, rows=array.shape[0])
     return labels if request.split is not None else replace(labels, notes=(unsaid_split_note(array.name),))
+
+
+def _no_labels(name: str, request: Request) -> NodeLabels:
+    """Of a graph of which links are trained."""
+    if request.split is not None:
+        raise OptionError(f"split={request.split} is of nodes with labels, and labels are to be none")
+
+    def blocks(nodes: int, size: int, names: ClassNames) -> Iterator[LabelBlock]:
+        for start, stop in ranges(nodes, size):
+            nobody = np.zeros(stop - start, dtype=np.bool_)
+            yield LabelBlock(np.full(stop - start, -1), nobody, nobody, nobody)
+
+    notes = (f"{name} has no labels, as asked: nodes cannot be trained, links can",)
+    nothing: dict[str, Any] = {"rows": None, "table": None, "split": None}
+    return NodeLabels(task=Task.CLASSES, num_classes=1, blocks=blocks, notes=notes, unlabelled=True, **nothing)
 
 
 def _table_labels(name: str, table: Table, tables: NodeTables, request: Request) -> NodeLabels:

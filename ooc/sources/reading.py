@@ -28,7 +28,7 @@ class ReadingOption:
 
 READING_OPTIONS: dict[str, ReadingOption] = {
     "features": ReadingOption("FILE|random:F[:SEED]|none", "Features of a graph that has none: npy or a table."),
-    "labels": ReadingOption("FILE|random:C[:SEED]", "Labels of a graph that has none: npy or a table."),
+    "labels": ReadingOption("FILE|random:C[:SEED]|none", "Labels of a graph that has none: npy or a table."),
     "task": ReadingOption("classes|multilabel|values", "What the labels are. [default: by their type and shape]"),
     "feature_columns": ReadingOption("A,B,...", "Columns of features. [default: all that are nothing else]"),
     "edge_weight": ReadingOption("COLUMN|FILE", "The edges' weights: a column beside their ends, or npy [edges]."),

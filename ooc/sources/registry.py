@@ -101,6 +101,8 @@ def _recognised(path: Path) -> str:
         kind = "folder" if path.is_dir() else "file"
         text = "; a list of edges has two whole numbers a line, names of columns and texts are for a .csv"
         more = text if plain_suffix(path) in edge_table.SNAP_SUFFIXES else ""
+        if path.suffix in (".pt", ".pth", ".pkl"):
+            more = "; what Python has saved is read there: ooc.convert(torch.load(…), 'my.ooc')"
         raise SourceError(
             f"the {kind} {path} is of no known format ({', '.join(fitting)}){more}; ooc convert --list says what each "
             "of them needs"

@@ -201,6 +201,9 @@ class Trainer:
             self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self._steps_made + 1)
         self._objective.begin()
         zero_gradients(self._prepared.network)
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:  # which an optimizer would step by what a training before left there
+                parameter.grad = None
         with self._prepared.network.summing_gradients():
             program = "train_and_score" if scored else "train"
             self._session.run(program, f"epoch {self.epoch + 1}", recorder)

@@ -11,6 +11,7 @@ import scipy.sparse
 
 import ooc
 from ooc.errors import OocError, OptionError, SourceError
+from ooc.events import Event, Note
 from tests.conversion.arrays import Arrays, open_descriptors, random_arrays
 
 
@@ -117,6 +118,22 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     ),
     "CSR NaN": (_sparse(x_data=np.full(216, np.nan)), "is nan"),
 }
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (np.where(_MASK, 1, 3), "arrays: no label is 0: where classes are counted from 1, subtract 1, or there are 4"),
+        (
+            np.eye(3, dtype=int)[random_arrays()["y"]],
+            "arrays: each row of labels has a single 1: if it is a class, give",
+        ),
+    ],
+)
+def test_labels_that_may_be_meant_otherwise_are_told_of(tmp_path: Path, y: Any, said: str) -> None:
+    heard: list[Event] = []
+    ooc.convert(_replaced(y=y, num_classes=None), tmp_path / "g.ooc", listener=heard.append)
+    assert any(isinstance(event, Note) and event.text.startswith(said) for event in heard)
 
 
 @pytest.fixture(scope="module", autouse=True)

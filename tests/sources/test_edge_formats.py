@@ -222,15 +222,28 @@ def test_several_columns_of_labels_are_answers_or_values(tmp_path: Path, values:
         ("", _NODES, {}, "is empty"),
         (_EDGES, _NODES.replace("30,1,1", "10,1,1"), {}, "has the id 10 twice"),
         (_EDGES, _NODES.replace("0.5", "half"), {}, "line 2: the column f holds 'half', not numbers"),
-        (_EDGES, _NODES.replace("0.5", ""), {}, "feature 0 of node 0 is nan"),
+        (_EDGES, _NODES.replace("0.5", ""), {}, "column f of node 0 is nan; fill it, or leave the column out"),
         (_EDGES, _NODES.replace("0,train", "0.5,train"), {}, "node 0 has the label 0.5, which is no class"),
         (_EDGES, _NODES.replace("val", "later"), {}, "node 1 is in the split 'later'; splits are"),
         (_EDGES, _NODES.replace("label", "kind"), {}, "no column label or y; say which one it is with"),
         (_EDGES, _NODES.replace("id,f", "id,id"), {}, "two columns of one name"),
+        (_EDGES, _NODES.split("\n", 1)[1], {}, "the first line names the columns, and '0.5' is hardly the name of one"),
+        ("anna,ben\nben,carl\n", _NODES, {}, "the first line names the columns, and anna, ben may be an edge"),
+        (
+            _EDGES,
+            'id,f,label\n10,"0,5",0\n20,"1,5",1\n30,"2,5",1\n',
+            {},
+            "holds texts such as '0,5', which make no feature",
+        ),
         (_EDGES, _NODES, {"feature_columns": "f,g"}, "has no column 'g'; it has id, f, label, split"),
         (_EDGES, _NODES, {"task": "guess"}, "task 'guess' is not one of"),
-        (_EDGES, "id,label,split\n10,0,train\n20,1,test\n30,1,\n", {}, "no column of features, only id, label, split"),
-        (_EDGES, "id,f,label,split\n", {}, "has no features"),
+        (
+            _EDGES,
+            "id,label,split\n10,0,train\n20,1,test\n30,1,\n",
+            {},
+            "no column of features, only id, label, split; give",
+        ),
+        (_EDGES, "id,f,label,split\n", {}, "has no rows of features"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
@@ -239,6 +252,16 @@ def test_tables_that_do_not_fit_are_refused(
     with pytest.raises((SourceError, OptionError), match=message) as caught:
         ooc.convert(_tables(tmp_path, edges, nodes), tmp_path / "g.ooc", **options)
     assert "\n" not in str(caught.value)
+
+
+def test_tables_need_no_labels_where_links_are_trained(tmp_path: Path) -> None:
+    source = _tables(tmp_path, _EDGES, "id,f\n10,0.5\n20,1\n30,2\n")
+    store = ooc.convert(source, tmp_path / "g.ooc", labels="none")
+    assert store.split_sizes == {"train": 0, "valid": 0, "test": 0} and (store.array("y").read() == -1).all()
+    bare = ooc.convert(source / "edges.csv", tmp_path / "h.ooc", features="none", labels="none")
+    assert (bare.num_nodes, bare.num_features) == (3, 0) and verify(store) == verify(bare) == []
+    with pytest.raises(OptionError, match="split=random is of nodes with labels"):
+        ooc.convert(source, tmp_path / "i.ooc", labels="none", split="random")
 
 
 def test_tables_with_ids_are_not_joined(tmp_path: Path) -> None:

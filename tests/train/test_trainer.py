@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.optim.lr_scheduler as lrs
 from torch_geometric.nn import GCN
 
@@ -126,6 +127,25 @@ def test_every_epoch_is_scored_unless_told_otherwise(store: Store) -> None:
     with ooc.Trainer(model(), store) as trainer:
         assert all(record.valid_score is not None for record in trainer.fit(epochs=3))
         assert all(record.valid_score is None for record in trainer.fit(epochs=2, eval_every=0))
+
+
+def test_a_layer_frozen_between_two_trainers_stays_as_it_is() -> None:
+    """As after PyG's ``zero_grad``: it was stepped by what the first training had left as its gradient."""
+    data, mine, other = DATA.clone(), model().double(), model().double()
+    data.x = data.x.double()
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (mine, other)]
+    for trained in range(2):
+        for one in (mine, other):
+            one.convs[0].requires_grad_(not trained)
+        with ooc.Trainer(mine, data, memory="64M", optimizer=optimizers[0]) as trainer:
+            losses = [record.loss for record in trainer.fit(2, progress=False)]
+        for found in losses:
+            optimizers[1].zero_grad()
+            loss = F.cross_entropy(other(data.x, data.edge_index)[data.train_mask], data.y[data.train_mask])
+            loss.backward()
+            optimizers[1].step()
+            assert found == pytest.approx(loss.item(), rel=1e-10)
+        torch.testing.assert_close(mine.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-12)
 
 
 def test_a_run_is_gone_on_with_by_its_folder(store: Store, tmp_path: Path) -> None:

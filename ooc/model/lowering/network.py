@@ -281,7 +281,7 @@ def check_outputs(columns: int, num_classes: int) -> None:
     if columns < num_classes:
         remedy = "; for one number that says which of two, convert with task='multilabel'" * (num_classes == 2)
         remedy += ", or give the data itself and loss=torch.nn.BCEWithLogitsLoss()" * (num_classes == 2)
-        raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes{remedy}")
+        raise ModelError(f"the model has {columns} outputs, the store has {num_classes} classes (from 0 on){remedy}")
 
 
 def _is_scaled(aggregate: Aggregate) -> bool:

@@ -36,6 +36,8 @@ from ooc.storage.array import AnyArray
 CSV_SUFFIXES = (".csv", ".tsv")
 _NO_TEXT = bytes([*range(9), 11, 12, *range(14, 32), 127])
 """Control characters, some of which count as spaces: one in place of a digit would make another number."""
+_NAMES = re.compile(r"\s*\d*\s*")
+"""Of columns that are numbered; an empty one is an index of pandas'."""
 _COMMENT = re.compile(rf"^[{''.join(mark.decode() for mark in COMMENTS)}].*", re.MULTILINE)
 _TYPES = {Cells.WHOLE: np.int64, Cells.REAL: np.float64, Cells.TEXT: np.object_, Cells.MEMBER: np.bool_}
 
@@ -65,6 +67,9 @@ class TextTable(LineTable):
             if not cells or not cells[0]:
                 raise SourceError(f"{path} is empty")
             named = not all(map(is_number, cells[0]))
+            if named and (data := [cell for cell in cells[0] if is_number(cell) and not _NAMES.fullmatch(cell)]):
+                what = f"{path}: the first line names the columns, and {data[0]!r} is hardly the name of one"
+                raise SourceError(f"{what}; put a line of names above the data")
             self._skip += named
             names = [cell.strip() if named else str(at) for at, cell in enumerate(cells[0])]
         if len(set(names)) < len(names):

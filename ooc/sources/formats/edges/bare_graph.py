@@ -148,7 +148,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     texts = _asked_of_nodes(graph, request)
     tables = NodeTables(request, graph.held)
     for part, text in texts.items():
-        if part not in request.arrays and not _is_no_file(part, text) and tables.has(Path(text)):
+        if part not in request.arrays and not _is_no_file(text) and tables.has(Path(text)):
             tables.open(Path(text))
     edge_tables = ((EDGES, graph.table),) if graph.table is not None else ()
     check_all_found(request, (*((NODES, table) for table in tables.tables), *edge_tables))
@@ -156,7 +156,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
     labels = node_labels(graph.name, texts["labels"], tables, request)
     ids = tables.ids(graph.name)
     held = bool(graph.held or request.arrays)
-    files = [] if held else [Path(text) for part, text in texts.items() if not _is_no_file(part, text)]
+    files = [] if held else [Path(text) for text in texts.values() if not _is_no_file(text)]
     known = {count for count in (graph.num_nodes, features.rows, labels.rows) if count is not None}
     if len(known) > 1:
         raise SourceError(
@@ -173,6 +173,7 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         feature_entries=features.entries,
         num_classes=labels.num_classes,
         task=labels.task,
+        unlabelled=labels.unlabelled,
         edges=graph.edges,
         has_edge_weight=graph.has_edge_weight,
         num_edge_features=graph.num_edge_features,
@@ -227,7 +228,7 @@ def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
     texts = {}
     for part, path, example in (
         ("features", graph.features, "random:COLUMNS, or none, to train an embedding"),
-        ("labels", graph.labels, "random:CLASSES"),
+        ("labels", graph.labels, "random:CLASSES, or none, to train links"),
     ):
         text = request.option(part) or (str(path) if path is not None else None)
         if text is None and part in request.arrays:
@@ -240,6 +241,6 @@ def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
     return texts
 
 
-def _is_no_file(part: str, text: str) -> bool:
+def _is_no_file(text: str) -> bool:
     """Whether what is asked for is made up, or nothing."""
-    return text.startswith(RANDOM) or (part == "features" and text == NONE)
+    return text.startswith(RANDOM) or text == NONE

@@ -47,6 +47,7 @@ from ooc.sources.numbered import NUMBERS, BareGraph, Ends, of_numbers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, Source
 
+_LOOKED_AT_ROWS = 1 << 16
 _SOURCES = ("source", "src", "from", "u", "source_id", "src_id", "from_id")
 _TARGETS = ("target", "dst", "to", "v", "target_id", "dst_id", "to_id")
 _WEIGHTS = ("weight", "edge_weight")
@@ -101,6 +102,7 @@ def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
     target = usual_column(table, TARGET_END, _TARGETS, asked)
     if len(rest) == 2 and not source and not target:
         source, target = rest
+        _check_named(table, rest)
     if not source or not target or source == target:
         columns = ", ".join(table.columns[:20])
         raise SourceError(
@@ -108,6 +110,18 @@ def _ends(table: Table, asked: dict[str, str]) -> tuple[str, str]:
             f"{as_argument('NAME', SOURCE_END)} and {as_argument('NAME', TARGET_END)}"
         )
     return source, target
+
+
+def _check_named(table: Table, names: list[str]) -> None:
+    """SourceError where the first line of a file may be an edge, by whose ends columns would be called."""
+    first = next(iter(table.blocks(dict.fromkeys(names, Cells.TEXT), _LOOKED_AT_ROWS)), None)
+    ids = set[str]() if first is None else {*first[names[0]].tolist(), *first[names[1]].tolist()}
+    if not all(map(str.isdecimal, names)) and not ids.isdisjoint(names):
+        roles = f"{as_argument(names[0], SOURCE_END)} and {as_argument(names[1], TARGET_END)}"
+        raise SourceError(
+            f"{table.path}: the first line names the columns, and {', '.join(names)} may be an edge; put a line "
+            f"src,dst above the edges, or say {roles}"
+        )
 
 
 def _carried(
