@@ -23,7 +23,7 @@ from ooc.plan.layout.passes import shuffles_in
 from ooc.plan.problem import Problem, Recomputed, Variants
 from ooc.plan.program.capacity import Limits, budget_of
 from ooc.plan.program.plan import Plan
-from ooc.plan.solver import PlannedLayout, simulated_best, solve
+from ooc.plan.solver import PlannedLayout, simulated_best, solve, solve_from
 from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
@@ -119,10 +119,14 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
                 like = problem.like(kept.choice)
                 if candidate != start and (like is None or like.seconds >= (1 + _MARGIN) * best.seconds):
                     continue
-                other = _within(problem, kept.began)
+                if like is None or limits.ssd_write_bytes is not None:
+                    other = _within(problem, kept.began)
+                else:  # the whole search takes several times as long, and is for the best of them alone
+                    other = solve_from(problem, like)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
                     best, recomputed, centre = other, candidate, candidate
-    return recomputed, best
+    other = None if best is kept else _within(best.problem, kept.began)
+    return recomputed, best if other is None or other.seconds >= best.seconds else other
 
 
 def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:

@@ -110,6 +110,12 @@ def solve(problem: Problem, began: int = 0) -> PlannedLayout:
     return _Solver(problem, began).run()
 
 
+def solve_from(problem: Problem, beginning: Candidate) -> PlannedLayout:
+    """The best that descent from ``beginning`` leads to."""
+    solver = _Solver(problem)
+    return solver.planned(solver.descend(beginning))
+
+
 def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
