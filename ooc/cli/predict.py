@@ -178,14 +178,14 @@ def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":
             raise OptionError(f"{path} holds {ids.dtype}{list(ids.shape)}, not a list of node ids")
         return ids
     try:
-        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         reason = f"{getattr(error, 'strerror', None) or error}{did_you_mean_path(path)}"
         raise OptionError(f"{path}: {reason}; nodes are given in a file, one id a line") from error
-    lines = lines if any(lines) else []
+    there = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
     if texts:
-        return np.array(lines, dtype=np.object_)
-    for number, line in enumerate(lines, start=1):
+        return np.array([*there.values()], dtype=np.object_)
+    for number, line in there.items():
         if not re.fullmatch(r"-?[0-9]{1,19}", line.strip()) or not -(2**63) <= int(line) < 2**63:
             raise OptionError(f"{path}, line {number}: {line.strip()!r:.60} is no node id")
-    return np.array([int(line) for line in lines], dtype=np.int64)
+    return np.array([int(line) for line in there.values()], dtype=np.int64)

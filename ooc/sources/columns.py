@@ -49,6 +49,8 @@ def asked_roles(request: Request, table: Table, where: str) -> dict[str, str]:
         name = text if text in table.columns else text.removeprefix(f"{where}.")
         if name in table.columns and role in ROLES[where]:
             found[name] = role
+    if where == EDGES:
+        found = dict.fromkeys(filter(_UNNAMED.fullmatch, table.columns), IGNORE) | found
     for role in (ID, SPLIT_WORDS, TRAIN, VALID, TEST, WEIGHT, SOURCE_END, TARGET_END):
         several = [name for name, its in found.items() if its == role]
         if len(several) > 1:
@@ -80,7 +82,7 @@ def column_note(table: Table, meanings: Mapping[str, str]) -> str:
     """What each column of ``table`` was taken for: a heading and a line for neighbours of one meaning."""
     rows = []
     for meaning, group in groupby(table.columns, key=lambda name: meanings.get(name, "not used")):
-        names = list(group)
+        names = [name or "(no name)" for name in group]
         few = ", ".join(names) if len(names) <= _LISTED else f"{names[0]} … {names[-1]} ({len(names)} columns)"
         rows.append((few, meaning))
     width = min(_MOST_NAMES_WIDTH, max(len(few) for few, _ in rows))
@@ -104,6 +106,8 @@ _MEMBER_NAMES = re.compile(r"(?:is_|in_)?(?:(train(?:ing)?)|(val(?:id(?:ation)?)
 _NO_FEATURES = (ColumnKind.LARGE, ColumnKind.TIMES, ColumnKind.CATEGORIES, ColumnKind.TEXTS)
 _NAMES_OF_CLASSES = (ColumnKind.TEXTS, ColumnKind.CATEGORIES, ColumnKind.TRUTH)
 _WORDS = (ColumnKind.TEXTS, ColumnKind.CATEGORIES)
+_UNNAMED = re.compile(r"(?:Unnamed: ?\d+|__index_level_\d+__)?")
+"""What pandas calls an index without a name in files: the nodes' ids if nothing else is, and nothing else."""
 _LIKE_AN_ID = re.compile(r"(?i:[_\- .]id|[_\- .]key)$|[a-z]I[dD]$")
 _SPLIT_ROLES = {SPLIT_WORDS: "", TRAIN: "train", VALID: "valid", TEST: "test"}
 _SHOWN = 20
@@ -222,10 +226,12 @@ class NodeTables:
             wanted |= set(listed_columns(table, listed))
             found = tuple(name for name in table.columns if name in wanted and asked.get(name, FEATURE) == FEATURE)
         else:
-            other = {self._id(table), *self._split_names(table), *self._labels(table)}
+            index = filter(_UNNAMED.fullmatch, table.columns)
+            other = {self._id(table), *self._split_names(table), *self._labels(table), *index}
             found = tuple(name for name in table.columns if asked.get(name, FEATURE) == FEATURE and name not in other)
             kinds = table.kinds()
-            wrong = {name: kinds[name] for name in found if kinds[name] in _NO_FEATURES and name not in wanted}
+            no_features = (*_NO_FEATURES, *([] if self._id(table) else [ColumnKind.COUNTED]))
+            wrong = {name: kinds[name] for name in found if kinds[name] in no_features and name not in wanted}
             if wrong:
                 raise _no_features(table, wrong)
         if not found and not self._may_lack_features:
@@ -254,7 +260,8 @@ class NodeTables:
         if usual is not None:
             return usual
         alike = [name for name in table.columns if name not in asked and _LIKE_AN_ID.search(name)]
-        return alike[0] if len(alike) == 1 else None
+        index = [name for name in table.columns if name not in asked and _UNNAMED.fullmatch(name)]
+        return next(iter(alike if len(alike) == 1 else index), None)
 
     def _split_names(self, table: Table) -> tuple[str, ...]:
         """All columns that are there to say what the splits are."""
@@ -286,7 +293,8 @@ class NodeTables:
         """The columns of which nobody says what they are."""
         features, roles = self._request.option("feature_columns"), self._asked(table)
         listed = () if features is None else listed_columns(table, features)
-        return [name for name in table.columns if name not in roles and name not in listed]
+        used = {*roles, *listed, *filter(_UNNAMED.fullmatch, table.columns)}
+        return [name for name in table.columns if name not in used]
 
 
 def _no_features(table: Table, wrong: dict[str, ColumnKind]) -> SourceError:
@@ -320,7 +328,7 @@ def _remedy(name: str, kind: ColumnKind) -> str:
     match kind:
         case ColumnKind.TIMES:
             return f"make a number of it first, days since some date say, or {ignore}"
-        case ColumnKind.LARGE:
+        case ColumnKind.LARGE | ColumnKind.COUNTED:
             return f"{ignore}, or say what it is: {as_argument(name, ID)}, or {as_argument(name, FEATURE)}"
         case _:
             return (

@@ -85,7 +85,7 @@ def test_predictions_of_some_nodes(run: RunCommand, trained: Path, here: Path) -
     code, out, err = run("predict", trained, "--out", "all.csv", "--gpu-budget", "3M")
     assert (code, err, out) == (0, "", "all.csv: labels of 2.50k nodes\n")
     whole = dict(line.split(",") for line in (here / "all.csv").read_text().splitlines()[1:])
-    (here / "nodes.txt").write_bytes("\ufeff2400\r\n7\r\n 93 \r\n".encode())  # as Windows writes it
+    (here / "nodes.txt").write_bytes("\ufeff2400\r\n7\r\n 93 \r\n\r\n".encode())  # as Windows writes it
     np.save(here / "nodes.npy", np.array([2400, 7, 93], dtype=np.uint16))
     for nodes in ("nodes.txt", "nodes.npy"):
         assert run("predict", trained, "--nodes", nodes, "--out", "some.csv", "--force", "--quiet") == (0, "", "")

@@ -112,6 +112,31 @@ def test_features_that_are_called_as_splits_can_be_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_an_index_of_pandas_without_a_name_has_the_ids(tmp_path: Path, form: str) -> None:
+    """And is no feature, of which one more was made, nor anything of edges."""
+    nodes = pandas.DataFrame({"f": np.sin(np.arange(30)), "label": [0, 1] * 15})
+    nodes = nodes[nodes.f > 0]
+    edges = pandas.DataFrame({"src": nodes.index[:-1], "dst": nodes.index[1:]}).iloc[3:]
+    for name, frame in (("nodes", nodes), ("edges", edges)):
+        getattr(frame, f"to_{form}")(tmp_path / f"{name}.{form}")
+    store = ooc.convert(tmp_path, tmp_path / "g.ooc")
+    assert store.ids is not None and store.ids.tolist() == nodes.index.tolist()
+    assert store.num_features == 1 and not store.has_edge_weight and store.num_edges == len(edges)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_that_counts_rows_is_no_feature_where_none_has_ids(tmp_path: Path, form: str) -> None:
+    """Edges by ids from 1 on would lead to the rows behind, unless the last node has none."""
+    nodes = {"user": [*range(1, 21)], "f": [0.5] * 20, "label": [0, 1] * 10}
+    source = _folder(tmp_path, form, nodes, {"source": [1, 2, 3], "target": [2, 3, 19]})
+    with pytest.raises(SourceError, match="the column user holds whole numbers that rise by one from row to row"):
+        ooc.convert(source, tmp_path / "g.ooc")
+    by_id = ooc.convert(source, tmp_path / "g.ooc", columns={"user": "id"})
+    assert by_id.ids is not None and by_id.num_features == 1
+    assert ooc.convert(source, tmp_path / "h.ooc", columns={"user": "feature"}).num_features == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("name", "cells", "what"),
     [

@@ -3,6 +3,7 @@
 
 import re
 from enum import Enum
+from itertools import pairwise
 from typing import assert_never
 
 import numpy as np
@@ -20,6 +21,7 @@ _TIME = re.compile(
 )
 MOST_EXACT = 2**53
 """Up to which float64 has all whole numbers."""
+_LEAST_COUNTED = 10
 _LARGE = 100_000_000
 """Seconds since 1970 are more since 1973; dates written as one number are near."""
 
@@ -53,6 +55,7 @@ class ColumnKind(Enum):
 
     NUMBERS = "numbers"
     LARGE = "whole numbers as large as times and ids are"
+    COUNTED = "whole numbers that rise by one from row to row, as ids do"
     TRUTH = "true and false"
     TIMES = "dates or times"
     CATEGORIES = "categories"
@@ -88,7 +91,12 @@ def kind_of(cells: list[str]) -> ColumnKind:
     numbers = [float(cell) for cell in cells if is_number(cell)]
     if numbers:
         large = all(value.is_integer() and abs(value) >= _LARGE for value in numbers)
-        return ColumnKind.LARGE if large else ColumnKind.NUMBERS
+        if large:
+            return ColumnKind.LARGE
+        counted = len(numbers) >= _LEAST_COUNTED and all(
+            y - x == 1 for x, y in pairwise([int(numbers[0]), *numbers[1:]])
+        )
+        return ColumnKind.COUNTED if counted else ColumnKind.NUMBERS
     for kind, fits in (
         (ColumnKind.TRUTH, lambda cell: cell.lower() in _TRUTH),
         (ColumnKind.TIMES, _TIME.fullmatch),

@@ -76,7 +76,7 @@ def table_graph(
     source, target = _ends(table, asked)
     carried, meanings = _carried(table, request, asked, (source, target))
     meanings |= {source: "src: where edges start", target: "dst: where they end"}
-    meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out, as asked")
+    meanings |= dict.fromkeys((name for name, role in asked.items() if role == IGNORE), "left out")
 
     return BareGraph(
         name=name,
