@@ -3,7 +3,8 @@
 
 Each set of recomputed stages is a problem of its own (``ooc.plan.problem``), so the sets are descended, too: from
 keeping everything, and from a greedy set, on to whatever set with one stage more or one less has a plan with a shorter
-forecast, until none has. Where forecasts are as good as equal, the fewest are recomputed.
+forecast, until none has. Each set's plan begins like the one without recomputing, and the best set is planned anew.
+Where forecasts are as good as equal, the fewest are recomputed.
 
 Where the device has memory of its own, its budget decides how matrices are cut: slabs and the blocks of a pass must lie
 there. What the host then holds follows from what the device asks for, so both budgets are in every forecast. And a
