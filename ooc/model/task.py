@@ -21,11 +21,13 @@ class Targets:
     in for it, since a loss that looks up a class which is none spoils a GPU's context. Of a split that has been found
     valid nobody asks again. On a device used by one thread.
 
-    ``incomplete``: rows may have some of their labels only; what is missing is NaN.
+    ``incomplete``: rows may have some of their labels only; what is missing is NaN. ``classes``: that the store has,
+    where the model may have fewer outputs.
     """
 
-    def __init__(self, task: Task, *, incomplete: bool = False) -> None:
+    def __init__(self, task: Task, *, incomplete: bool = False, classes: int = 0) -> None:
         self._task = task
+        self._classes = classes
         self._incomplete = incomplete
         self._noted: Tensor | None = None
         self._noted_of: set[str] = set()
@@ -39,11 +41,11 @@ class Targets:
     def of(self, split: str, labels_RL: Tensor, rows: Tensor, *, outputs: Tensor) -> Tensor:
         """The labels of ``rows`` [r], which belong to ``split``: classes [r] int64, otherwise [r, L] like ``outputs``.
 
-        StoreError, on the CPU, where a row has no label, or a class that the model has no output for.
+        StoreError, on the CPU, where a row has no label, or a class that is none.
         """
         labels = labels_RL[rows, 0] if self._task is Task.CLASSES else labels_RL[rows]
         if split not in self._valid:
-            labels = self._looked_at(split, labels, classes=outputs.shape[1])
+            labels = self._looked_at(split, labels, classes=max(outputs.shape[1], self._classes))
         if self._task is Task.CLASSES:
             return labels
         targets = labels.to(outputs.dtype)

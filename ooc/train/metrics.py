@@ -309,16 +309,20 @@ def make_scorer(store: Store, metric: Metric | None, *, rows: int, outputs: int,
     asked, metric = metric, metric or resolve_metric(None, store.task, store.num_classes)
     if metric is Metric.R2 and store.num_incomplete:
         raise OptionError(f"metric r2 is of labels that are all there, {store.path} misses some; use mae")
-    if store.task is not Task.CLASSES and outputs != label_columns(store):
+    of_classes = store.task is Task.CLASSES
+    needed = store.num_classes if of_classes else label_columns(store)
+    if outputs < needed or (outputs != needed and not of_classes):
         if asked is not None:
-            needs = f"metric {metric.value} needs {label_columns(store)}, one a label; leave it out for no scores"
+            each = "class" if of_classes else "label"
+            needs = f"metric {metric.value} needs {needed}, one a {each}; leave it out for no scores"
             raise OptionError(f"the model has {outputs} outputs, {needs}")
         return Unscored(metric, 0)
     return RankingScorer(store, metric, rows, dtype) if metric.ranked else Scorer(metric, outputs)
 
 
 class Unscored(Scorer):
-    """Of outputs that no metric is of, as they are not one a label: a loss of one's own knows what they mean."""
+    """Of outputs that no metric is of, as they are not one a label, or class: a loss of one's own knows what they
+    mean."""
 
     def of_rows(self, rows: Tensor, outputs_rC: Tensor, labels: Tensor) -> None:
         """Nothing."""

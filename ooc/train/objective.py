@@ -40,10 +40,18 @@ class Objective:
     """Operators that ``score`` runs, or that take as long."""
 
     def __init__(
-        self, task: Task, loss: Loss, scorer: Scorer, *, tile_rows: int, incomplete: bool = False, space: str = ""
+        self,
+        task: Task,
+        loss: Loss,
+        scorer: Scorer,
+        *,
+        tile_rows: int,
+        incomplete: bool = False,
+        space: str = "",
+        classes: int = 0,
     ) -> None:
         """``space``: the type of nodes that is scored."""
-        self._targets = Targets(task, incomplete=incomplete)
+        self._targets = Targets(task, incomplete=incomplete, classes=classes)
         self._loss = loss
         self.gradient_operators = _PICKING_OPERATORS + loss.operators
         """The same of ``gradient``."""

@@ -234,7 +234,7 @@ class Prediction(Predictions):
             input_dropout=0.0,
             ignore_edge_data=ignore_edge_data,
             embedding_columns={} if learnt is None else learnt.widths,
-            of_classes=not of_links,
+            of_classes=False,
             outputs_of=(self._type,) if of_encoder else (),
             dtype=dtype,
         )

@@ -124,7 +124,7 @@ def prepare(
         ignore_edge_data=ignore_edge_data,
         compute_dtype=compute_dtype,
         embedding_columns={} if learnt is None else learnt.widths,
-        of_classes=objective is None,
+        of_classes=objective is None and not takes_results(loss),
         outputs_of=outputs_of,
         results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
     )
@@ -183,6 +183,7 @@ def _objective_of_nodes(
         tile_rows=resources.tile_rows,
         incomplete=store.num_incomplete > 0,
         space="" if store.types is None else store.types.labelled,
+        classes=store.num_classes,
     )
 
 

@@ -145,7 +145,7 @@ class ByHand(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(features, 8) for _ in range(3))
-        self.conv, self.last = SAGEConv(8, 8), nn.Linear(8, classes)
+        self.conv, self.rows, self.last = SAGEConv(8, 8), nn.Linear(8, 8), nn.Linear(8, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         q, k, v = (one(x).reshape(-1, 2, 4) for one in (self.q, self.k, self.v))
@@ -153,7 +153,8 @@ class ByHand(nn.Module):
         nodes, ones = q.shape[0], torch.ones([k.shape[0]], dtype=x.dtype)
         above = torch.einsum("nhm,hmd->nhd", q, torch.einsum("lhm,lhd->hmd", k, v)) + nodes * v
         above += torch.einsum("l,lhd->hd", ones, v).unsqueeze(0).repeat(v.shape[0], 1, 1)
-        below = torch.einsum("nhm,hm->nh", q, torch.einsum("lhm,l->hm", k, ones)).unsqueeze(-1)
+        below = torch.einsum("nhm,hm->nh", q, torch.einsum("lhm,l->hm", k, ones))
+        below = torch.unsqueeze(below, len(below.shape))
         x = (above / (below + torch.ones_like(below) * nodes)).mean(dim=1).repeat(1, 2)
         x = self.conv(x, edge_index)
         key = x.sigmoid()
@@ -161,7 +162,7 @@ class ByHand(nn.Module):
         heads = x.view(x.size(0), 2, 4).permute(1, 0, 2)
         heads = heads @ (heads.transpose(-2, -1) @ heads / nodes).softmax(-1)
         x = x + heads.transpose(0, 1).flatten(1)
-        one = F.normalize(x, dim=-1).unsqueeze(0)
+        one = self.rows(F.normalize(x, dim=-1).unsqueeze(0))
         x = x + torch.bmm(one, torch.matmul(one.mT, one)).squeeze(0)
         out: Tensor = self.last(x @ torch.linalg.inv(torch.eye(8, dtype=x.dtype) + x.T @ x))
         return out

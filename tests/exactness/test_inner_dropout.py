@@ -105,8 +105,10 @@ class OfSeveral(MessagePassing):
         self.linear, self.traced = nn.Linear(inputs, outputs), traced
 
     def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
-        x = F.dropout(self.linear(x), 0.3, self.training).tanh()
-        found = self.propagate(edge_index, x=x) + (x if self.traced else x[: len(x)])
+        x = self.linear(x).tanh()
+        if not self.traced:
+            x = F.dropout(x[: len(x)], 0.3, self.training)
+        found = self.propagate(edge_index, x=x) + x
         return {"rows": found, "of each": found.square().sum(-1), "pairs": torch.stack([found, x], dim=1)}
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:

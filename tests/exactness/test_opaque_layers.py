@@ -590,6 +590,36 @@ class Spectral(MessagePassing):
         return norm.view(-1, 1) * x_j
 
 
+class Headed(MessagePassing):
+    """Gives several rows of numbers a node, of several, as DIFFormer's convolution does."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add", node_dim=0)
+        self.linear = nn.Linear(inputs, 2 * outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        degrees = degree(col, x.shape[0], dtype=x.dtype)
+        value = torch.ones_like(row) * (1.0 / degrees[col]).sqrt() * (1.0 / degrees[row]).sqrt()
+        value = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
+        return self.propagate(edge_index, x=self.linear(x).view(x.size(0), 2, -1), value=value)
+
+    def message(self, x_j: Tensor, value: Tensor) -> Tensor:
+        return value.view(-1, 1, 1) * x_j
+
+
+class OfHeads(nn.Module):
+    """Two of these, whose rows are put together."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = Headed(features, 5), Headed(5, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index)
+        return self.second((x[:, 0] - x[:, 1]).tanh(), edge_index).mean(dim=1)
+
+
 def one_hop_before(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
     """A sum over in-neighbours, of which there will be another."""
     return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
@@ -603,6 +633,7 @@ OPENED: dict[str, Callable[[int, int], nn.Module]] = {
     "norm inside": lambda f, c: Inside(f, c),
     "roots of degrees": twice(ByDegrees),
     "a polynomial of the Laplacian": twice(Spectral),
+    "several rows a node": OfHeads,
     "numbers of NumPy's": lambda f, c: Own(lambda s, x, e: x / np.sqrt(x.shape[1])),
     "less a mean over nodes": lambda f, c: Own(lambda s, x, e: x - x.mean(0) + s.gate * x.std(0)),
 }

@@ -211,7 +211,10 @@ class Asking(nn.Module):
             rows, columns = found.shape
             found = found.view(rows, columns) * (found > -9).to(found.dtype)
             x = torch.where((found > 0.2) & (found < 5), found, self.pair(found, found.tanh()))
-            seen.append(x.masked_fill(x < -2, 0.0) + x.topk(2, dim=-1).values.sum(-1, keepdim=True))
+            largest = x.topk(2, dim=-1)
+            gate = torch.zeros_like(x).scatter_(1, largest.indices, 1.0) + F.one_hot(x.min(1)[1], H)
+            x = x + gate * x.gather(1, largest.indices).sum(-1, keepdim=True)
+            seen.append(x.masked_fill(x < -2, 0.0) + largest.values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)
         together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 3, H]
         together = together / float(together.size(-1)) ** 0.5 + (1, 2, 3, 4)[together.dim()]

@@ -88,6 +88,24 @@ def assert_same_as_pyg(store: Store, y: Tensor, outputs: int, loss: Any, folder:
             assert difference <= 1e-9, whose
 
 
+def of_thresholds(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Ordinal regression: whether the class is above each of the others but the last."""
+    above = (labels[:, None] > torch.arange(outputs.shape[1])).to(outputs.dtype)
+    return F.binary_cross_entropy_with_logits(outputs, above, reduction="none").sum(dim=1)
+
+
+def test_fewer_outputs_than_classes(tmp_path: Path) -> None:
+    """What they mean a loss of one's own knows; there are no scores."""
+    store = store_of(DATA, tmp_path)
+    assert_same_as_pyg(store, DATA.y, 3, of_thresholds, tmp_path, mean_of_rows=True)
+    with make_trainer(store, 3, tmp_path, loss=of_thresholds) as trainer:
+        assert set(trainer.evaluate().values()) == {None} and trainer.predict().shape == (store.num_nodes, 3)
+    with pytest.raises(ooc.OocError, match="the model has 3 outputs, metric accuracy needs 4, one a class"):
+        make_trainer(store, 3, tmp_path, loss=of_thresholds, metric="accuracy")
+    with pytest.raises(ooc.OocError, match="the model has 3 outputs, the store has 4 classes"):
+        make_trainer(store, 3, tmp_path, loss=nn.CrossEntropyLoss())
+
+
 @pytest.mark.parametrize("loss", CLASSES.values(), ids=CLASSES.keys())
 def test_classes(loss: Any, tmp_path: Path) -> None:
     """Weights, smoothing and ignored classes with torch's own divisor."""

@@ -385,7 +385,7 @@ def layer_of(
 
 def side_by_side(results: Any, parts: Sequence[Any]) -> Tensor:
     """Those of several results, each of as many rows."""
-    return torch.cat([results[part].reshape(len(results[part]), -1) for part in parts], dim=1)
+    return torch.cat([results[part].reshape(results[part].size(0), -1) for part in parts], dim=1)
 
 
 def are_ends(value: Any) -> bool:

@@ -189,7 +189,7 @@ class Interpreter:
                 if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
                     self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
-                if not isinstance(result, Value) or len(result.tail) != 1:
+                if not isinstance(result, Value) or (isinstance(self._whole, Whole) and len(result.tail) != 1):
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
@@ -252,6 +252,8 @@ class Interpreter:
             return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
         if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
             return self._apply(where, module, False, args, kwargs)
+        if not isinstance(module, GLOBAL_ATTENTIONS):
+            args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
         is_stacked = any(isinstance(one, Stacked) for one in leaves_of((args, kwargs)))
         if kind in OF_SEVERAL or kind in (JumpingKnowledge, MessageNorm) or (is_stacked and kind in _OF_ANY_SHAPE):
             if module.training and (dropout := _dropout_inside(module)):
@@ -304,9 +306,10 @@ class Interpreter:
         """What ``lower`` gives; where these are several results, those that are asked for, by number or name. They are
         computed side by side, with one dropout."""
         users = [user for user in node.users if user.users]
-        keys: dict[Any, Any] = {user.args[1] if user.target is operator.getitem else None: user for user in users}
-        if not keys or not all(type(key) in (int, str) for key in keys):
+        asked = [(user.args[1] if user.target is operator.getitem else None, user) for user in users]
+        if not asked or not all(type(key) in (int, str) for key, _ in asked):
             return lower()
+        keys: dict[Any, fx.Node] = dict(asked)
         if none := [key for key, user in keys.items() if user not in self._tails]:
             raise ModelError(f"{where}: result {none[0]!r} of those that it gives is not one row of numbers a node")
         tails = {key: self._tails[user] for key, user in keys.items()}
@@ -590,7 +593,9 @@ class Interpreter:
         """A model's results side by side; of them, so many columns each."""
         for number, result in enumerate(results):
             if not isinstance(result, Value) or len(result.tail) != 1:
-                raise ModelError(f"result {number} of forward of {self._name} is not one row of numbers a node")
+                flat = isinstance(result, Value) and not result.tail
+                told = "a number a node, [N]: give it as [N, 1]" if flat else "not one row of numbers a node"
+                raise ModelError(f"result {number} of forward of {self._name} is {told}")
         self._assembly.result_columns = tuple(result.columns for result in results)
         return self._assembly.rowwise("the results", lambda *rows: torch.cat(rows, dim=1), results)
 

@@ -25,12 +25,12 @@ _TORCH_NAMES = (
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite masked_fill zeros_like ones_like full_like "
     "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round "
     "acos asin atan2 hypot erfc fmod remainder addcmul addcdiv clamp_min clamp_max roll diff narrow select tile "
-    "repeat_interleave movedim swapaxes"
+    "repeat_interleave movedim swapaxes gather scatter scatter_add index_select take_along_dim"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
     "hardsigmoid logsigmoid selu celu relu6 hardtanh mish prelu softmax log_softmax layer_norm rms_norm "
-    "normalize linear group_norm conv1d softmin threshold cosine_similarity pairwise_distance"
+    "normalize linear group_norm conv1d softmin one_hot threshold cosine_similarity pairwise_distance"
 )
 _OPERATOR_NAMES = "add sub mul truediv neg pow matmul getitem gt lt ge le eq ne and_ or_ xor invert"
 ROWWISE_MODULES: tuple[type[nn.Module], ...] = tuple(getattr(nn, name) for name in _MODULE_NAMES.split())
@@ -67,7 +67,8 @@ _TRUTH_NAMES = (
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite and_ or_ xor invert __and__ __or__ __xor__"
 )
 OF_OTHER_SHAPES = frozenset(
-    f"{_TRUTH_NAMES} chunk split unbind max min topk sort t transpose permute movedim swapaxes getattr einsum".split()
+    f"{_TRUTH_NAMES} chunk split unbind max min topk sort one_hot t transpose permute movedim swapaxes getattr "
+    "einsum".split()
 )
 """By name, those that may give several results, or truths: parts of what is computed of them; or rows in another
 dimension."""

@@ -715,8 +715,8 @@ _NUMBERS["__array_ufunc__"] = _by_numpy
 
 
 def _no_length(of: fx.Proxy) -> int:
-    """Of a parameter or buffer; else TypeError: ``(*x,)`` asks for a hint, and does without."""
-    if of.node.op == "get_attr" and isinstance(of.tracer, _Tracer):
+    """Of a parameter or buffer, or a shape; else TypeError: ``(*x,)`` asks for a hint, and does without."""
+    if (of.node.op == "get_attr" or _is_of_sizes(of.node)) and isinstance(of.tracer, _Tracer):
         return len(of.tracer._sample(of.node))
     raise TypeError(f"'len' is not supported of {of.node.name}")
 

@@ -119,7 +119,9 @@ class BatchTrainer(Trainer):
         self._statistics = RunningStatistics(model, self.ranks)
         self._seed, self._listener, self._allowed = seed, resources.listener, resources
         self.memory_bytes = resources.limits.memory_bytes // self.ranks.local_count
-        self._targets = Targets(self.store.task, incomplete=self.store.num_incomplete > 0)
+        self._targets = Targets(
+            self.store.task, incomplete=self.store.num_incomplete > 0, classes=self.store.num_classes
+        )
         if not model.training:
             model.train()
         return {

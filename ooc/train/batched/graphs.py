@@ -318,8 +318,9 @@ class GraphTrainer(BatchTrainer):
         loading = self._loading(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
         outputs, dtype = self._runs.outputs, self._runs.dtype
-        check_outputs(outputs, store.num_classes if store.task is Task.CLASSES else 0)
         self._takes_results = takes_results(asked["loss"])
+        if store.task is Task.CLASSES and not self._takes_results:
+            check_outputs(outputs, store.num_classes)
         columns = self._runs.result_columns if self._takes_results else (outputs,)
         shapes = {"flat_outputs": self._runs.is_flat, "flat_labels": asked["flat_labels"]}
         self._loss = resolve_loss(asked["loss"], store, columns=columns, dtype=dtype, **shapes)
