@@ -252,7 +252,7 @@ def test_attention_without_sums_is_refused(make: Any, told: str, tmp_path: Path)
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "dropout": (lambda x: x + F.dropout(x.mean(0)), "dropout of a sum or mean over all rows is not supported"),
-    "noise": (lambda x: x + torch.randn_like(x.mean(0)), "randn_like draws random numbers that are no rows"),
+    "noise": (lambda x: x + torch.randn_like(x.mean(0)), "randn_like is not supported: it draws random numbers"),
     "noise of its own": (lambda x: x + torch.randn_like(torch.ones(8)), "draws random numbers"),
     "of truths": (lambda x: x * (x > 0).sum(0), "sum over all rows is supported .* in the model's type"),
     "of pairs of rows": (lambda x: x @ torch.einsum("nd,me->de", x, x), "einsum .* is no sum over them"),

@@ -197,6 +197,7 @@ class Asking(nn.Module):
         self.convs = nn.ModuleList(SAGEConv(width, H) for width in (features, H, H))
         self.cell, self.pair = nn.GRUCell(H, H), nn.Bilinear(H, H, H)
         self.layers = nn.LSTM(H, H, batch_first=True, bidirectional=True)
+        self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(H, H))
         self.attention, self.last = nn.MultiheadAttention(H, 2, batch_first=True), nn.Linear(2 * H, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -214,6 +215,7 @@ class Asking(nn.Module):
             largest = x.topk(2, dim=-1)
             gate = torch.zeros_like(x).scatter_(1, largest.indices, 1.0) + F.one_hot(x.min(1)[1], H)
             x = x + gate * x.gather(1, largest.indices).sum(-1, keepdim=True)
+            x = self.scaled(x)
             seen.append(x.masked_fill(x < -2, 0.0) + largest.values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)
         together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 3, H]

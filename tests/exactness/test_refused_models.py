@@ -21,8 +21,9 @@ from torch_geometric.nn import (
     SGConv,
     TransformerConv,
 )
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models import GCN, GraphSAGE
-from torch_geometric.utils import add_self_loops, degree, to_undirected
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, to_undirected
 
 import ooc
 from ooc.errors import ModelError
@@ -240,7 +241,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a softmax over nodes": (lambda: Between(lambda x: x.softmax(dim=0)), ("softmax", "across rows")),
     "a largest row": (lambda: Between(lambda x: x / x.amax(dim=0)), ("amax", "across rows")),
     "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
-    "noise": (lambda: Between(torch.rand_like), ("rand_like",)),
+    "noise": (lambda: Between(torch.rand_like), ("rand_like", "it draws random numbers; F.dropout does")),
+    "nodes in another order": (lambda: Between(lambda x: x[torch.randperm(x.size(0))]), ("randperm", "it draws")),
+    "other edges": (
+        lambda: Between(lambda x, e: x * dropout_edge(e)[0].sum(), edges=True),
+        ("dropout_edge: other edges in every epoch are not supported; F.dropout of messages is",),
+    ),
+    "norm by hand": (
+        lambda: Between(lambda x, e: x * gcn_norm(e, num_nodes=x.size(0))[1].sum(), edges=True),
+        ("gcn_norm is given the edges in the model's own forward",),
+    ),
     "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),
     "self-loops by hand": (
         lambda: Between(lambda x, e: x * add_self_loops(e, num_nodes=x.size(0))[0].sum(), edges=True),
@@ -264,7 +274,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "cached while features are dropped": (lambda: SGConv(F_IN, C, K=2, cached=True), ("SGConv", "cached")),
     "neighbours in order": (lambda: GraphSAGE(F_IN, 8, 2, C, aggr="lstm"), ("SAGEConv (convs.0)", "order of edges")),
     "a weight of weights": (
-        lambda: Between(torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))),
+        lambda: Between(torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))),
         ("ParametrizedLinear (between)",),
     ),
     "some rows": (lambda: Between(lambda x: x[:6]), ("getitem", "across rows")),

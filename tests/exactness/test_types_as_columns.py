@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, HEATConv, HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, SAGEConv
+from torch_geometric.nn import (
+    GCNConv,
+    HEATConv,
+    HeteroBatchNorm,
+    HeteroLayerNorm,
+    HeteroLinear,
+    MessagePassing,
+    SAGEConv,
+)
 
 from ooc.errors import ModelError
 from ooc.model.lowering.trimming import Trimmed
@@ -66,6 +74,43 @@ class Untracked(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         kinds = x[:, :KINDS].argmax(dim=1)
         return self.conv(self.norm(x, kinds), edge_index, kinds, edge_attr[:, 1:].argmax(dim=-1), edge_attr[:, :2])
+
+
+class Composition(MessagePassing):
+    """A layer of CompGCN, whose rows of relations are given to it, and a scale."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(aggr="add")
+        self.linear, self.own = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor, kinds: Tensor, relations: Tensor, scale: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, kinds=kinds, relations=relations) * scale + self.own(x)
+
+    def message(self, x_j: Tensor, kinds: Tensor, relations: Tensor) -> Tensor:
+        return self.linear(x_j - relations[kinds])
+
+
+class Composed(nn.Module):
+    """Rows of relations that go from layer to layer, by a map of their own."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.relations, self.map = nn.Parameter(torch.randn(EDGE_KINDS, features)), nn.Linear(features, H)
+        self.first, self.last = Composition(features, H), Composition(H, classes)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        kinds, scale = edge_attr[:, 0].long(), self.scale * 2 + self.relations.mean()
+        x = self.first(x, edge_index, kinds, self.relations, scale).tanh()
+        return self.last(x, edge_index, kinds, self.map(self.relations).tanh(), scale)
+
+
+def test_rows_of_relations(tmp_path: Path) -> None:
+    """Parameters, and what is computed of such, may be given to layers; also in the least memory."""
+    case, data = CustomCase(make=Composed), graph()
+    store = store_of(data, tmp_path)
+    for budgets in ({}, least(case, store, tmp_path)):
+        assert_agrees(case, data, tmp_path, epochs=2, store=store, **budgets)
 
 
 def test_model_of_all(tmp_path: Path) -> None:

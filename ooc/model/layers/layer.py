@@ -376,7 +376,9 @@ def layer_of(
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
         if not isinstance(value, _PLAIN):
-            raise layer.refuse(f"{name} is neither rows nor edges nor a plain number")
+            of_types = isinstance(value, EdgeKinds) or any(isinstance(one, EdgeKinds) for one in given.values())
+            remedy = "; types that a layer of one's own looks up are a column of edge_attr, edge_attr[:, -1].long()"
+            raise layer.refuse(f"{name} is neither rows nor edges nor a plain number{remedy * of_types}")
     if any(one.relation != relation for one in carried.values()):
         raise layer.refuse("it is given what edges carry, and other edges")
     own = _own_rows(layer, rows) or tuple(name for name in rows if name in getattr(module, "own_rows", ()))

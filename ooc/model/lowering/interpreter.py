@@ -68,6 +68,12 @@ _ACTIVATIONS |= {
     if hasattr(owner, one.name.lower())
 }
 """Modules, names of methods, and functions."""
+_DRAWING = frozenset(
+    ["bernoulli", "rand_like", "randint_like", "poisson", "normal", "multinomial", "gumbel_softmax", "rrelu"]
+)
+_DRAWS = (
+    "it draws random numbers; F.dropout does, of torch.ones(x.size(0), 1) for whole rows, and torch.randn_like of rows"
+)
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
 
@@ -121,13 +127,14 @@ class OneBatch:
 
 
 class _Together(nn.Module):
-    """A convolution and the modules that make what it is given of edges, by the ``names`` of their paths."""
+    """A convolution and the modules, parameters and tensors that make what it is given besides rows, by the ``names``
+    of their paths."""
 
-    def __init__(self, conv: MessagePassing, parts: Mapping[str, nn.Module]) -> None:
+    def __init__(self, conv: MessagePassing, parts: Mapping[str, Any]) -> None:
         super().__init__()
         self.names = {path: f"part_{number}" for number, path in enumerate(parts)}
         for path, part in parts.items():
-            self.add_module(self.names[path], part)
+            setattr(self, self.names[path], part)
         self.flow, self.training = conv.flow, conv.training
 
 
@@ -171,6 +178,7 @@ class Interpreter:
         self._lower_as_it_is = as_it_is
         self.known: dict[fx.Node, Any] = {}
         self._tails: Mapping[fx.Node, Sequence[int]] = {}
+        self._steps_of_free: dict[fx.Node, OfEdges] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """By node, whose results may lie in the same memory as its own."""
 
@@ -235,8 +243,8 @@ class Interpreter:
         args, kwargs = self._arguments(node)
         assembly = self._assembly
         if isinstance(module, MessagePassing):
-            if any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
-                return self._with_edges(node, module, where, args, kwargs)
+            if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
+                return self._with_edges(node, module, where, *self._with_free(node, where))
 
             def as_it_is(*call: Any) -> Any:
                 return self._results(node, where, partial(self._lower_as_it_is, module, assembly, *call))
@@ -275,6 +283,8 @@ class Interpreter:
             return self._dropout(source, float(module.p), module.training)
         if kind in LINEAR:
             return self._linear(source, module.weight, module.bias, where)
+        if is_parametrized(module) and not [*module.parametrizations.buffers()] and not _dropout_inside(module):
+            return self._apply(where, module, False, args, kwargs)
         if is_parametrized(module):
             raise ModelError(
                 f"{where} is not supported: its weights are computed from others; "
@@ -340,22 +350,27 @@ class Interpreter:
         self, node: fx.Node, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Value:
         """What a convolution gives that is given such: all of it runs as it is."""
+        if any(user.target is operator.getitem and type(user.args[1]) is int for user in node.users):
+            raise ModelError(
+                f"{where} gives several results where it is given more than rows, the graph's edges and what these "
+                "carry, which is not supported; rows of edges do not go from layer to layer"
+            )
         last = OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
         rows = next((one for one in leaves_of((args, kwargs)) if isinstance(one, Value)), None)
         if rows is None:
             raise ModelError(f"{where} is given no rows")
         steps = last.with_all_before()
-        paths = dict.fromkeys(str(one.target) for one in steps if one.kind == "call_module")
+        paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
         traced, key = self._assembly.setting.traced, (conv, "with edges", *paths)
         if key not in traced:
-            traced[key] = _Together(conv, {path: self._modules[path] for path in paths})
+            traced[key] = _Together(conv, {path: attribute(self._whole, path) for path in paths})
         traced[key].train(conv.training)
         own = dict[OfEdges, OfEdges]()
         for one in steps:
             given = map_aggregate(
                 (one.args, one.kwargs), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
             )
-            target = f"conv.{traced[key].names[str(one.target)]}" if one.kind == "call_module" else one.target
+            target = f"conv.{traced[key].names[str(one.target)]}" if str(one.target) in paths else one.target
             own[one] = OfEdges(one.number, one.kind, target, *given)
         try:
             return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
@@ -365,6 +380,21 @@ class Interpreter:
                 "layer of your own may compute it in its forward, and call gcn_norm there as PDNConv does"
             )
             raise ModelError(f"{error}; {more}") from error
+
+    def _with_free(self, node: fx.Node, where: str) -> Any:
+        """The arguments of a call; those that depend on parameters alone as calls, to be made with it."""
+        numbers = {one: number for number, one in enumerate(self.known)}
+
+        def given(one: fx.Node) -> Any:
+            found = self.known[one]
+            if not isinstance(found, Free) or found.has_sums(where):
+                return found
+            if one not in self._steps_of_free:
+                args, kwargs = fx.map_arg((one.args, one.kwargs), given)
+                self._steps_of_free[one] = OfEdges(numbers[one], one.op, one.target, args, kwargs)
+            return self._steps_of_free[one]
+
+        return fx.map_arg((list(node.args), dict(node.kwargs)), given)
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """What a module gives that looks something up by whole numbers of rows."""
@@ -420,6 +450,8 @@ class Interpreter:
             return self._of_edges(node, name, args, kwargs, target is not node.target or bool(kwargs.get("inplace")))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
             name = "an index" if target is operator.getitem else name
+            if name.startswith("dropout_"):
+                raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
             raise ModelError(
                 f"{name} is given the edges in the model's own forward: what looks at them belongs into the forward of "
                 "a layer, or of a module of its own that is given rows and edges and gives a row a node; self-loops, "
@@ -490,7 +522,8 @@ class Interpreter:
         if target not in known:
             values = [a for a in leaves_of((args, kwargs)) if isinstance(a, (Value, Parts))]
             if values or (node.op == "call_method" and (not isinstance(args[0], Free) or writes_in_place(node))):
-                raise ModelError(f"{name} is not supported: it is not known to work row by row")
+                why = _DRAWS if name in _DRAWING else "it is not known to work row by row"
+                raise ModelError(f"{name} is not supported: {why}")
         found = self._apply(name, target, node.op == "call_method", args, kwargs)
         if target not in known and isinstance(found, Free):
             self._check_drawn(found)
@@ -502,7 +535,7 @@ class Interpreter:
             before = torch.get_rng_state()
             found.of(self._samples(found.moments))
             if not torch.equal(before, torch.get_rng_state()):
-                raise ModelError(f"{found.name} draws random numbers that are no rows, which is not supported")
+                raise ModelError(f"{found.name} is not supported: {_DRAWS}")
 
     def _as_it_is(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Rows, edges and what these carry in the type that they have, where they are."""
@@ -693,6 +726,8 @@ class Interpreter:
             )
         elif counted and not values:
             if target not in MAKE_ROWS:
+                if str(name).startswith("rand"):
+                    raise ModelError(f"{name} is not supported: {_DRAWS}")
                 raise ModelError(f"{name} computes with the number of rows, which is not supported")
             values = (counted[0],)
         parameters = [parameter for leaf in computed for parameter in leaf.parameters]

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn import Sequential as GraphSequential
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
@@ -37,8 +38,8 @@ from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
 _COUNTED = (
-    "it asks for the number of rows by len(), which is another one for every tile; what looks at all nodes at once has "
-    "to be a norm or a graph convolution"
+    "it asks for the number of rows by len(), which is another one for every tile; x.size(0) of all may be added and "
+    "multiplied with, and sums, means and norms are over all"
 )
 
 
@@ -156,7 +157,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
         if known not in setting.traced:
             whole, tried = way.on_small_rows(model, setting, results, () if way.numbered else spaces)
             trained_rows = len(columns) if setting.embedding_columns else 0
-            calls = Calls(whole, kind, tried, training=setting.training, fewest=setting.fewest, rows=trained_rows)
+            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
+            calls = Calls(whole, kind, tried, **options, rows=trained_rows, whole=[gcn_norm])
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached
