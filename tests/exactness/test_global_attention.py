@@ -164,6 +164,8 @@ class ByHand(nn.Module):
         x = x + heads.transpose(0, 1).flatten(1)
         one = self.rows(F.normalize(x, dim=-1).unsqueeze(0))
         x = x + torch.bmm(one, torch.matmul(one.mT, one)).squeeze(0)
+        x = x / torch.dot(x[:, 0], x[:, 0]).sqrt()
+        x = torch.addmm(x, x, torch.tensordot(x, x, dims=([0], [0])))
         out: Tensor = self.last(x @ torch.linalg.inv(torch.eye(8, dtype=x.dtype) + x.T @ x))
         return out
 

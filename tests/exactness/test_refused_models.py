@@ -264,6 +264,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),
+    "a sum overwritten and used": (
+        lambda: Between(lambda x: (lambda c: c.relu_() + c * x)(x.mean(0) * 2)),
+        ("relu_ writes into a matrix that is used again",),
+    ),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
     "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),

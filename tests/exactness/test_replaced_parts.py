@@ -82,6 +82,11 @@ def normalised(inputs: int, outputs: int) -> nn.Module:
     return torch.nn.utils.parametrizations.weight_norm(nn.Linear(inputs, outputs, bias=False))
 
 
+def spectral(inputs: int, outputs: int) -> nn.Module:
+    """A map whose weight is divided by its largest singular value, of which vectors are kept that change."""
+    return torch.nn.utils.parametrizations.spectral_norm(nn.Linear(inputs, outputs, bias=False))
+
+
 def perceptron(inputs: int, outputs: int) -> nn.Module:
     """More than a linear map, and a norm over nodes in it; a bias before that would have no gradient but rounding."""
     return nn.Sequential(
@@ -167,6 +172,7 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "GATConv.lin, low rank": replaced(GATConv, "lin", LowRank),
     "GATConv.lin, a bias": replaced(GATConv, "lin", biased),
     "GATConv.lin, normalised": replaced(GATConv, "lin", normalised),
+    "GCNConv.lin, normalised": replaced(GCNConv, "lin", normalised),
     "GATConv.res, a bias": replaced(lambda i, o: GATConv(i, o, residual=True), "res", biased),
     "GATv2Conv.lin_l, low rank": replaced(GATv2Conv, "lin_l", LowRank),
     "GATv2Conv.res, a bias": replaced(lambda i, o: GATv2Conv(i, o, residual=True), "res", biased),
@@ -284,7 +290,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "an activation's forward": (activation_set, ("ReLU (after)", "forward", "set on the instance")),
     "a forward inside": (inside_set, ("GCNConv", "Linear", "forward", "set on the instance")),
     "a norm in a norm": (norm_in_a_norm, ("BatchNorm (after)", "OtherNorm")),
-    "a weight of weights": (lambda: replaced(GCNConv, "lin", normalised)(F_IN, C), ("GCNConv", "ParametrizedLinear")),
+    "a weight of weights": (lambda: replaced(GCNConv, "lin", spectral)(F_IN, C), ("GCNConv", "ParametrizedLinear")),
     **{
         name: (lambda name=name: function_set(name), ("SAGEConv", f"{name} of SAGEConv, set on the instance"))
         for name in ("forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "edge_update")

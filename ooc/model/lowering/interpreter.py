@@ -259,6 +259,7 @@ class Interpreter:
         if args and isinstance(args[0], Free) and isinstance(module, nn.Dropout):
             return self._dropout(args[0], float(module.p)) if module.training and module.p else args[0]
         if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
+            self._check_in_place(node, where, bool(getattr(module, "inplace", False)))
             return self._apply(where, module, False, args, kwargs)
         if not isinstance(module, GLOBAL_ATTENTIONS):
             args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
@@ -846,7 +847,7 @@ class Interpreter:
         if not in_place:
             return
         operand = node.args[0] if node.args else node.kwargs.get("input")
-        kept = Value, Stacked, OfEdges, EdgeInput, Graph
+        kept = Value, Stacked, Computed, OfEdges, EdgeInput, Graph
         if not isinstance(operand, fx.Node) or not isinstance(self.known[operand], kept):
             return
         memory = self._memory[operand]

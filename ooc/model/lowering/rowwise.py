@@ -25,7 +25,8 @@ _TORCH_NAMES = (
     "gt lt ge le eq ne logical_and logical_or logical_not isnan isfinite masked_fill zeros_like ones_like full_like "
     "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round "
     "acos asin atan2 hypot erfc fmod remainder addcmul addcdiv clamp_min clamp_max roll diff narrow select tile "
-    "repeat_interleave movedim swapaxes gather scatter scatter_add index_select take_along_dim"
+    "repeat_interleave movedim swapaxes gather scatter scatter_add index_select take_along_dim "
+    "tensordot dot mv addmm"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
@@ -72,7 +73,9 @@ OF_OTHER_SHAPES = frozenset(
 )
 """By name, those that may give several results, or truths: parts of what is computed of them; or rows in another
 dimension."""
-MAY_BE_SUMS = frozenset(["sum", "mean", "norm", "var", "std", "matmul", "mm", "bmm", "einsum"])
+MAY_BE_SUMS = frozenset(
+    ["sum", "mean", "norm", "var", "std", "matmul", "mm", "bmm", "einsum", "tensordot", "dot", "mv"]
+)
 """By name, those that may add up over all rows."""
 ARITHMETIC = frozenset(["add", "sub", "mul", "truediv", "div", "true_divide", "pow"])
 """By name, those that may be given the number of all rows."""
