@@ -50,7 +50,7 @@ EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
 """Nobody reads what is printed any more: what a shell has for a program that SIGPIPE ends."""
 _ARGUMENT = re.compile(r"\b([a-z]+(?:_[a-z]+)*)=('[^']*'|[\w.]+)?")
-_COLUMN = re.compile(r"columns=\{(['\"])(.+?)\1: '(.+?)'\}")
+_COLUMN = re.compile(r"columns=\{(['\"])(.*?)\1: '(.+?)'\}")
 _OF_ANOTHER_NAME = {"download=True": "--yes", "drop_duplicates=False": "--duplicates keep"}
 _VARIABLES = "OOC"
 """What the names of environment variables begin with."""

@@ -30,7 +30,7 @@ def _columns(values: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for value in values:
         name, equals, role = value.rpartition("=")
-        if not (name and equals and role):
+        if not (equals and role):
             raise click.BadParameter(f"{value!r} is not NAME=ROLE, such as age=ignore")
         found[name] = role
     return found

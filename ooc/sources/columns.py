@@ -226,7 +226,7 @@ class NodeTables:
             wanted |= set(listed_columns(table, listed))
             found = tuple(name for name in table.columns if name in wanted and asked.get(name, FEATURE) == FEATURE)
         else:
-            index = filter(_UNNAMED.fullmatch, table.columns)
+            index = [name for name in table.columns if _UNNAMED.fullmatch(name) and name not in wanted]
             other = {self._id(table), *self._split_names(table), *self._labels(table), *index}
             found = tuple(name for name in table.columns if asked.get(name, FEATURE) == FEATURE and name not in other)
             kinds = table.kinds()

@@ -124,6 +124,19 @@ def test_an_index_of_pandas_without_a_name_has_the_ids(tmp_path: Path, form: str
     assert store.num_features == 1 and not store.has_edge_weight and store.num_edges == len(edges)
 
 
+def test_an_index_that_is_none_is_left_out_by_its_empty_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of two frames, one above the other."""
+    nodes = pandas.DataFrame({"f": [0.5, 1.5], "label": [0, 1]})
+    pandas.concat([nodes, nodes]).to_csv(_folder(tmp_path, "csv", _NODES, {"src": [0, 3], "dst": [2, 1]}) / "nodes.csv")
+    words = ["convert", str(tmp_path / "t"), str(tmp_path / "g.ooc"), "--quiet"]
+    assert main(words) == 2 and "the id 0 twice; " in (err := capsys.readouterr().err) and "--column =ignore" in err
+    assert main([*words, "--column", "=ignore"]) == 0
+    assert main([*words, "--column", "=feature", "--force"]) == 0
+    assert ooc.open(tmp_path / "g.ooc").num_features == 2
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_column_that_counts_rows_is_no_feature_where_none_has_ids(tmp_path: Path, form: str) -> None:
     """Edges by ids from 1 on would lead to the rows behind, unless the last node has none."""
