@@ -216,8 +216,8 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
     labelled = store if graph.types is None else store / NODES / graph.types.labelled
     labels = write_labels(graph, labelled, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)
-    if labels["odd"]:
-        work.listener(Note(f"{graph.name}: {labels['odd']}"))
+    if odd := labels.get("odd"):  # which a conversion that goes on may not have noted
+        work.listener(Note(f"{graph.name}: {odd}"))
     features: dict[str, Any] = {}
     types = None
     if graph.types is not None:
