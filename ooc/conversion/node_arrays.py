@@ -18,7 +18,7 @@ from ooc.conversion.output import Journal, Workplace
 from ooc.conversion.whole_numbers import WholeColumns, first_of, rounded_by, values_of
 from ooc.errors import SourceError
 from ooc.events import reported
-from ooc.sources.labels import MOST_CLASSES
+from ooc.sources.labels import MOST_CLASSES, USUAL_SPLIT
 from ooc.sources.source import LabelBlock, Source, ranges
 from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
@@ -71,7 +71,8 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
             incomplete += int(task.incomplete(block.y).sum())
         if y.rows != count:
             raise SourceError(f"{source.name} has labels of {y.rows} {source.labelled}s, not of {count}")
-        if of_signs and (least, largest) == (-1, 1):
+        drawn = str(source.description.get("split", "")).startswith(USUAL_SPLIT)  # else nodes without are left out
+        if of_signs and (least, largest) == (-1, 1) and (drawn or task is Task.MULTILABEL):
             raise SourceError(
                 f"{source.name} has no other labels than 1 and -1, of which -1 (or NaN) is no label: give 0 and 1 for "
                 "two classes, or task='values' for numbers"

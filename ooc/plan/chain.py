@@ -96,7 +96,8 @@ def plan_chain(items: Sequence[Saved], gpu_budget: int, host_budget: int, hardwa
                     reached[key] = _State(seconds, way, state)
         if not reached:
             least = leanest(items, hardware)
-            raise BudgetError(shortage("the chain", least.device_bytes, least.host_bytes, budgets, hardware))
+            found = least.device_bytes, least.host_bytes, budgets, hardware
+            raise BudgetError(shortage("the chain", *found, option="gpu_budget"))
         states = reached
     chosen: list[_Way] = []
     last: _State | None = min(states.values(), key=lambda state: state.seconds)
@@ -148,12 +149,15 @@ def _account(items: Sequence[Saved], ways: Sequence[_Way]) -> ChainPlan:
     return ChainPlan(tuple(way.fate for way in ways), sum(way.seconds for way in ways), device_peak, host_peak)
 
 
-def shortage(what: str, device: int, host: int, budgets: tuple[int, int], hardware: Hardware) -> str:
-    """The line that says what is lacking: least bytes of device and host, and what the budgets are."""
+def shortage(
+    what: str, device: int, host: int, budgets: tuple[int, int], hardware: Hardware, option: str = "memory"
+) -> str:
+    """The line that says what is lacking: least bytes of device and host, and what the budgets are. ``option``: which
+    bounds a memory that is one."""
     has = [format_size(budget) for budget in budgets]
     needs = f"with nothing kept, {what} takes {format_size(device)} of"
     if not hardware.has_device_memory:
-        return f"{needs} memory, of which it may take {has[0]}; give memory='{budget_of(device)}'"
+        return f"{needs} memory, of which it may take {has[0]}; give {option}='{budget_of(device)}'"
     return (
         f"{needs} the GPU and {format_size(host)} of the host, and the budgets are {has[0]} and {has[1]}; "
         f"give gpu_budget='{budget_of(device)}' and host_budget='{budget_of(host)}'"

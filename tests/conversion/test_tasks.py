@@ -112,6 +112,15 @@ def test_a_node_of_a_split_needs_its_label(tmp_path: Path, task: Task) -> None:
         ooc.convert(arrays, tmp_path / "g.ooc", task=task.value)
 
 
+def test_nodes_outside_of_given_splits_need_none(tmp_path: Path) -> None:
+    """Though all labels are 1 and -1; without splits, these may be two classes."""
+    arrays = {"edge_index": np.array([[0], [1]]), "x": np.ones((3, 2)), "y": np.array([1, -1, 1])}
+    store = ooc.convert({**arrays, "train_mask": np.array([True, False, True])}, tmp_path / "g.ooc")
+    assert store.array("y").read().tolist() == [1, -1, 1]
+    with pytest.raises(SourceError, match="no other labels than 1 and -1"):
+        ooc.convert(arrays, tmp_path / "h.ooc")
+
+
 def test_verification_finds_a_label_of_another_kind(tmp_path: Path) -> None:
     store = ooc.convert(_cases()[Task.VALUES], tmp_path / "g.ooc", task="values")
     y = store.array("y")

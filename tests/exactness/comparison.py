@@ -57,8 +57,7 @@ def store_of(data: Data, folder: Path, *, linked: bool = False) -> Store:
         digest.update(tensor.contiguous().numpy())
     key, path = digest.hexdigest(), folder / "graph.ooc"
     if key not in _converted:
-        _converted[key] = Path(_folder.name) / f"{key}.ooc"
-        ooc.convert(data, _converted[key], dtype=dtype)
+        _converted[key] = ooc.convert(data, Path(_folder.name) / f"{key}.ooc", dtype=dtype).path
     if path.exists():
         shutil.rmtree(path)
     if not linked:
