@@ -126,8 +126,10 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
                     other = solve_from(problem, like)
                 if other is not None and other.seconds < (1 - TIE) * best.seconds:
                     best, recomputed, centre = other, candidate, candidate
-    other = None if best is kept else _within(best.problem, kept.began)
-    return recomputed, best if other is None or other.seconds >= best.seconds else other
+    if best is kept or limits.ssd_write_bytes is not None:  # which has been planned from the ground
+        return recomputed, best
+    anew = _within(best.problem, kept.began)
+    return recomputed, best if anew is None or anew.seconds >= best.seconds else anew
 
 
 def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:

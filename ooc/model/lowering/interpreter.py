@@ -154,7 +154,7 @@ class Parts(Computed):
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """What it says, with its type where it is none of ours."""
     return str(error) if isinstance(error, ModelError) else first_line(error)
 

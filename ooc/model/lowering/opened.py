@@ -21,7 +21,7 @@ from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, give
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import ADD_UP, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of, told
+from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
 from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
@@ -78,7 +78,7 @@ def lower_as_it_is(
             if isinstance(error, OocError) and not isinstance(error, ModelError):
                 raise
             if ways[0] is not None and not ways[0].sums:
-                why.append(told(error))
+                why.append(message_of(error))
             del ways[0]
             ways += [] if ways else _ways(layer, assembly.setting, why)
     try:
@@ -102,7 +102,7 @@ def _ways(
             raise
         if whole:
             return _ways(layer, setting, why)
-        why.append(told(error))
+        why.append(message_of(error))
         return [None]
     if any(node.target in whole for node in opened.calls.nodes):
         return [replace(opened, sums=True)]
