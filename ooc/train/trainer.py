@@ -681,9 +681,13 @@ class Trainer:
         self.close()
 
 
-def _parts_of(graph: Any) -> Any:
-    """What of PyG's data, or of a list of such, has features and labels."""
-    return graph if isinstance(graph, (list, tuple)) else getattr(graph, "stores", [graph])
+def _parts_of(graph: Any) -> Iterator[Any]:
+    """What of PyG's data, or of lists and datasets of such, has features and labels."""
+    if isinstance(graph, (list, tuple, torch.utils.data.Dataset)):
+        for one in graph:  # type: ignore[union-attr]  # torch's datasets have no __iter__ of their own
+            yield from _parts_of(one)
+    else:
+        yield from getattr(graph, "stores", [graph])
 
 
 def _labels_of(graph: Any) -> list[Tensor]:
@@ -714,11 +718,11 @@ def _opened(
     from ooc.conversion.conversion import convert
 
     names = "x", "y", "edge_weight", "edge_attr"
-    parts, labels = _parts_of(graph), _labels_of(graph)
+    labels = _labels_of(graph)
     one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
     task = task_meant(loss, labels) if labels and one_column else None
     reading: dict[str, Any] = {} if task is None else {"task": task.value}
-    found = [getattr(part, name, None) for part in parts for name in names]
+    found = (getattr(part, name, None) for part in _parts_of(graph) for name in names)
     kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}
     dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
     folder.mkdir(parents=True, exist_ok=True)

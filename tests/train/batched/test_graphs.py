@@ -25,7 +25,7 @@ from ooc.events import Event, TaskAdvanced
 from ooc.models import Pooled
 from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
-from ooc.storage.store import Store
+from ooc.storage.store import Store, Task
 from ooc.train.batched.graphs import GraphTrainer
 from tests.graphs import many_graphs
 from tests.processes import together
@@ -458,6 +458,18 @@ def test_a_list_of_graphs_is_trained_on_as_it_is() -> None:
     assert not path.exists()
     with pytest.raises(ooc.StoreError):
         next(iter(GraphLoader(path)))
+
+
+def test_lists_and_datasets_by_split_keep_their_precision_and_what_labels_mean(tmp_path: Path) -> None:
+    graphs = many_graphs(20, dtype=torch.float64, edge_features=0)
+    for number, graph in enumerate(graphs):
+        graph.y = torch.tensor([number % 2.0])
+    splits = graphs[:12], torch.utils.data.Subset(graphs, range(12, 16)), graphs[16:]  # type: ignore[arg-type]
+    model, loss = Pooled(GIN(3, 8, 2), 8, 1).double(), nn.BCEWithLogitsLoss()
+    with GraphTrainer(model, splits, loss=loss, memory="60M", spill_dir=tmp_path) as trainer:
+        x = torch.cat([graph.x for graph in graphs]).numpy()
+        np.testing.assert_array_equal(next(iter(GraphLoader(trainer.store, batch_size=20))).x, x)
+        assert trainer.store.task is Task.MULTILABEL
 
 
 class Squeezed(nn.Module):
