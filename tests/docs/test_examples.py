@@ -17,6 +17,7 @@ def test_examples_run(
     monkeypatch.syspath_prepend(EXAMPLES)
     importlib.import_module(name).main(tmp_path)
     assert {
+        "edge_states": "results differ from PyG's by",
         "embedding": "nearest rows of the same class: 0.9",
         "link_prediction": "area under the ROC curve of the test links: 0.",
         "many_graphs": "predictions: (1252, 1)",

@@ -258,6 +258,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     ),
     "reverse edges by hand": (lambda: Between(lambda x, e: x * to_undirected(e).sum(), edges=True), ("to_undirected",)),
     "degrees by hand": (lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True), ("an index",)),
+    "a layer made on the way": (
+        lambda: Between(lambda x: nn.BatchNorm1d(x.size(1), affine=False).double()(x)),
+        ("BatchNorm1d is made in forward; make it in __init__",),
+    ),
     "no columns": (lambda: Between(lambda x: torch.cat((x[:, 8:], x), dim=1)), ("getitem gives rows of no columns",)),
     "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),
     "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),

@@ -354,7 +354,7 @@ class Interpreter:
         if any(user.target is operator.getitem and type(user.args[1]) is int for user in node.users):
             raise ModelError(
                 f"{where} gives several results where it is given more than rows, the graph's edges and what these "
-                "carry, which is not supported; rows of edges do not go from layer to layer"
+                "carry, which is not supported; edges with states of their own can be a type of nodes (docs/types.md)"
             )
         last = OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
         rows = next((one for one in leaves_of((args, kwargs)) if isinstance(one, Value)), None)
@@ -456,7 +456,8 @@ class Interpreter:
             raise ModelError(
                 f"{name} is given the edges in the model's own forward: what looks at them belongs into the forward of "
                 "a layer, or of a module of its own that is given rows and edges and gives a row a node; self-loops, "
-                "reverse edges and numbers of neighbours may be added to the graph before, too"
+                "reverse edges and numbers of neighbours may be added to the graph before, too; edges with states of "
+                "their own can be a type of nodes (docs/types.md)"
             )
         in_place = target is not node.target or target is assigned or bool(kwargs.get("inplace"))
         self._check_in_place(node, name, in_place)

@@ -429,6 +429,13 @@ class _Tracer(fx.Tracer):
         milliseconds each time, as Python then forgets what it knows of all its subclasses."""
         self._asked: set[fx.Node] = set()
 
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError as error:
+            name = type(mod).__name__
+            raise ModelError(f"{name} is made in forward; make it in __init__ and keep it as an attribute") from error
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return super().proxy(node) if self._opened is None else _StandIn(node, self)
 
