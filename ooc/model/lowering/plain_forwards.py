@@ -57,13 +57,17 @@ def _apply(self: Any, args: tuple[Any, ...], fn: Any, fn_inverse: Any) -> Any:
 
 
 def _add_reversibly(self: Any, x: Any, edge_index: Any, *args: Any) -> Any:
-    parts = torch.chunk(x, self.num_groups, dim=self.split_dim)
+    def chunk(one: Any) -> Any:
+        as_wide = hasattr(one, "dim") and one.dim() > 1 and one.size(self.split_dim) == x.size(self.split_dim)
+        return torch.chunk(one, self.num_groups, dim=self.split_dim) if as_wide else [one] * self.num_groups
+
+    parts, others = chunk(x), [chunk(one) for one in args]
     rows = parts[1]
     for group in range(2, self.num_groups):
         rows = rows + parts[group]
     found = []
     for group, conv in enumerate(self.convs):
-        rows = parts[group] + conv(rows, edge_index, *args)
+        rows = parts[group] + conv(rows, edge_index, *(one[group] for one in others))
         found.append(rows)
     return torch.cat(found, dim=self.split_dim)
 
