@@ -4,7 +4,7 @@
 Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``journal`` and ``output``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ def convert(
     drop_edge_data: bool = False,
     hold_out_links: str | None = None,
     columns: Mapping[str, str] | None = None,
+    inputs: Sequence[str] = (),
     force: bool = False,
     on_cancel: str = "keep",
     listener: Listener = ignore,
@@ -85,9 +86,10 @@ def convert(
     shares of the edges to leave out for validation and testing, ``"0.05,0.1"`` or with a seed ``"0.05,0.1,7"``; they go
     to NAME.links.npz beside ``out`` (see ``docs/links.md``). ``columns``: what a
     column of a table is, by its name, where it would be taken for something else: id, feature, label, split, train,
-    val, test, src, dst, weight or ignore. ``force``: replace an existing store. ``on_cancel``: whether Ctrl-C keeps
-    the work so far (``"keep"``) or removes it (``"remove"``). ``reading``: options of single formats
-    (``READING_OPTIONS``); ``features=`` and ``labels=`` may be arrays.
+    val, test, src, dst, weight or ignore. ``inputs``: of PyG's data, what models are given of each node beside ``x``,
+    by name (``"pos"``); it lies behind ``x`` in the store's features. ``force``: replace an existing store.
+    ``on_cancel``: whether Ctrl-C keeps the work so far (``"keep"``) or removes it (``"remove"``). ``reading``: options
+    of single formats (``READING_OPTIONS``); ``features=`` and ``labels=`` may be arrays.
 
     Raises SourceError, BudgetError, OptionError or StoreError, each with one line. Until the end everything
     is in ``out`` + ``.partial``. An error removes that; a conversion that was killed, or cancelled and kept,
@@ -105,6 +107,7 @@ def convert(
         options={name: str(value) for name, value in reading.items() if isinstance(value, str | int | Path)},
         arrays={name: value for name, value in reading.items() if not isinstance(value, str | int | Path | None)},
         columns=columns or {},
+        inputs=inputs,
     )
     told, listener = listener, stopping_if_asked(listener)
     graph = open_source(source, format=format, request=request)

@@ -4,7 +4,7 @@
 Imports nothing but the standard library: ``ooc convert --help`` shows the options.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,8 @@ class Request:
     ``split``: None (the format's own), a column of masks, or ``"random[:SEED]"``. ``drop_edge_data``: convert
     without the weights or features that edges have. ``options``: those of ``READING_OPTIONS`` that were given.
     ``arrays``: features and labels that a Python program holds, by the names of those options. ``columns``: what
-    columns of tables are, by their names, where they would be taken for something else.
+    columns of tables are, by their names, where they would be taken for something else. ``inputs``: what of PyG's data
+    models are given beside ``x``, by name.
     """
 
     split: int | str | None
@@ -57,6 +58,7 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
 
     def option(self, name: str) -> str | None:
         """The value given for the option ``name``; None where it was not."""

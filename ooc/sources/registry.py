@@ -62,6 +62,8 @@ def open_source(source: Any, *, format: str | None, request: Request) -> Source:
             raise OptionError(f"there is no option {name!r}")
     if wrong := [name for name in request.arrays if name not in ("features", "labels")]:
         raise OptionError(f"{wrong[0]}= is a {type(request.arrays[wrong[0]]).__name__}, not a text")
+    if request.inputs and not (is_pyg_data(source) or is_many_graphs(source)):
+        raise OptionError("inputs= names what PyG's data has beside x; elsewhere these are columns of x")
     if is_held_graph(source):
         return held_source(source, request)
     if isinstance(source, Mapping):

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from ooc.engine.workers import one_thread
 from ooc.errors import ModelError, OptionError, StoreError
 from ooc.model.graph import ActiveRows, AnyScaling, GraphRows, RelationScaling, ends_of, most_edges
-from ooc.model.lowering.assembly import Results, Setting
+from ooc.model.lowering.assembly import Inputs, Results, Setting
 from ooc.model.lowering.network import Network, dtype_of, lower
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.plan.graphs import GraphStatistics
@@ -217,6 +217,7 @@ def size_lazy_parameters(
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
         left_out=not_given(store),
+        inputs=inputs_of(store),
         embedding_columns=embedding_columns,
         dtype=dtype_of(model),
         types=store.types,
@@ -277,6 +278,7 @@ def lower_model(
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
         left_out=not_given(store),
+        inputs=inputs_of(store),
         embedding_columns=embedding_columns,
         feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
         on_cpu=not given.on_device,
@@ -338,6 +340,13 @@ def edge_data_used(store: Store, ignore: str) -> frozenset[EdgeData]:
 def weights_name(store: Store) -> str:
     """What the data that the store was made of calls edges' weights."""
     return str(store.source.get("weights", "edge_weight"))
+
+
+def inputs_of(store: Store, takes: Collection[str] | None = None, kind: str = "inputs") -> Inputs:
+    """What the store's features are made of, where that is said, or its numbers of each edge; what a model does not
+    take (None: it takes all) without a name."""
+    said = store.source.get(kind, ())
+    return [(name if takes is None or name in takes else "", columns, whole) for name, columns, whole in said]
 
 
 def not_given(store: Store) -> dict[str, frozenset[str]]:

@@ -564,7 +564,8 @@ class Trainer:
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         flat_labels = _are_flat(graph)
-        self._converted, graph = _opened(graph, scratch, resources, loss)
+        beside = () if embedding is not None else _beside(model, graph)
+        self._converted, graph = _opened(graph, scratch, resources, loss, beside)
         with _given_up_with(self._converted):
             if out is not None:
                 out.check_contents(graph)
@@ -690,6 +691,22 @@ def _parts_of(graph: Any) -> Iterator[Any]:
         yield from getattr(graph, "stores", [graph])
 
 
+def _beside(model: nn.Module, graph: Any) -> tuple[str, ...]:
+    """What of PyG's data the model asks for beside ``x``: numbers of each node."""
+    part: Any = None if isinstance(graph, Store | str | Path) else next(_parts_of(graph), None)
+    if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
+        return ()
+    from ooc.model.lowering.tracing import asked_for  # imports PyG
+
+    found = []
+    for name in sorted(asked_for(getattr(model, "encoder", model)).difference(("x", "y", "batch", "ptr"))):
+        value: Any = part[name] if name in part and part.is_node_attr(name) else None
+        of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool
+        if of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx")):
+            found.append(name)
+    return tuple(found)
+
+
 def _labels_of(graph: Any) -> list[Tensor]:
     return [part.y for part in _parts_of(graph) if isinstance(getattr(part, "y", None), Tensor)]
 
@@ -707,17 +724,17 @@ def _are_flat(graph: Any) -> bool | None:
 
 
 def _opened(
-    graph: Any, folder: Path, resources: Resources, loss: RowsLoss | None
+    graph: Any, folder: Path, resources: Resources, loss: RowsLoss | None, beside: Sequence[str]
 ) -> tuple["TemporaryDirectory[str] | None", Store]:
     """The store that is ``graph``, or at that path; of a PyG ``Data`` or ``HeteroData`` one that is there as long as
-    the folder it is in, with labels as ``loss`` takes them."""
+    the folder it is in, with labels as ``loss`` takes them, and what is ``beside`` x."""
     if isinstance(graph, Store):
         return None, graph
     if isinstance(graph, str | Path):
         return None, open_store(graph)
     from ooc.conversion.conversion import convert
 
-    names = "x", "y", "edge_weight", "edge_attr"
+    names = "x", "y", "edge_weight", "edge_attr", *beside
     labels = _labels_of(graph)
     one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
     task = task_meant(loss, labels) if labels and one_column else None
@@ -734,6 +751,7 @@ def _opened(
             dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
             host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
+            inputs=beside,
             **reading,
         )
     except BaseException as error:

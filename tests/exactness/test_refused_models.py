@@ -331,7 +331,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         Later,
         ("Later", "does not depend on BatchNorm1d (beside), whose running statistics", "by its eval()"),
     ),
-    "no convolution": (lambda: Between(nn.Linear(8, 8)).between, ("Linear", "edge_index")),
     "fewer outputs than classes": (lambda: GCN(F_IN, 8, 2, C - 1), ("outputs", "classes")),
     "other features": (lambda: SAGEConv(F_IN + 2, C), (f"{F_IN + 2} features",)),
 }

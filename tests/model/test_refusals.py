@@ -20,14 +20,6 @@ GRAPH = GraphCase()
 F, C = GRAPH.features, GRAPH.classes
 
 
-class Backwards(SAGEConv):  # type: ignore[misc]
-    """Takes edges before rows."""
-
-    def forward(self, edge_index: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        out: torch.Tensor = super().forward(x, edge_index)
-        return out
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an MLP": (lambda: nn.Linear(F, C), "Linear"),
     "sage lstm": (lambda: GraphSAGE(F, 8, 2, C, aggr="lstm"), "order of edges"),
@@ -43,7 +35,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "GraphModule takes rows and edges by type",
     ),
     "one for several GPUs": (lambda: nn.DataParallel(GCN(F, 8, 2, C)), "give the model in it, its module"),
-    "edges first": (lambda: Backwards(F, C), "its forward must take (x, edge_index)"),
     "half precision": (lambda: GCN(F, 8, 2, C).half(), "float16"),
 }
 

@@ -364,7 +364,7 @@ def layer_of(
     edges = {name: value for name, value in given.items() if isinstance(value, Graph)}
     carried = {name: value for name, value in given.items() if isinstance(value, EdgeInput)}
     known = {*rows, *ends, *edges, *carried}
-    plain = {name: value for name, value in given.items() if name not in known and value is not None}
+    plain = {name: value for name, value in given.items() if name not in known}
     columns = {name: value.columns for name, value in rows.items()}
     tails = {name: codes[name].tail if name in codes else value.tail for name, value in rows.items()}
     flipped, relation = (any(g.flipped for g in edges.values()), next((g.relation for g in edges.values()), None))
@@ -375,7 +375,7 @@ def layer_of(
     if not rows or len(edges) != 1:
         raise layer.refuse("it must be given matrices of rows and the model's own edges, beside what these carry")
     for name, value in plain.items():
-        if not isinstance(value, _PLAIN):
+        if value is not None and not isinstance(value, _PLAIN):
             of_types = isinstance(value, EdgeKinds) or any(isinstance(one, EdgeKinds) for one in given.values())
             remedy = "; types that a layer of one's own looks up are a column of edge_attr, edge_attr[:, -1].long()"
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number{remedy * of_types}")

@@ -49,6 +49,11 @@ not to be seen on a few numbers around 1."""
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
+Inputs = Sequence[tuple[str, int, bool]]
+"""What lies side by side in the rows that a model is given: names of its arguments, or of what it asks data for, how
+many columns each has (0: it is [N]), and whether these are whole numbers. Nothing: the rows are ``x``."""
+
+
 class Results(Enum):
     """Which of a model's results are meant, where there are several: the first, or in training all side by side."""
 
@@ -62,16 +67,16 @@ class Setting:
     once; ``sum_first(i, hops, shape, once, scaling)``: whether the i-th product with a weight comes after its
     aggregation, which is scaled so and could be computed once; ``edge_data``: what edges carry that has to have a part
     in the result, so many features, ``weights_name`` what PyG's data calls weights, ``left_out`` what it has besides,
-    by name; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
-    multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
-    module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
-    both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
-    average; they are multiplied so ``on_cpu``, without a device of its own. ``embedding_columns``: by type of nodes, of
-    rows that are trained themselves, which are the model's input, behind features if there are such. ``most_edges``: of
-    a row, all or those of one type, asked where there are opaque layers. ``types``: of a graph with several of nodes
-    and edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
-    model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
-    an answer of its own for type, order and mode."""
+    by name, ``inputs`` what its features are made of; ``training``: with dropout and the statistics of these rows;
+    ``product``: how rows and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found
+    by trying them; ``traced``: what a module was found to call, by the module, what it was called for, and
+    ``training``. The settings of one model share both. ``feature_entries_per_row``: where features come without their
+    zeros, how many numbers have a row left on average; they are multiplied so ``on_cpu``, without a device of its own.
+    ``embedding_columns``: by type of nodes, of rows that are trained themselves, which are the model's input, behind
+    features if there are such. ``most_edges``: of a row, all or those of one type, asked where there are opaque layers.
+    ``types``: of a graph with several of nodes and edges, where the counts are those of the type that is scored.
+    ``outputs_of``: the types of nodes whose rows the model gives, one or two (none: the type that is labelled).
+    ``results``: of a model that gives several. ``lower`` has an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -82,6 +87,7 @@ class Setting:
     num_edge_features: int = 0
     weights_name: str = "edge_weight"
     left_out: Mapping[str, Collection[str]] = field(default_factory=dict)
+    inputs: Inputs = ()
     embedding_columns: Mapping[str, int] = field(default_factory=dict)
     product: Products = IN_FULL
     feature_entries_per_row: float | None = None

@@ -21,7 +21,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
-from ooc.model.lowering.assembly import Assembly, Results, Setting, first_line
+from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
 from ooc.model.lowering.interpreter import Interpreter, placed
 from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
@@ -47,6 +47,7 @@ _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
 
 
+_NAMES_OF_EDGES = ("edge_index", "adj_t")
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
@@ -54,12 +55,15 @@ _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 class _Way:
     """How a model is called: with the graph ``as_data``, or rows, edges and what it has ``taken`` of what these carry,
     by the names of its arguments; with types' numbers of edges (``numbered``), and told which graph rows are of
-    (``batch``)."""
+    (``batch``); ``inputs``: what rows are made of, those that it has no argument for without a name; ``by_name``: the
+    arguments that are rows and edges, where they are not the first two."""
 
     as_data: bool
     taken: dict[EdgeData, str]
     numbered: bool
     batch: bool
+    inputs: Inputs
+    by_name: tuple[str, ...]
 
     @classmethod
     def of(cls, model: nn.Module, setting: Setting) -> "_Way":
@@ -71,12 +75,15 @@ class _Way:
         taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
         numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
         batch = types is None and not as_data and _must_be_told_batch(model)
+        given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
+        inputs, by_name = setting.inputs, tuple[str, ...]()
+        if types is None and not as_data:
+            inputs, by_name = arranged(model, inputs, given)
+        given += [name for name, *_ in inputs if name not in ("x", "")]
         try:
-            if not as_data and [*inspect.signature(model.forward).parameters][:2] == ["edge_index", "x"]:
-                raise TypeError("the other way round")
-            given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
             if not as_data:
-                inspect.signature(model.forward).bind(None, None, **dict.fromkeys(given))
+                by_place = () if by_name else (None, None)
+                inspect.signature(model.forward).bind(*by_place, **dict.fromkeys([*by_name, *given]))
         except TypeError as error:
             arguments = "(x_dict, edge_index_dict)" if types else "(x, edge_index)"
             if types is not None and len(types.nodes) == 1:
@@ -91,7 +98,7 @@ class _Way:
                 f"model {kind} takes rows and edges by type, as (x_dict, edge_index_dict): a graph of one type of "
                 "nodes and one of edges is kept without types, and a model of it takes (x, edge_index)"
             )
-        return cls(as_data, taken, numbered, batch)
+        return cls(as_data, taken, numbered, batch, inputs, by_name)
 
     def on_small_rows(
         self, model: nn.Module, setting: Setting, results: Results, spaces: Sequence[str] = ()
@@ -114,6 +121,7 @@ class _Way:
             tried = small_inputs_of_types(types, columns, [width for _, _, width in carried], dtype=dtype)
             names = [f"given{at}" for at in range(len(places))]
         options: dict[str, Any] = {"batch": self.batch, "as_data": self.as_data, "left_out": setting.left_out}
+        options |= {"inputs": self.inputs, "by_name": self.by_name}
         return with_arguments(Whole, names, model, places, results, spaces, **options), tried
 
 
@@ -249,6 +257,45 @@ def edge_arguments(
             if data in offered and name in names:
                 found.setdefault(data, name)
     return found
+
+
+def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[Inputs, tuple[str, ...]]:
+    """Those of the ``inputs`` that its forward has an argument for, the others without a name; and the names of the
+    arguments that are rows, if there is an x, and edges, if it takes them, beside those that are ``given``: nothing
+    where these are the first two."""
+    own = {"x", *_arguments_of(model)}
+    inputs = [(name if name in own else "", columns, whole) for name, columns, whole in inputs]
+    of_nodes = {name for name, *_ in inputs}
+    has_x, given = not inputs or "x" in of_nodes, {*given, *of_nodes} - {"x"}
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(model, GraphSequential):
+        needed = named = [*model.signature.param_dict]
+    elif any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
+        return inputs, ()
+    else:
+        named = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        needed = [name for name in named if parameters[name].default is inspect.Parameter.empty]
+    free = [name for name in named if name not in given]
+    edges = [name for name in free if name in _NAMES_OF_EDGES][:1]
+    rows = [name for name in free if name not in (*edges, "batch")][: int(has_x)]
+    others = [name for name in free if name not in rows]
+    edges = edges or [name for name in others if name in needed and name != "batch"][:1]
+    found = (*rows, *(edges or others[:1]))
+    found = found[:-1] if found[-1:] == ("batch",) else found  # an MLP, which takes no edges
+    if not rows and of_nodes > {"x"}:  # all that it takes of nodes lies beside x
+        inputs = [(name if name != "x" else "", columns, whole) for name, columns, whole in inputs]
+    elif len(rows) < has_x or (rows != ["x"] and named[:1] == edges):
+        return inputs, ()
+    return inputs, () if [*found] == named[:2] and len(found) == 2 else found
+
+
+def asked_for(model: nn.Module) -> set[str]:
+    """The names that its forward has arguments of, or where it is given data, that its own methods may ask it for."""
+    if not takes_data(model):
+        return _arguments_of(model)
+    own = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
+    codes = (method.__code__ for kind in own for method in vars(kind).values() if hasattr(method, "__code__"))
+    return {name for code in codes for name in (*code.co_names, *code.co_consts) if isinstance(name, str)}
 
 
 def _carried_by_types(types: Types, taken: Collection[EdgeData]) -> list[tuple[EdgeData, EdgeType, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch_geometric.data import Data, HeteroData
 
 from ooc.errors import ModelError
-from ooc.model.lowering.assembly import Results
+from ooc.model.lowering.assembly import Inputs, Results
 
 ROWS, EDGES = "rows", "edges"
 """The first two arguments of a model, whatever it calls them."""
@@ -22,8 +22,9 @@ class Whole(nn.Module):
     the model's arguments it is, of rows and of edges in this order, the others by their names; or which type's among
     those of a dictionary (None: it is all of the argument). What has no place is left out. With ``batch`` the model is
     told to which graph each row belongs; with ``as_data`` it is given PyG's data, which has all this and may not be
-    asked for what is ``left_out``. Of what it gives, the rows of the types ``spaces``; where it gives several results,
-    what ``results`` says."""
+    asked for what is ``left_out``. ``inputs``: what lies side by side in the rows (``named``); ``by_name``: the
+    arguments that are rows and edges, where they are not the first two. Of what it gives, the rows of the types
+    ``spaces``; where it gives several results, what ``results`` says."""
 
     def __init__(
         self,
@@ -35,8 +36,11 @@ class Whole(nn.Module):
         batch: bool = False,
         as_data: bool = False,
         left_out: Mapping[str, Collection[str]] = MappingProxyType({}),
+        inputs: Inputs = (),
+        by_name: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.inputs, self.by_name = inputs, by_name
         self.model = model
         self.places, self.as_data, self.left_out = places, as_data, left_out
         self.results, self.spaces, self.batch = results, spaces, batch
@@ -53,16 +57,53 @@ class Whole(nn.Module):
         rows, edges = arguments.pop(ROWS), arguments.pop(EDGES)
         if isinstance(rows, dict):
             rows = {kind: rows[kind] for kind in dict.fromkeys((*self.left_out, *rows)) if kind in rows}
-        if self.as_data:
-            return chosen(self.model(as_data(rows, edges, arguments, self.left_out)), self.results, self.spaces)
         if self.batch:
             arguments["batch"] = torch.zeros(rows.size(0), dtype=torch.long, device=rows.device)
-        return chosen(self.model(rows, edges, **arguments), self.results, self.spaces)
+        left_out = self.left_out if self.as_data else None
+        output = called_with(
+            self.model, rows, edges, arguments, inputs=self.inputs, by_name=self.by_name, data=left_out
+        )
+        return chosen(output, self.results, self.spaces)
+
+
+def called_with(
+    model: nn.Module,
+    rows: Any,
+    edges: Any,
+    others: Mapping[str, Any],
+    *,
+    inputs: Inputs,
+    by_name: Sequence[str],
+    data: Mapping[str, Collection[str]] | None,
+) -> Any:
+    """What ``model`` gives for these, as ``Whole`` says; as ``data``, if that is what may not be asked for there."""
+    if inputs:
+        of_nodes = named(rows, inputs)
+        rows, others = of_nodes.pop("x", None), {**others, **of_nodes}
+    if data is not None:
+        return model(as_data(rows, edges, others, data))
+    if not by_name:
+        return model(rows, edges, **others)
+    return model(**dict(zip(by_name, (edges,) if rows is None else (rows, edges), strict=False)), **others)
+
+
+def named(rows: Any, inputs: Inputs) -> dict[str, Any]:
+    """What lies side by side in ``rows``, by name, where it has one."""
+    found, at = dict[str, Any](), 0
+    for name, columns, whole in inputs:
+        part = rows[:, at : at + columns] if columns else rows[:, at]
+        found[name] = part.long() if whole else part
+        at += columns or 1
+    found.pop("", None)
+    return found
 
 
 class _Given(Data):  # type: ignore[misc]  # PyG is not typed
     """PyG's data, also of stand-ins for tensors, whose shapes PyG does not ask for. Of what its user's data has besides
     it knows the names: who asks whether such is there would take another way."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name) if name in self._left_out else super().__getitem__(name)
 
     def __getattribute__(self, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_left_out", ()):

@@ -47,6 +47,9 @@ _OF_NODES = ("x", "y", *_OF_SPLITS)
 _OF_PYG = ("edge_index", "edge_type", *EDGE_DATA_NAMES, *_OF_NODES)
 _OF_MODELS = ("x", "edge_index", "edge_type", *EDGE_DATA_NAMES)
 """What of PyG's data models are given."""
+INPUTS = "inputs"
+"""What of PyG's data lies beside ``x``, by name: given to a conversion, and as ``[name, columns (0: [N]), whether these
+are whole numbers]`` of each in a store's source."""
 ARRAY_NAMES = (*_OF_PYG, "edges", "x_data", "x_indices", "x_indptr", "x_shape", "num_nodes", "num_classes")
 _SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _SCANNED_ROWS = 1 << 16
@@ -402,15 +405,42 @@ def pyg_source(data: Any, request: Request) -> Source:
     parts: list[tuple[Any, tuple[str, ...]]] = [(data, _OF_PYG)]
     if kind == "HeteroData":  # of one kind of node and one of edge
         parts = [(data[data.node_types[0]], _OF_NODES), (data[data.edge_types[0]], ("edge_index", *EDGE_DATA_NAMES))]
-    arrays: dict[str, AnyArray] = {}
+    arrays: dict[str, Any] = {}
     for part, names in parts:
         arrays |= _of_part(part, names)
-    if "x" not in arrays and kind == "Data":
+    beside = {name: getattr(data, name) for name in request.inputs}
+    if beside and (kind != "Data" or "x_data" in arrays):
+        raise SourceError(f"the PyG {kind} has {' and '.join(beside)} beside no dense x; make them columns of x")
+    if "x" not in arrays and not beside and kind == "Data":
         nodes = len(arrays["y"]) if "y" in arrays and "num_nodes" not in data else data.num_nodes
         arrays |= {} if nodes is None else {"num_nodes": np.array(nodes)}
+    inputs = {"x": arrays["x"]} if "x" in arrays and beside else {}
+    for name, tensor in beside.items():
+        inputs |= _of_tensor(tensor, name)
+    if beside:
+        arrays |= {"x": SideBySide([*inputs.values()])}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
-    return _without(source, {"": data} if kind == "Data" else {})
+    return _without(source, {"": data} if kind == "Data" else {}, inputs)
+
+
+def inputs_of(arrays: Mapping[str, AnyArray]) -> list[list[Any]]:
+    """What a store's source says of ``arrays`` [N] or [N, columns] that lie beside each other in ``x``."""
+    return [[name, array.shape[1] if array.ndim > 1 else 0, array.dtype.kind in "iu"] for name, array in arrays.items()]
+
+
+class SideBySide:
+    """Arrays [N] and [N, columns] as one, whose rows are put together as they are read."""
+
+    ndim = 2
+
+    def __init__(self, arrays: Sequence[AnyArray]) -> None:
+        self._arrays = [array[:, None] if array.ndim == 1 else array for array in arrays]
+        self.shape = len(self._arrays[0]), sum(array.shape[1] for array in self._arrays)
+        self.dtype = np.result_type(*self._arrays)
+
+    def __getitem__(self, rows: slice) -> AnyArray:
+        return np.concatenate([array[rows] for array in self._arrays], axis=1)
 
 
 def _of_types(data: Any, request: Request) -> Source:
@@ -427,14 +457,16 @@ def _of_types(data: Any, request: Request) -> Source:
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
     source = nodes.pop(labelled[0])
     found = typed_source(replace(source, name=name), labelled[0], nodes, edges)
-    return _without(found, {kind: data[kind] for kind in data.node_types})
+    return _without(found, {kind: data[kind] for kind in data.node_types}, {})
 
 
-def _without(source: Source, data: Mapping[str, Any]) -> Source:
-    """``source``, which says which names the ``data`` of each type of nodes has besides, in its order of these."""
-    known = (*_OF_MODELS, "num_nodes", "batch", "ptr")
+def _without(source: Source, data: Mapping[str, Any], inputs: Mapping[str, AnyArray]) -> Source:
+    """``source``, which says which names the ``data`` of each type of nodes has besides, in its order of these, and
+    which ``inputs`` lie beside each other."""
+    known = (*_OF_MODELS, "num_nodes", "batch", "ptr", *inputs)
     others = [[kind, sorted({*one.keys()}.difference(known))] for kind, one in data.items()]
-    return replace(source, description=source.description | {"left_out": others})
+    said = {"left_out": others} | ({INPUTS: inputs_of(inputs)} if inputs else {})
+    return replace(source, description=source.description | said)
 
 
 def _nodes_of_type(data: Any, kind: str, request: Request, *, labelled: bool) -> Source:

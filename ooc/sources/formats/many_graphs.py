@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ooc.errors import SourceError
-from ooc.sources.formats.arrays import is_pyg_data
+from ooc.sources.formats.arrays import INPUTS, SideBySide, inputs_of, is_pyg_data
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
@@ -35,6 +35,8 @@ _HELD = 3
 _GIVEN = ("x", "edge_index", "num_nodes", "batch", "ptr")
 """What of PyG's data models are given, or know otherwise."""
 _OF_EDGES = ("edge_weight", "edge_attr")
+OF_EDGES = "of_edges"
+"""In a store's source: what ``INPUTS`` is for nodes."""
 
 
 def graphs_source(
@@ -178,7 +180,7 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
         edges=found.edge_blocks,
         has_edge_weight=bool(found.columns["edge_weight"]),
         num_edge_features=found.columns["edge_attr"],
-        description={"left_out": [["", sorted(found.others)]]},
+        description={"left_out": [["", sorted(found.others)]], **found.description},
     )
 
 
@@ -190,6 +192,8 @@ class _Graphs:
         self.sizes = array("q")
         self.edges, self.only_answers = 0, True
         self.columns: dict[str, int] = {}
+        self._beside = tuple(request.inputs)
+        self.description: dict[str, Any] = {}
         self.others = set[str]()
         """What graphs have besides, by name."""
         of_nodes = True
@@ -201,12 +205,13 @@ class _Graphs:
                 raise SourceError(f"{name}: graph {at} is no homogeneous PyG Data with an edge_index{batches}")
             if data.x is not None and data.x.ndim != 2:
                 raise SourceError(f"{name}: x of graph {at} has the shape {tuple(data.x.shape)}, not [nodes, features]")
-            x, y = data.x, self.y(data, at)
+            x, y = self._x(data, at), self.y(data, at)
             carried = {one: self._carried(data, one) for one in _OF_EDGES}
             columns = {one: 0 if of is None or request.drop_edge_data else of.shape[1] for one, of in carried.items()}
             shape = (0 if x is None else x.shape[1], y.shape[1], columns)
             of_nodes = of_nodes and np.shape(data.y)[:1] == (int(data.num_nodes),) != (1,)
             if not at:
+                self.description = self._described(data)
                 self.features, self.labels, self.columns = shape
                 self.label_type = y.dtype
             elif shape != (self.features, self.labels, self.columns) and not of_nodes:
@@ -217,7 +222,7 @@ class _Graphs:
                     f"first has {wanted}"
                 )
             self.sizes.append(int(data.num_nodes))
-            self.others |= {*data.keys()}.difference((*_GIVEN, *_OF_EDGES))
+            self.others |= {*data.keys()}.difference((*_GIVEN, *_OF_EDGES, *self._beside))
             self.edges += int(data.edge_index.shape[1])
             self.only_answers &= bool(((y == 0) | (y == 1) | np.isnan(y)).all())
         if of_nodes and self.sizes:
@@ -236,7 +241,27 @@ class _Graphs:
 
     def x(self, data: Any) -> AnyArray:
         """[n, F]; ones where graphs have no features."""
-        return np.asarray(data.x) if self.features else np.ones((int(data.num_nodes), 1), dtype=np.float32)
+        x = self._x(data)
+        return np.ones((int(data.num_nodes), 1), dtype=np.float32) if x is None else x[:]
+
+    def _x(self, data: Any, at: int = 0) -> SideBySide | None:
+        """All that nodes have, None where that is nothing."""
+        arrays = self._inputs(data)
+        for name, given in arrays.items():
+            if len(given) != data.num_nodes:
+                raise SourceError(
+                    f"{self.name}: {name} of graph {at} has the shape {given.shape} for {data.num_nodes} nodes"
+                )
+        return SideBySide([*arrays.values()]) if arrays else None
+
+    def _inputs(self, data: Any) -> dict[str, AnyArray]:
+        names = ("x", *self._beside) if data.x is not None else self._beside
+        return {name: np.asarray(getattr(data, name, ())) for name in names}
+
+    def _described(self, data: Any) -> dict[str, Any]:
+        """In which form models are given what nodes and edges have, as of graphs like the first."""
+        edges = {name: np.asarray(data[name]) for name in _OF_EDGES if name in data and data[name] is not None}
+        return {INPUTS: inputs_of(self._inputs(data)), OF_EDGES: inputs_of(edges)}
 
     def _carried(self, data: Any, name: str) -> AnyArray | None:
         """[e, columns]."""

@@ -30,10 +30,10 @@ from ooc.memory import divide_memory
 from ooc.model.graph import load_rows, rows_nbytes
 from ooc.model.lowering.assembly import Results
 from ooc.model.lowering.network import values_of
-from ooc.model.lowering.tracing import edge_arguments, takes_data
+from ooc.model.lowering.tracing import arranged, edge_arguments, takes_data
 from ooc.model.lowering.trimming import Trimmed
 from ooc.model.lowering.values import Aggregate
-from ooc.model.lowering.whole import as_data
+from ooc.model.lowering.whole import called_with
 from ooc.model.task import Targets
 from ooc.offloading.measure import META, DryRuns, SavingPlan, Step
 from ooc.offloading.offload import Offload
@@ -49,7 +49,7 @@ from ooc.train.job import Job
 from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
-from ooc.train.setup import Saving, edge_data_used, lower_model, not_given, prepare, weights_name
+from ooc.train.setup import Saving, edge_data_used, inputs_of, lower_model, not_given, prepare, weights_name
 from ooc.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -344,6 +344,9 @@ class SampledTrainer(BatchTrainer):
         self._input_dropout = self._asked["input_dropout"]
         self._carried, self._as_data = edge_data_used(store, left_out), takes_data(model)
         self._names = edge_arguments(model, self._carried, weights_name(store))
+        self._inputs, self._by_name = inputs_of(store), tuple[str, ...]()
+        if not self._as_data:
+            self._inputs, self._by_name = arranged(model, self._inputs, self._names.values())
         results = Results.ALL if takes_results(loss) else Results.FIRST
         options = {"ignore_edge_data": left_out, "results": results}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
@@ -421,10 +424,9 @@ class SampledTrainer(BatchTrainer):
         if self._trims:
             given["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
             given["num_sampled_edges_per_hop"] = batch.num_sampled_edges
-        if self._as_data:
-            data = as_data(x, batch.edge_index, given, not_given(self.store))
-            return of_results(model(data), every=self._takes_results)
-        return of_results(model(x, batch.edge_index, **given), every=self._takes_results)
+        data = not_given(self.store) if self._as_data else None
+        how: dict[str, Any] = {"inputs": self._inputs, "by_name": self._by_name, "data": data}
+        return of_results(called_with(model, x, batch.edge_index, given, **how), every=self._takes_results)
 
     def _evaluate_alone(self) -> Scores:
         if self._both_fit:

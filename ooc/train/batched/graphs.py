@@ -9,7 +9,7 @@ graphs, n nodes, e edges, P paths, H pairs of near nodes.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
@@ -30,7 +30,7 @@ from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.conformance import Watch
 from ooc.model.lowering.network import check_outputs
 from ooc.model.lowering.tracing import takes_data
-from ooc.model.lowering.whole import as_data
+from ooc.model.lowering.whole import as_data, named
 from ooc.offloading.measure import META, DryRuns, on_meta
 from ooc.plan import Hardware
 from ooc.plan.workload import EdgeData
@@ -43,7 +43,7 @@ from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
-from ooc.train.setup import edge_data_used, not_given
+from ooc.train.setup import edge_data_used, inputs_of, not_given
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -62,8 +62,10 @@ class GraphModel:
 
     ``forward`` is given ``x`` [n, F], ``edge_index`` [2, e] and ``batch`` [n], by these names if it has all three, in
     this order otherwise, and by name of ``edge_weight``, ``edge_attr``, ``path_index`` [paths + 1, P], ``hop_index``
-    [2, H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. ModelError where it
-    takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
+    [2, H], ``ptr`` [g + 1] and ``batch_size`` (g) what it takes; or PyG's data, which has all this. Where it takes what
+    lies beside ``x``, too, all is by name, and what of the three it has no argument for is not given. Whole numbers and
+    one number an edge are as PyG has them, or if it does not run on these, floating-point numbers and [e, 1].
+    ModelError where it takes nothing of what edges carry, or wants paths that are not made, or gives no row a graph.
     """
 
     def __init__(self, model: nn.Module, store: Store, *, paths: int, hops: int, ignore_edge_data: str) -> None:
@@ -71,6 +73,9 @@ class GraphModel:
         name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         self._as_data = takes_data(model)
+        takes = None if self._as_data else {"x", *parameters}
+        self._inputs, self._of_edges = inputs_of(store, takes), inputs_of(store, takes, "of_edges")
+        inputs = [one for one, *_ in self._inputs if one not in ("x", "")]
         everything = self._as_data or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         there = {made for made, edges in (("path_index", paths), ("hop_index", hops)) if edges}
         there |= {_CARRIED[data] for data in edge_data_used(store, ignore_edge_data)}
@@ -83,13 +88,15 @@ class GraphModel:
                 made = _MADE.get(given)
                 remedy = f"give {made}=2 or {made}=3" if made else f"edges of {store.path} have none"
                 raise ModelError(f"{name} wants {given}; {remedy}")
-        self._names_batch, self._names_all = "batch" in parameters, {*_ALWAYS} <= parameters.keys()
+        always = {*_ALWAYS}.intersection(parameters) if inputs else {*_ALWAYS}
+        self._by_name = always if always <= parameters.keys() else set()
+        self._names_batch = "batch" in parameters
         asked = ("ptr",) if self._as_data else _GIVEN[4:]
         self._given = [one for one in _GIVEN if one in there or (one in asked and (self._as_data or one in parameters))]
         try:
             if not self._as_data:
-                by_place = [] if self._names_all else [*_ALWAYS[: 2 if self._names_batch else 3]]
-                by_name = {*_ALWAYS, *self._given} - {*by_place}
+                by_place = [] if self._by_name else [*_ALWAYS[: 2 if self._names_batch else 3]]
+                by_name = {*always, *self._given, *inputs}.difference(by_place)
                 inspect.signature(model.forward).bind(*by_place, **dict.fromkeys(by_name))
         except TypeError as error:
             raise ModelError(
@@ -110,13 +117,25 @@ class GraphModel:
         given: dict[str, Any] = {one: batch[one] for one in self._given if one != "batch_size"}
         given |= {"batch_size": len(batch.ptr) - 1} if "batch_size" in self._given else {}
         given |= {one: given[one].to(self.dtype) for one in _CARRIED.values() if one in given}
+        for one, columns, whole in self._of_edges:
+            if one in given:
+                found = given[one].reshape(-1, columns) if columns else given[one].reshape(-1)
+                given[one] = found.long() if whole else found
+        of_nodes = named(x, self._inputs) if self._inputs else {"x": x}
+        x, given = of_nodes.pop("x", None), given | of_nodes
         if self._as_data:
             return model(as_data(x, batch.edge_index, given | {"batch": batch.batch}, not_given(self.store)))
-        if self._names_all:
-            return model(x=x, edge_index=batch.edge_index, batch=batch.batch, **given)
+        if self._by_name:
+            always = {"x": x, "edge_index": batch.edge_index, "batch": batch.batch}
+            return model(**{one: always[one] for one in self._by_name}, **given)
         if self._names_batch:
             return model(x, batch.edge_index, batch=batch.batch, **given)
         return model(x, batch.edge_index, batch.batch, **given)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether what nodes have is given as whole numbers."""
+        return any(whole for _, _, whole in self._inputs)
 
     def made_up(self, most: Size, place: torch.device | None = None) -> "Data":
         """A batch of that size, of zeros; on the meta device of nothing."""
@@ -169,6 +188,10 @@ class GraphModel:
         batch.edge_index = torch.tensor([[1, 0], [0, 1]])
         with torch.random.fork_rng(devices=[]), torch.no_grad(), in_evaluation(model):
             try:
+                with suppress(TypeError, RuntimeError, ValueError, IndexError, AttributeError):
+                    return self._columns(self._results(model, batch), name)
+                self._inputs = [(given, columns, False) for given, columns, _ in self._inputs]
+                self._of_edges = []
                 outputs = self._results(model, batch)
             except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
                 reason = " ".join(str(error).split())
@@ -178,6 +201,10 @@ class GraphModel:
                 if not self._as_data and not {"x", "edge_index"} <= takes.parameters.keys():
                     reason += f"; its forward takes {takes}, and is given ({', '.join(_ALWAYS)}) in this order"
                 raise ModelError(f"{name} does not run on a batch of two graphs: {reason}") from error
+        return self._columns(outputs, name)
+
+    def _columns(self, outputs: Any, name: str) -> tuple[int, ...]:
+        """Of each result, of two graphs."""
         results = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         self.is_flat = len(results) == 1 and isinstance(results[0], Tensor) and results[0].dim() == 1
         results = [results[0][:, None]] if self.is_flat else results
@@ -317,6 +344,8 @@ class GraphTrainer(BatchTrainer):
         self._input_dropout, self._ignored = asked["input_dropout"], asked["ignore_edge_data"]
         loading = self._loading(model, resources, asked["seed"])
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
+        if self._input_dropout and self._runs.looks_up:
+            raise OptionError(f"input_dropout={self._input_dropout} drops from x, which is looked up; leave it out")
         outputs, dtype = self._runs.outputs, self._runs.dtype
         self._takes_results = takes_results(asked["loss"])
         if store.task is Task.CLASSES and not self._takes_results:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GPSConv, Set2Set, global_mean_pool
+from torch_geometric.nn import GINEConv, GPSConv, Set2Set, global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN, JumpingKnowledge, SchNet
 from torch_geometric.transforms import TwoHop
 from torch_geometric.utils import coalesce, remove_self_loops
@@ -510,6 +510,48 @@ class Placed(nn.Module):
 
     def forward(self, data: Data) -> Tensor:
         return self.inner(data.x, data.edge_index, data.batch) * (1 if data.pos is None else 2)
+
+
+class Looked(nn.Module):
+    """Atoms and bonds are looked up, and taken with their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.atoms, self.bonds = nn.Embedding(4, 5), nn.Embedding(3, 8)
+        self.conv, self.last = GINEConv(nn.Linear(8, 8)), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
+        rows = torch.cat([self.atoms(x.squeeze(-1)), pos], dim=1)
+        return self.last(global_mean_pool(self.conv(rows, edge_index, self.bonds(edge_attr)), batch))
+
+
+class LookedAsData(Looked):
+    def forward(self, data: Data) -> Tensor:  # type: ignore[override]
+        return super().forward(data.x, data["pos"], data.edge_index, data.edge_attr, data.batch)
+
+
+@pytest.mark.parametrize("kind", [Looked, LookedAsData])
+def test_places_and_whole_numbers_are_given_as_pygs_batches_have_them(kind: type[Looked], tmp_path: Path) -> None:
+    graphs = many_graphs(12, edge_features=0, labels="classes")
+    for graph in graphs:
+        graph.x, graph.edge_attr = graph.x[:, :1].abs().long() % 4, torch.arange(graph.num_edges) % 3
+        graph.pos, graph.y = torch.randn(graph.num_nodes, 3, dtype=torch.float64), graph.y.reshape(-1)[:1] % 2
+    model, batch = kind().double(), Batch.from_data_list(graphs)
+    reference = copy.deepcopy(model)
+    parts = (batch.x, batch.pos, batch.edge_index, batch.edge_attr, batch.batch)
+    optimizer, losses = torch.optim.Adam(reference.parameters(), lr=0.01), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(reference(*((batch,) if kind is LookedAsData else parts)), batch.y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    options: dict[str, Any] = {"memory": "60M", "spill_dir": tmp_path, "batch_size": 12}
+    with GraphTrainer(model, (graphs, graphs[:2], graphs[2:4]), **options, accumulate=2) as trainer:
+        assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(losses, rel=1e-10)
+    with pytest.raises(ooc.OptionError, match="drops from x, which is looked up"):
+        GraphTrainer(kind().double(), graphs, input_dropout=0.5, **options)
 
 
 def test_what_graphs_have_besides_is_not_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes have beside x, positions, encodings and categories, comes to models that ask for it by name, as in PyG;
+so do rows and edges, in any order, and rows alone."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GINConv, PointNetConv, SAGEConv
+from torch_geometric.nn.models import GCN, MLP
+
+import ooc
+from ooc.errors import ModelError, OptionError
+from ooc.train.batched.batches import SampledTrainer, Sampling
+from tests.graphs import GraphCase, random_data
+
+KINDS, H = 4, 6
+
+
+@pytest.fixture
+def data() -> Data:
+    found = random_data(GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8))
+    generator = torch.Generator().manual_seed(2)
+    found.pos = torch.randn(len(found.x), 3, generator=generator, dtype=torch.float64)
+    found.z = torch.randint(0, KINDS, (len(found.x),), generator=generator)
+    found.unasked = torch.full((len(found.x), 1), torch.nan)
+    return found
+
+
+class All(nn.Module):
+    """Numbers, positions and categories, in an order of its own."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.table, self.first = nn.Embedding(KINDS, H), SAGEConv(features + 3 + H, H)
+        self.last = GINConv(nn.Linear(H, classes))
+
+    def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor) -> Tensor:
+        rows = torch.cat([x, pos, self.table(z)], dim=1)
+        out: Tensor = self.last(self.first(rows, edge_index).relu(), edge_index)
+        return out
+
+
+class Asking(All):
+    def forward(self, data: Data) -> Tensor:  # type: ignore[override]
+        return super().forward(data.z, data.x, data.edge_index, data["pos"])
+
+
+class Places(nn.Module):
+    """Positions alone, and a layer that is given None for features."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = PointNetConv(nn.Linear(3, H), nn.Linear(H, classes))
+
+    def forward(self, pos: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(None, pos, edge_index)
+        return out
+
+
+class Backwards(GCN):  # type: ignore[misc]
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, H, 2, classes)
+
+    def forward(self, edge_index: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        out: Tensor = super().forward(x, edge_index)
+        return out
+
+
+class Alone(nn.Module):
+    """A row of its own, without edges."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lin(x)
+        return out
+
+
+MODELS: dict[str, tuple[Callable[[int, int], nn.Module], str]] = {
+    "all": (All, "z x edge_index pos"),
+    "data": (Asking, ""),
+    "positions": (Places, "pos edge_index"),
+    "edges first": (Backwards, "edge_index x"),
+    "rows alone": (Alone, "x"),
+    "a sequence": (lambda features, classes: nn.Sequential(nn.Linear(features, H), nn.Linear(H, classes)), "x"),
+    "an MLP with a norm of graphs": (lambda features, classes: MLP([features, H, classes], norm="graph_norm"), "x"),
+}
+
+
+def epochs(model: nn.Module, data: Data, names: str, count: int = 2) -> list[float]:
+    """The losses of PyG's full batch; the model is trained."""
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(count):
+        optimizer.zero_grad()
+        out = model(*(data[name] for name in names.split())) if names else model(data)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_given_what_they_ask_for(name: str, data: Data, tmp_path: Path) -> None:
+    make, names = MODELS[name]
+    torch.manual_seed(1)
+    reference = make(data.num_features, int(data.y.max()) + 1).double()
+    model, expected = copy.deepcopy(reference), epochs(reference, data, names)
+    with ooc.Trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
+        losses = [record.loss for record in trainer.fit(2, progress=False)]
+    assert losses == pytest.approx(expected, rel=1e-10)
+    for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-7, atol=1e-9)
+
+
+def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None:
+    """Full graph and batches of it; a model of x alone is given x alone."""
+    store = ooc.convert(data, tmp_path / "placed.ooc", inputs=["pos", "z"], dtype="float64")
+    options: dict[str, Any] = {"memory": "64M", "spill_dir": tmp_path}
+    for make, names in ((All, MODELS["all"][1]), (Asking, ""), (Backwards, "edge_index x")):
+        torch.manual_seed(1)
+        models = [make(data.num_features, store.num_classes).double() for _ in range(1)]
+        models += [copy.deepcopy(models[0]), copy.deepcopy(models[0])]
+        expected = epochs(models[0], data, names)
+        trainers = [ooc.Trainer(models[1], store, **options)]
+        if make is not Backwards:  # whose degrees are not a batch's
+            trainers.append(SampledTrainer(models[2], store, Sampling(fanouts=(-1, -1), batch_size=1000), **options))
+        for trainer in trainers:
+            with trainer:
+                assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(expected, rel=1e-10)
+    with pytest.raises(OptionError, match="inputs= names what PyG's data has"):
+        ooc.convert("synthetic:nodes=20,edges=40,features=2,classes=2", tmp_path / "other.ooc", inputs=["pos"])
+
+
+def test_what_is_not_there_is_refused(data: Data, tmp_path: Path) -> None:
+    del data.pos
+    for model, said in ((All(data.num_features, 3), "its forward must take"), (Asking(data.num_features, 3), "pos")):
+        with pytest.raises(ModelError, match=said):
+            ooc.Trainer(model.double(), data, memory="64M", spill_dir=tmp_path)
