@@ -323,6 +323,25 @@ class Stacking(nn.Module):
         return out
 
 
+class Depths(nn.Module):
+    """A recurrent network over layers, each a step of all rows at once, from zeros of as many: GeniePath."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(features, H), nn.Linear(H, classes)
+        self.breadths = nn.ModuleList(GATConv(H, H) for _ in range(2))
+        self.depths = nn.ModuleList(nn.LSTM(H, H, 1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.before(x)
+        h = c = torch.zeros(1, x.shape[0], H, device=x.device, dtype=x.dtype)
+        for breadth, depth in zip(self.breadths, self.depths, strict=True):
+            x, (h, c) = depth(breadth(x, edge_index).tanh()[None, :], (h, c))
+            x = x[0]
+        out: Tensor = self.after(x)
+        return out
+
+
 def of_edges() -> nn.Module:
     return nn.Sequential(nn.Linear(K, H), nn.ReLU(inplace=True), nn.Linear(H, K))
 
@@ -425,6 +444,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "assigning": (Assigning, {}),
     "choosing": (Choosing, {}),
     "stacking": (Stacking, {}),
+    "a recurrence over layers": (Depths, {}),
     "checkpointed": (Checkpointed, {}),
     "a product with a constant": (lambda f, c: Between(f, c, times_a_constant), {"edge_features": K}),
     "an encoder of edges": (lambda f, c: Between(f, c, of_edges(), edges=True), {"edge_features": K}),

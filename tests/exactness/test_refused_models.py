@@ -242,6 +242,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a largest row": (lambda: Between(lambda x: x / x.amax(dim=0)), ("amax", "across rows")),
     "a sort of nodes": (lambda: Between(lambda x: x.sort(dim=0).values), ("sort",)),
     "noise": (lambda: Between(torch.rand_like), ("rand_like", "it draws random numbers; F.dropout does")),
+    "a mask": (
+        lambda: Between(lambda x: x * torch.zeros_like(x).bernoulli_(0.5)),
+        ("bernoulli_", "ones_like(x) for a"),
+    ),
     "nodes in another order": (lambda: Between(lambda x: x[torch.randperm(x.size(0))]), ("randperm", "it draws")),
     "other edges": (
         lambda: Between(lambda x, e: x * dropout_edge(e)[0].sum(), edges=True),

@@ -72,7 +72,8 @@ _DRAWING = frozenset(
     ["bernoulli", "rand_like", "randint_like", "poisson", "normal", "multinomial", "gumbel_softmax", "rrelu"]
 )
 _DRAWS = (
-    "it draws random numbers; F.dropout does, of torch.ones(x.size(0), 1) for whole rows, and torch.randn_like of rows"
+    "it draws random numbers; F.dropout does, of torch.ones_like(x) for a mask, of torch.ones(x.size(0), 1) for whole "
+    "rows, and torch.randn_like of rows"
 )
 AsItIs = Callable[..., Value]
 """What a convolution without a formula gives for its arguments."""
@@ -499,7 +500,8 @@ class Interpreter:
         if target is operator.getitem and isinstance(args[0], Codes):
             return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
         before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
-        if (before_rows or (target is operator.getitem and args[1] is None)) and isinstance(args[0], Value):
+        whole = target is operator.getitem and args[1] in (None, (None, slice(None)), (None, ...))
+        if (before_rows or whole) and isinstance(args[0], Value):
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
@@ -524,7 +526,7 @@ class Interpreter:
         if target not in known:
             values = [a for a in leaves_of((args, kwargs)) if isinstance(a, (Value, Parts))]
             if values or (node.op == "call_method" and (not isinstance(args[0], Free) or writes_in_place(node))):
-                why = _DRAWS if name in _DRAWING else "it is not known to work row by row"
+                why = _DRAWS if name.rstrip("_") in _DRAWING else "it is not known to work row by row"
                 raise ModelError(f"{name} is not supported: {why}")
         found = self._apply(name, target, node.op == "call_method", args, kwargs)
         if target not in known and isinstance(found, Free):
@@ -766,7 +768,8 @@ class Interpreter:
         if name in MAY_BE_SUMS and (total := self._over_rows(target, found, args, kwargs)) is not None:
             return total
         heavy = target in HEAVY_FUNCTIONS or (of_module and any(p.dim() > 1 for p in target.parameters()))
-        if of_module or name in OF_OTHER_SHAPES or any(isinstance(leaf, (Parts, Stacked)) for leaf in leaves):
+        of_other_shapes = of_module or name in OF_OTHER_SHAPES or target in MAKE_ROWS
+        if of_other_shapes or any(isinstance(leaf, (Parts, Stacked)) for leaf in leaves):
             return self._rows_or_parts(found, heavy=heavy)
         return self._rows(found, heavy=heavy)
 
