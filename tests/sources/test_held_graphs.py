@@ -238,6 +238,19 @@ def test_a_hetero_data_of_one_kind_is_taken(tmp_path: Path) -> None:
     assert typed.array("edges/paper__cites__paper/in/edge_weight").shape == (3,)
 
 
+def test_labels_may_lie_beside_the_nodes_of_each_split(tmp_path: Path) -> None:
+    """As PyG's ``Entities`` has them."""
+    nodes, others = torch.tensor([3, 0]), torch.tensor([1])
+    data = Data(x=torch.randn(4, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), train_idx=nodes, test_idx=others)
+    data.train_y, data.test_y = torch.tensor([2, 1]), torch.tensor([0])
+    store = ooc.convert(data, tmp_path / "g.ooc")
+    assert store.array("y").read().tolist() == [1, 0, -1, 2]
+    assert store.split_sizes == {"train": 2, "valid": 0, "test": 1}
+    data.train_idx = torch.tensor([3, 9])
+    with pytest.raises(SourceError, match="9"):
+        ooc.convert(data, tmp_path / "h.ooc")
+
+
 class _OfTorchSparse:
     """What of torch-sparse's matrices is looked at."""
 

@@ -10,6 +10,7 @@ cannot be inferred.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -408,6 +409,8 @@ def pyg_source(data: Any, request: Request) -> Source:
     arrays: dict[str, Any] = {}
     for part, names in parts:
         arrays |= _of_part(part, names)
+    if "y" not in arrays and kind == "Data":
+        arrays |= _labels_by_split(data)
     beside = {name: getattr(data, name) for name in request.inputs}
     if beside and (kind != "Data" or "x_data" in arrays):
         raise SourceError(f"the PyG {kind} has {' and '.join(beside)} beside no dense x; make them columns of x")
@@ -422,6 +425,17 @@ def pyg_source(data: Any, request: Request) -> Source:
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
     return _without(source, {"": data} if kind == "Data" else {}, inputs)
+
+
+def _labels_by_split(data: Any) -> dict[str, AnyArray]:
+    """The labels that lie beside the nodes of each split, ``train_y`` beside ``train_idx``, as PyG's ``Entities`` has
+    them; -1 for all other nodes."""
+    splits = [split for split in ("train", "val", "test") if f"{split}_idx" in data and f"{split}_y" in data]
+    y = np.full(int(data.num_nodes), -1, dtype=np.int64)
+    for split in splits:
+        with suppress(IndexError):  # which is told where lists of nodes are checked
+            y[np.asarray(data[f"{split}_idx"])] = np.asarray(data[f"{split}_y"])
+    return {"y": y} if splits else {}
 
 
 def inputs_of(arrays: Mapping[str, AnyArray]) -> list[list[Any]]:
