@@ -3,7 +3,7 @@
 
 import re
 from math import isfinite
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, cast
 
 from ooc.errors import BudgetError, OptionError
@@ -30,6 +30,18 @@ def parse_size(text: Any, *, name: str = "size", zero: bool = False) -> int:
     if size < 0 or (size == 0 and not zero):
         raise OptionError(f"{name}: {text} is no size; it must be positive")
     return size
+
+
+def check_whole(given: Any, *, name: str, least: int = 1) -> None:
+    """OptionError where ``given`` is no whole number from ``least`` on."""
+    if not isinstance(given, Integral) or given < least:
+        raise OptionError(f"{name} must be a whole number from {least} on, not {given!r}")
+
+
+def check_number(given: Any, *, name: str) -> None:
+    """OptionError where ``given`` is no number."""
+    if not isinstance(given, Real):
+        raise OptionError(f"{name} must be a number, not {given!r}")
 
 
 def format_size(size_bytes: float) -> str:

@@ -27,7 +27,7 @@ from ooc.model.graph import ActiveRows
 from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import Limits
-from ooc.sizes import format_size
+from ooc.sizes import check_whole, format_size
 from ooc.stages import Sink, StageBuilder, Step
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
@@ -378,6 +378,7 @@ def _layer(what: What, layer: int | None, network: Network, *, least: int) -> in
     if network.depth == 1 and (least or layer):
         raise ModelError("a model of one layer has no hidden layer to take embeddings from; predict logits")
     chosen = network.depth - 1 if layer is None else layer
+    check_whole(chosen, name="layer", least=0)
     if not least <= chosen < network.depth:
         raise OptionError(f"layer {chosen} is no hidden layer; the model has {least} to {network.depth - 1}")
     return chosen

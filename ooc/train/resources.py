@@ -30,7 +30,7 @@ from ooc.prefetch.cuda import Cuda
 from ooc.prefetch.device import Device
 from ooc.profile import known_hardware
 from ooc.ranks import ALONE, Ranks
-from ooc.sizes import format_size, parse_size
+from ooc.sizes import check_whole, format_size, parse_size
 from ooc.storage.store import Store
 from ooc.suggestions import check_choice
 
@@ -254,9 +254,10 @@ class Resources:
 
         Without ``hardware``: this machine as ``ooc profile`` has measured it with this spill folder, or estimates.
         """
-        for name, count in (("slab columns", slab_columns), ("tile rows", tile_rows), ("threads", threads)):
-            if count is not None and count < 1:
-                raise OptionError(f"{name} must be positive, not {count}")
+        counts = {"block rows": block_rows, "slab columns": slab_columns, "tile rows": tile_rows, "threads": threads}
+        for name, count in counts.items():
+            if count is not None:
+                check_whole(count, name=name)
         check_choice("exchange", exchange, EXCHANGES)
         check_choice("exchange by", exchange_by, WAYS)
         if spill_dtype == "float16":
@@ -266,6 +267,8 @@ class Resources:
         computing = find_device(device)
         folder = Path() if spill_dir is None else Path(spill_dir)
         hardware = hardware_for(computing, folder) if hardware is None else hardware
+        if not isinstance(hardware, Hardware):
+            raise OptionError(f"hardware {hardware!r} is none as ooc profile measures it; its names are for ooc plan")
         if hardware.has_device_memory and computing is None:
             raise OptionError(f"hardware {hardware.name} has a device with memory, and the CPU is to compute")
         if computing is not None and not hardware.has_device_memory:

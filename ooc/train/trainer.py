@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
@@ -25,7 +24,7 @@ from ooc.engine.record import EpochRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
 from ooc.engine.workers import one_thread
-from ooc.errors import BudgetError, OptionError, RunError, TrainingError
+from ooc.errors import BudgetError, OocError, OptionError, RunError, TrainingError
 from ooc.events import EpochFinished, Listener, Note, Relay, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.lowering.network import dtype_of
@@ -35,6 +34,7 @@ from ooc.progress.live import Tier, TrainingView
 from ooc.progress.plan_report import PlanReport
 from ooc.progress.reporter import displayed
 from ooc.ranks import ALONE, Ranks
+from ooc.sizes import check_number, check_whole
 from ooc.stages.workload import drop_gradients_cut_off, zero_gradients
 from ooc.storage.store import Store, open_store
 from ooc.train.described import check_software, described
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "Trainer", "Tuning"]
 
+_CONVERTED = "graph.ooc"
+"""What a store is called that a trainer has made of PyG's data."""
 _FEW_NUMBERS = 1 << 20
 """Of all parameters: a step of Adam takes one thread 5 ms then, and others that had helped would be awake as long."""
 
@@ -118,8 +120,7 @@ class Trainer:
         """
         asked: dict[str, Any] = {"epochs": epochs, "eval_every": eval_every, "patience": patience}
         for name, given in asked.items():
-            if not isinstance(given, Integral) or given < 0:
-                raise OptionError(f"{name} must be a whole number from 0 on, not {given!r}")
+            check_whole(given, name=name, least=0)
         with self._at_work():
             self._check_evaluated(eval_every, patience)
             asked |= {"resume": resume, "allow_nonfinite": allow_nonfinite}
@@ -530,6 +531,9 @@ class Trainer:
         """
         _check_autocast()
         check_model(model, graph)
+        check_whole(seed, name="seed", least=0)
+        check_whole(average_from, name="average_from")
+        check_number(input_dropout, name="input_dropout")
         if optimizer is not None:
             check_optimizer(optimizer, model)
         self._lock = RLock()
@@ -585,8 +589,10 @@ class Trainer:
                 ranks.check_alike(described(model, optimizer, settings), "what is trained")
             self.model, self.store = model, graph
             self.metric = self._resolve_metric(metric, graph)
-            if clip_norm is not None and not clip_norm > 0:
-                raise OptionError(f"clip norm must be positive, not {clip_norm}")
+            if clip_norm is not None:
+                check_number(clip_norm, name="clip norm")
+                if not clip_norm > 0:
+                    raise OptionError(f"clip norm must be positive, not {clip_norm}")
             self._clip_norm = clip_norm
             self._learnt: LearntRows | None = None
             if embedding is not None:
@@ -742,12 +748,15 @@ def _opened(
     found = (getattr(part, name, None) for part in _parts_of(graph) for name in names)
     kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}
     dtype = str(max(kinds, key=lambda kind: kind.itemsize, default="torch.float32")).removeprefix("torch.")
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = TemporaryDirectory(prefix="ooc-graph-", dir=folder)
+    except OSError as error:
+        raise OptionError(f"spill_dir {folder}: {error.strerror}") from error
     try:
         store = convert(
             graph,
-            Path(temporary.name) / "graph.ooc",
+            Path(temporary.name) / _CONVERTED,
             dtype=dtype if dtype in ("float16", "float32", "float64") else "float32",
             host_budget=resources.limits.memory_bytes,
             listener=resources.listener,
@@ -764,12 +773,15 @@ def _opened(
 
 @contextmanager
 def _given_up_with(converted: "TemporaryDirectory[str] | None") -> Iterator[None]:
-    """An error takes ``converted`` away at once: a notebook keeps the error, and with it the trainer."""
+    """An error takes ``converted`` away at once: a notebook keeps the error, and with it the trainer. Nor does it name
+    the place of that."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if converted is not None:
             converted.cleanup()
+            if isinstance(error, OocError):
+                error.args = (str(error).replace(str(Path(converted.name, _CONVERTED)), "the graph"), *error.args[1:])
         raise
 
 

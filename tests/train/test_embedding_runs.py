@@ -268,7 +268,7 @@ def test_what_cannot_be_is_named(options: dict[str, Any], message: str, store: S
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, {}), "at least one column"),
+        ((0, {}), "an embedding's columns must be a whole number from 1 on, not 0"),
         ((4, {"optimizer": "lbfgs"}), "not one of adam, adamw, sparseadam, adagrad, sgd"),
         ((4, {"lr": 0.0}), "learning rate must be positive"),
         ((4, {"std": -1.0}), "must not be negative"),

@@ -201,6 +201,37 @@ def test_counts_are_whole_numbers(asked: Callable[[ooc.Trainer], object], said: 
         asked(trainer)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": "1"}, "seed must be a whole number from 0 on, not '1'"),
+        ({"seed": None}, "seed must be a whole number from 0 on, not None"),
+        ({"threads": "2"}, "threads must be a whole number from 1 on, not '2'"),
+        ({"block_rows": "8"}, "block rows must be a whole number from 1 on, not '8'"),
+        ({"slab_columns": 2.5}, "slab columns must be a whole number from 1 on, not 2.5"),
+        ({"average_from": 0}, "average_from must be a whole number from 1 on, not 0"),
+        ({"embedding": "64"}, "an embedding's columns must be a whole number from 1 on, not '64'"),
+        ({"input_dropout": "0.5"}, "input_dropout must be a number, not '0.5'"),
+        ({"clip_norm": "1"}, "clip norm must be a number, not '1'"),
+        ({"hardware": "a100"}, "hardware 'a100' is none as ooc profile measures it"),
+        ({"spill_dir": "/proc"}, "spill_dir /proc: "),
+    ],
+)
+def test_options_that_are_no_numbers_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        ooc.Trainer(model(), DATA, **options)
+
+
+def test_errors_do_not_name_the_place_of_a_graph_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^the graph is one graph; ooc.Trainer trains on it$"):
+        ooc.GraphTrainer(model(), DATA, spill_dir=tmp_path)
+    with (
+        ooc.Trainer(model(), DATA, spill_dir=tmp_path) as trainer,
+        pytest.raises(OptionError, match="layer must be a whole number from 0 on, not '1'"),
+    ):
+        trainer.predict("embeddings", layer="1")  # type: ignore[arg-type]
+
+
 def test_what_listeners_may_ask_of_the_trainer(store: Store) -> None:
     """Scores; all else would take away what the epoch under way works in, and is refused by name."""
 
