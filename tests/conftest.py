@@ -60,6 +60,10 @@ def _made_once() -> Iterator[None]:
         for module, names in made:
             for name in names.split() if module in sys.modules else ():
                 patch.setattr(sys.modules[module], name, cache(getattr(sys.modules[module], name)))
+        if "torch.fx._symbolic_trace" in sys.modules:
+            from tests.patched_modules import patch_once
+
+            patch_once(patch)
         yield
 
 

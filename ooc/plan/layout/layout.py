@@ -364,8 +364,8 @@ def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], choice: Cho
     grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
     if choice.alone:
         of_row = sum(grid.columns * grid.itemsize for grid in grids)
-        widest = max(one.grid.columns * one.grid.itemsize for one in matrices.values() if one.in_frames)
-        if 2 * of_row > 3 * widest:
+        others = (one.grid for one in matrices.values() if one.in_frames)
+        if all(2 * of_row > 3 * grid.columns * grid.itemsize for grid in others):
             item = replace(item, steps_at_once=1)
     low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
     if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
