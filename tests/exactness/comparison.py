@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 import ooc
 from ooc.errors import BudgetError
@@ -48,13 +49,18 @@ _converted: dict[str, Path] = {}
 _folder = tempfile.TemporaryDirectory(prefix="ooc-converted-")
 
 
-def store_of(data: Data, folder: Path, *, linked: bool = False) -> Store:
+def store_of(data: Data | HeteroData, folder: Path, *, linked: bool = False) -> Store:
     """``data`` converted in its own precision, edges exactly as they are; once, and copied from then on, or its arrays
     ``linked`` to, for who changes none of them: copying its 68 files and folders takes as long as planning."""
-    dtype, digest = str(data.x.dtype).removeprefix("torch."), sha256()
-    for name, tensor in sorted(data.to_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy())
+    digest, dtype = sha256(), "float64"
+    for part in data.stores:
+        digest.update(repr(part._key).encode())
+        for name, one in part.items():
+            if name == "x":
+                dtype = str(one.dtype).removeprefix("torch.")
+            is_tensor = isinstance(one, Tensor)
+            digest.update(repr((name, one.dtype, one.shape) if is_tensor else (name, one)).encode())
+            digest.update(one.contiguous().numpy() if is_tensor else b"")
     key, path = digest.hexdigest(), folder / "graph.ooc"
     if key not in _converted:
         _converted[key] = ooc.convert(data, Path(_folder.name) / f"{key}.ooc", dtype=dtype).path
@@ -160,7 +166,7 @@ def assert_agrees(
 
 
 @torch.no_grad()
-def with_last_bits_changed(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> torch.nn.Module:
+def with_last_bits_changed(model: torch.nn.Module, start: dict[str, Tensor]) -> torch.nn.Module:
     """A copy of ``model`` as it was at the ``start``, with parameters a few units in the last place larger."""
     model = copy.deepcopy(model)
     model.load_state_dict(start)

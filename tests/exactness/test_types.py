@@ -44,6 +44,7 @@ from ooc.plan.planner import Chosen, make_plan
 from ooc.stages.recomputation import read_backward
 from ooc.storage.verification import verify
 from ooc.train.setup import Saving, Tuning
+from tests.exactness import comparison
 
 HIDDEN, CLASSES, EPOCHS = 5, 4, 2
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types", "ignore:The type 'written by'")
@@ -186,7 +187,7 @@ def made(make: Make, data: HeteroData) -> nn.Module:
 
 
 def store_of(data: HeteroData, folder: Path) -> ooc.Store:
-    return ooc.convert(data, folder / "graph.ooc", dtype="float64", force=True)
+    return comparison.store_of(data, folder, linked=True)
 
 
 def trained(model: nn.Module, store: ooc.Store | HeteroData, folder: Path, **options: Any) -> list[float]:
