@@ -6,7 +6,7 @@ import inspect
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -19,7 +19,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from ooc.model.layers import opaque
-from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.conformance import check_sizes, probe_layer
 from ooc.model.layers.content import Content, digest
 from ooc.model.layers.layer import Layer
 from ooc.model.lowering import interpreter, opened, symbolic, tracing
@@ -42,7 +42,8 @@ def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
     for module in (tracing, interpreter, opened, summed):
         patch.setattr(module, "Calls", traced_once)
     folder.mkdir(exist_ok=True)
-    patch.setattr(opaque, "probe_layer", ProbedOnce(folder))
+    for tried in probe_layer, check_sizes:
+        patch.setattr(opaque, tried.__name__, TriedOnce(tried, folder))
     patch.setattr(job, "choose_workload", PlannedOnce())
 
 
@@ -73,10 +74,10 @@ def traced_once(
     opened: MessagePassing | None = None,
     whole: Sequence[Any] = (),
 ) -> Calls:
-    """The calls of a module, found once for modules that are the same but for weights. They name its parts; what else
-    they refer to, tensors that forward makes, belongs to one module."""
+    """The calls of a module, found once for modules that are the same but for weights, whatever their ``name``. They
+    name its parts; what else they refer to, tensors that forward makes, belongs to one module."""
     fewer = [*map(min, fewest, (symbolic._NODES, symbolic._EDGES))]
-    key = digest(module, name, inputs, training, [*whole, fewer], pickler=_Content)
+    key = digest(module, inputs, training, [*whole, fewer], pickler=_Content)
     own = list(module.parameters())
     if key is None or key not in _traced:
         options: dict[str, Any] = {"rows": rows, "opened": opened, "whole": whole}
@@ -147,24 +148,24 @@ def _latest(known: OrderedDict[Key, Value], key: Key) -> Value:
     return known[key]
 
 
-class ProbedOnce:
-    """What trying a layer tells, found once for layers that are the same but for weights, as those of trainers are that
-    differ in their budgets alone. What one process has found others read, its children among them."""
+class TriedOnce:
+    """What ``tried`` tells of a layer, found once for layers that are the same but for weights, as those of trainers
+    are that differ in their budgets alone. What one process has found others read, its children among them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[bytes, ProbeResult] = {}
+    def __init__(self, tried: Callable[..., Any], folder: Path) -> None:
+        self._tried, self._folder = tried, folder
+        self._known: dict[bytes, Any] = {}
         """By the digest of what was tried."""
 
-    def __call__(self, layer: Layer, module: torch.nn.Module, **options: Any) -> ProbeResult:
-        key = digest(module, repr(replace(layer, module=torch.nn.Module(), where="")), options, pickler=_Content)
+    def __call__(self, layer: Layer, module: torch.nn.Module, *given: Any, **options: Any) -> Any:
+        key = digest(self._tried.__name__, module, layer.kind, given, options, pickler=_Content)
         if key is None:
-            return probe_layer(layer, module, **options)
+            return self._tried(layer, module, *given, **options)
         path = self._folder / key.hex()
         if key not in self._known and path.exists():
             self._known[key] = pickle.loads(path.read_bytes())
         if key not in self._known:
-            self._known[key] = probe_layer(layer, module, **options)
+            self._known[key] = self._tried(layer, module, *given, **options)
             beside = path.with_name(f"{path.name}.{os.getpid()}")
             beside.write_bytes(pickle.dumps(self._known[key]))
             beside.replace(path)

@@ -2,6 +2,7 @@
 """Layers of one's own, and PyG's without a formula, over edges within a type of nodes and between two, against PyG."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from torch_geometric.utils import degree
 import ooc
 from ooc.errors import ModelError
 from ooc.kernels import neighbourhood
-from ooc.model.layers import opaque
+from ooc.model.layers import conformance, opaque
+from ooc.model.layers.layer import Layer
 from ooc.model.layers.opaque import Opaque
 from ooc.model.lowering.network import values_of
 from ooc.plan.layout.passes import ShufflePass
@@ -369,6 +371,28 @@ def test_budgets_change_no_bit_and_what_is_gathered_need_not_fit(
         assert bool(shuffled) == (way is scarce and conv is not Own)
         for found, wanted in zip(other.parameters(), model.parameters(), strict=True):
             assert torch.equal(found, wanted)
+
+
+def test_layers_over_types_of_edges_are_tried_once_if_they_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five types one leads to nodes of its own; how many edges there are is asked of each."""
+    tried, sized = list[tuple[bool, bool]](), list[tuple[Any, ...]]()
+
+    def probe(layer: Layer, module: nn.Module, **options: Any) -> conformance.ProbeResult:
+        tried.append((bool(layer.own), module.training))
+        return conformance.probe_layer(layer, module, **options)
+
+    def check(layer: Layer, module: nn.Module, *given: Any, **options: Any) -> None:
+        sized.append((layer.relation, module.training))
+        conformance.check_sizes(layer, module, *given, **options)
+
+    monkeypatch.setattr(opaque, "probe_layer", probe)
+    monkeypatch.setattr(opaque, "check_sizes", check)
+    data = typed.graph()
+    ooc.Trainer(made(GENERAL["both ends"], data), store_of(data, tmp_path), spill_dir=tmp_path).close()
+    assert sorted(tried) == [*itertools.product((False, True), repeat=2)]
+    assert len(sized) == len({*sized}) == 2 * len(data.edge_types)
 
 
 class OfDegrees(Counted):

@@ -46,7 +46,7 @@ from ooc.storage.verification import verify
 from ooc.train.setup import Saving, Tuning
 from tests.exactness import comparison
 
-HIDDEN, CLASSES, EPOCHS = 5, 4, 2
+HIDDEN, CLASSES, EPOCHS = 9, 4, 2
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types", "ignore:The type 'written by'")
 TOLERANCE = 1e-10
 Make = Callable[[HeteroData], nn.Module]

@@ -153,14 +153,12 @@ def probe_layer(
     dtype: torch.dtype,
     record: bool,
     in_pieces: bool = True,
-    nodes: Sequence[int] = (),
-    edges: int = 0,
     in_pairs: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces; ``nodes`` and ``edges``: of the whole graph, targets and sources, if it is
-    asked for by these; ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs so."""
+    edges that they should come in pieces; ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs
+    so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.choose_numbers()
@@ -187,8 +185,6 @@ def probe_layer(
                 dtype=dtype,
                 record=record,
                 in_pieces=in_pieces,
-                nodes=nodes,
-                edges=edges,
                 in_pairs=False,
             )
         unused &= others
@@ -202,13 +198,25 @@ def probe_layer(
         taken = probe.footprint(sharing(module, layer.where), dtype, of_used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
-        if nodes:
-            probe.check_sizes(nodes, edges)
-            if not edges:
-                probe.check_without_edges()
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
     return ProbeResult(tail, tuple(used), *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
+
+
+def check_sizes(
+    layer: Layer, module: nn.Module, found: ProbeResult, nodes: Sequence[int], edges: int, **options: Any
+) -> None:
+    """ModelError where a layer of which ``probe_layer`` has ``found`` this, with the same ``options``, goes another way
+    by how many ``nodes``, targets and sources, and ``edges`` the whole graph has."""
+    with torch.random.fork_rng(devices=[]):
+        probe = _Probe(layer, module, options["columns"], options["edge_features"], record=options["record"])
+        probe.choose_numbers()
+        probe.layer, probe.dropped = replace(layer, pairs=found.pairs), found.dropped
+        probe.change()
+        probe.grow()
+        probe.check_sizes(nodes, edges)
+        if not edges:
+            probe.check_without_edges()
 
 
 class _Probe:

@@ -222,6 +222,12 @@ class Layer:
     own: Collection[str] = ()
     counts: Collection[str] = ()
 
+    @property
+    def kind(self) -> str:
+        """The same for layers that are called alike, of whichever type of edges."""
+        carried = {name: replace(one, relation=None) for name, one in self.carried.items()}
+        return repr(replace(self, module=nn.Module(), where="", relation=None, carried=carried))
+
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.where}: {reason}")
 

@@ -45,7 +45,7 @@ from ooc.kernels.neighbourhood import (
 from ooc.kernels.pieces.caught_sums import Total
 from ooc.kernels.tensors import gradients_of
 from ooc.model.graph import Scaling
-from ooc.model.layers.conformance import ProbeResult, probe_layer
+from ooc.model.layers.conformance import ProbeResult, check_sizes, probe_layer
 from ooc.model.layers.content import digest
 from ooc.model.layers.layer import Layer, layer_of, sharing
 from ooc.model.layers.per_edge import EdgeAggregate, Key, Pulling, Scattered
@@ -450,15 +450,18 @@ def lower_opaque(
         "dtype": setting.dtype,
         "record": record,
         "in_pieces": setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
-        "nodes": [assembly.num_rows(one) for one in (target or source, source)] if kind is Opaque else (),
-        "edges": all_edges,
     }
-    alike = digest(module, repr(replace(layer, module=nn.Module(), where="")), options)  # as a deep model's layers are
+    alike = digest(module, layer.kind, options)  # as a deep model's layers are, or those of several types of edges
     question = (layer, record, module.training) if alike is None else alike
     probed = next((found for asked, found in setting.probed if asked == question), None)
     if probed is None:
         probed = probe_layer(layer, module, **options)
         setting.probed.append((question, probed))
+    if kind is Opaque:
+        sizes = [assembly.num_rows(one) for one in (target or source, source)], all_edges
+        if not any(asked == (question, sizes) for asked, _ in setting.probed):
+            check_sizes(layer, module, probed, *sizes, **options)
+            setting.probed.append(((question, sizes), probed))
     keep = setting.training and (rows_train or bool(probed.parameters))
     site = assembly.sites + 1
     assembly.sites += len(probed.dropped)
