@@ -28,7 +28,8 @@ def data() -> Data:
     found = random_data(GraphCase(self_loops=9, isolated=7, duplicates=15, unlabelled=8))
     generator = torch.Generator().manual_seed(2)
     found.pos = torch.randn(len(found.x), 3, generator=generator, dtype=torch.float64)
-    found.z = torch.randint(0, KINDS, (len(found.x),), generator=generator)
+    found.z = torch.randint(0, KINDS, (len(found.x), 1), generator=generator)
+    found.level = found.z[:, 0]
     found.unasked = torch.full((len(found.x), 1), torch.nan)
     return found
 
@@ -41,15 +42,15 @@ class All(nn.Module):
         self.table, self.first = nn.Embedding(KINDS, H), SAGEConv(features + 3 + H, H)
         self.last = GINConv(nn.Linear(H, classes))
 
-    def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor) -> Tensor:
-        rows = torch.cat([x, pos, self.table(z)], dim=1)
+    def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor, level: Tensor) -> Tensor:
+        rows = torch.cat([x, pos, self.table(z.squeeze()) + self.table(level)], dim=1)
         out: Tensor = self.last(self.first(rows, edge_index).relu(), edge_index)
         return out
 
 
 class Asking(All):
     def forward(self, data: Data) -> Tensor:  # type: ignore[override]
-        return super().forward(data.z, data.x, data.edge_index, data["pos"])
+        return super().forward(data.z, data.x, data.edge_index, data["pos"], data.level)
 
 
 class Places(nn.Module):
@@ -86,7 +87,7 @@ class Alone(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[int, int], nn.Module], str]] = {
-    "all": (All, "z x edge_index pos"),
+    "all": (All, "z x edge_index pos level"),
     "data": (Asking, ""),
     "positions": (Places, "pos edge_index"),
     "edges first": (Backwards, "edge_index x"),
@@ -124,7 +125,7 @@ def test_models_are_given_what_they_ask_for(name: str, data: Data, tmp_path: Pat
 
 def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None:
     """Full graph and batches of it; a model of x alone is given x alone."""
-    store = ooc.convert(data, tmp_path / "placed.ooc", inputs=["pos", "z"], dtype="float64")
+    store = ooc.convert(data, tmp_path / "placed.ooc", inputs=["pos", "z", "level"], dtype="float64")
     options: dict[str, Any] = {"memory": "64M", "spill_dir": tmp_path}
     for make, names in ((All, MODELS["all"][1]), (Asking, ""), (Backwards, "edge_index x")):
         torch.manual_seed(1)

@@ -497,17 +497,20 @@ class Interpreter:
             raise ModelError(f"{name} looks across rows: how many are in a part says where they lie")
         if target in WHOLE and isinstance(args[0], Value):
             return self._codes(name, args[0], partial(_called, target, args[1:], kwargs))
-        if target is operator.getitem and isinstance(args[0], Codes):
-            return self._codes(name, args[0].rows, lambda rows: args[0].of(rows)[args[1]])
         before_rows = target in ("unsqueeze", torch.unsqueeze) and args[1:] == [0]
         whole = target is operator.getitem and args[1] in (None, (None, slice(None)), (None, ...))
         if (before_rows or whole) and isinstance(args[0], Value):
             return OneBatch(args[0])
         if target in ("squeeze", torch.squeeze) and isinstance(args[0], OneBatch) and args[1:] == [0]:
             return args[0].rows
-        of_any = target in ("squeeze", torch.squeeze) and len(args) == 1 and not kwargs
-        if of_any and isinstance(args[0], Value) and self._assembly.num_rows(args[0]) > 1:  # which a tile may not have
+        squeezes = target in ("squeeze", torch.squeeze)
+        rows = args[0].rows if isinstance(args[0], Codes) else args[0]
+        of_any = squeezes and len(args) == 1 and not kwargs and isinstance(rows, Value)
+        if of_any and self._assembly.num_rows(rows) > 1:  # which a tile may not have
             kwargs = {"dim": tuple(at for at, size in enumerate(args[0].tail, start=1) if size == 1)}
+        if (squeezes or target is operator.getitem) and isinstance(args[0], Codes):
+            part = partial(_called, target, args[1:], kwargs)
+            return self._codes(name, rows, lambda given: part(args[0].of(given)))
         of_whole = target in (torch.zeros, "new_zeros") and kwargs.get("dtype") is torch.long
         if of_whole and [*map(type, leaves_of(args[-1:]))] == [RowCount]:  # a number a row
             return OneGraph()
