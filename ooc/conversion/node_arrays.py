@@ -123,11 +123,11 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
             reason = " (where they are counted, as many as nodes or 65,536 at the most)" * counted
             raise SourceError(f"{called} {row + at} has the label {block.y[at]}; {task.meaning(most)}{reason}")
         labelled = task.labelled(block.y)
-        twice = block.train.astype(np.int8) + block.valid + block.test > 1
-        if twice.any():
-            at = int(twice.argmax())
+        seen = block.train & (block.valid | block.test)
+        if seen.any():
+            at = int(seen.argmax())
             names = " and ".join(name for name in SPLITS if getattr(block, name)[at])
-            raise SourceError(f"the splits overlap: {called} {row + at} is in {names}")
+            raise SourceError(f"the splits overlap: {called} {row + at} is in {names}, and would be scored as unseen")
         for name in SPLITS:
             bare = getattr(block, name) & ~labelled
             if bare.any():

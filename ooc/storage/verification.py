@@ -92,15 +92,15 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
             elif not store.num_incomplete and store.task.incomplete(y).any():
                 found.setdefault("y", f"y: {called} have some of their labels only, and the store does not say so")
             unlabelled = ~store.task.labelled(y)
-            member = np.zeros(len(y), dtype=np.int8)
+            masks = {}
             for split in SPLITS:
                 mask = store.array(f"split/{split}").read(start, stop)
-                member += mask
+                masks[split] = mask
                 sizes[split] += int(np.count_nonzero(mask))
                 if (mask & unlabelled).any():
                     found.setdefault(split, f"split/{split}: there are {called} without a label")
-            if (member > 1).any():
-                found.setdefault("overlap", "split: train, valid and test overlap")
+            if (masks["train"] & (masks["valid"] | masks["test"])).any():
+                found.setdefault("overlap", "split: train overlaps with valid or test")
             advance(stop)
     if sizes != store.split_sizes:
         found["sizes"] = f"split: {sizes} {called} are in the splits, {store.split_sizes} are said to be"

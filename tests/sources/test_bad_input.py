@@ -60,6 +60,10 @@ _BAD: dict[str, tuple[Arrays, str]] = {
     "overlap": (_replaced(val_mask=_MASK), r"the splits overlap: node \d+ is in train and valid"),
     "empty train split": (_replaced(train_mask=np.zeros(60, dtype=bool)), "empty train split"),
     "no train split": (_replaced(train_mask=None), "has no train_mask or train_idx beside its .*test_mask"),
+    "numbers of nodes": (
+        _replaced(x=np.arange(60)),
+        r"where it numbers nodes, leave it out and give Trainer\(embedding",
+    ),
     "mask of a wrong length": (_replaced(test_mask=np.zeros(61, dtype=bool)), r"test_mask has the shape \(61,\)"),
     "mask of numbers": (_changed("train_mask", 3, 2), "other values than true and false"),
     "index out of range": (_replaced(train_mask=None, train_idx=np.array([1, 60])), "names the node 60 of 60"),

@@ -17,7 +17,7 @@ from torch_geometric.nn import GCN
 
 import ooc
 from ooc import memory
-from ooc.errors import OptionError, TrainingError
+from ooc.errors import OptionError, SourceError, TrainingError
 from ooc.events import EpochFinished, Event, TaskAdvanced, TaskStarted
 from ooc.storage.store import Store
 from ooc.train.runs.run import RunFolder
@@ -220,6 +220,19 @@ def test_counts_are_whole_numbers(asked: Callable[[ooc.Trainer], object], said: 
 def test_options_that_are_no_numbers_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         ooc.Trainer(model(), DATA, **options)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro-f1"])
+def test_nodes_may_be_for_validation_and_for_test(metric: str, tmp_path: Path) -> None:
+    """As where there is no other split; but not for training as well."""
+    data = DATA.clone()
+    data.val_mask = data.test_mask
+    with ooc.Trainer(model(), data, metric=metric, spill_dir=tmp_path) as trainer:
+        (record,) = trainer.fit(1, progress=False)
+    assert record.valid_score == record.test_score is not None
+    data.val_mask = data.train_mask
+    with pytest.raises(SourceError, match=r"the splits overlap: node \d+ is in train and valid, and would be scored"):
+        ooc.Trainer(model(), data, spill_dir=tmp_path)
 
 
 def test_errors_do_not_name_the_place_of_a_graph_that_was_given(tmp_path: Path) -> None:

@@ -228,7 +228,9 @@ def _features(
     if "x" in arrays:
         x = arrays["x"]
         if x.ndim != 2:
-            raise SourceError(f"{source}: x has the shape {x.shape}, not [nodes, features]")
+            numbers = x.ndim == 1 and x.dtype.kind in "iu"
+            remedy = "; where it numbers nodes, leave it out and give Trainer(embedding=64)" * numbers
+            raise SourceError(f"{source}: x has the shape {x.shape}, not [nodes, features]{remedy}")
 
         def dense(start: int, stop: int) -> AnyArray:
             part = np.array(x[start:stop])
