@@ -432,6 +432,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "by hand": (Encoder, {}),
     "by hand, within": (Outer, {}),
     "MetaLayer": (Meta, {"edge_features": K}),
+    "MetaLayer, rows of edges passed on": (lambda f, c: Meta(f, c, passes_on=True), {"edge_features": K}),
     "scatter": (Nodes, {}),
     "GroupAddRev": (Reversible, {}),
     "compiled parts": (Compiled, {}),
@@ -447,6 +448,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "a recurrence over layers": (Depths, {}),
     "checkpointed": (Checkpointed, {}),
     "a product with a constant": (lambda f, c: Between(f, c, times_a_constant), {"edge_features": K}),
+    "overwriting": (lambda f, c: Between(f, c, overwriting), {"edge_features": K}),
     "an encoder of edges": (lambda f, c: Between(f, c, of_edges(), edges=True), {"edge_features": K}),
     "an encoder of edges, shared": (Encoded, {"edge_features": K}),
     "weights and batch": (Untold, {"weighted": True}),
@@ -607,6 +609,15 @@ def times_a_constant(x: Tensor) -> Tensor:
     return x @ torch.eye(H, dtype=x.dtype).roll(1, 0) + x @ torch.ones(H, H, dtype=x.dtype)
 
 
+def overwriting(x: Tensor) -> Tensor:
+    """What is written into has been used before, and is used again."""
+    doubled, means = x * 2, x.mean(dim=0)
+    before = doubled + 1
+    doubled.relu_()
+    means.clamp_(min=0)
+    return before * doubled + means + x
+
+
 def by_rows(x: Tensor) -> Tensor:
     return x * 2.0 if x.size(0) > 20 else x
 
@@ -614,11 +625,6 @@ def by_rows(x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any], tuple[str, ...]]] = {
     "a scripted part": (Scripted, {}, ("rows is scripted", _line(Scripted.forward, "self.rows"))),
     "a scripted layer": (ByScript, {}, ("ByHand (conv) has a scripted part", _line(Scripted.forward, "self.conv"))),
-    "features of edges that a layer gives": (
-        lambda f, c: Meta(f, c, passes_on=True),
-        {"edge_features": K},
-        ("MetaLayer (first)", "one row of numbers a node"),
-    ),
     "another way for more rows": (
         lambda f, c: Between(f, c, by_rows),
         {"edge_features": K},

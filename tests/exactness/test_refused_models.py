@@ -253,15 +253,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     ),
     "norm by hand": (
         lambda: Between(lambda x, e: x * gcn_norm(e, num_nodes=x.size(0))[1].sum(), edges=True),
-        ("gcn_norm is given the edges in the model's own forward",),
+        ("scatter: it does not give one row of numbers a node",),
     ),
     "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),
     "self-loops by hand": (
         lambda: Between(lambda x, e: x * add_self_loops(e, num_nodes=x.size(0))[0].sum(), edges=True),
-        ("add_self_loops is given the edges in the model's own forward", "belongs into the forward of a layer"),
+        ("depends on more than the node, its in-neighbours",),
     ),
-    "reverse edges by hand": (lambda: Between(lambda x, e: x * to_undirected(e).sum(), edges=True), ("to_undirected",)),
-    "degrees by hand": (lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True), ("an index",)),
+    "reverse edges by hand": (
+        lambda: Between(lambda x, e: x * to_undirected(e).sum(), edges=True),
+        ("depends on more",),
+    ),
+    "degrees by hand": (lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True), ("depends on more",)),
     "a layer made on the way": (
         lambda: Between(lambda x: nn.BatchNorm1d(x.size(1), affine=False).double()(x)),
         ("BatchNorm1d is made in forward; make it in __init__",),
@@ -272,10 +275,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),
-    "a sum overwritten and used": (
-        lambda: Between(lambda x: (lambda c: c.relu_() + c * x)(x.mean(0) * 2)),
-        ("relu_ writes into a matrix that is used again",),
-    ),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),
     "attention that does not sum": (lambda: GATConv(F_IN, C, aggr="max"), ("GATConv", "aggr='max'")),
     "attention of two kinds of node": (lambda: GATConv((F_IN, F_IN), C), ("GATConv", "apart")),

@@ -305,7 +305,9 @@ class _Probe:
         drawn = not torch.equal(before, torch.random.get_rng_state())
         rows = self.near.rows
         if not isinstance(first, Tensor) or first.dim() < 1 or len(first) != rows or first.dtype != x_NC.dtype:
-            raise layer.refuse("it does not give one row of numbers a node")
+            of_others = isinstance(first, Tensor) and first.dtype != x_NC.dtype
+            types = f", but {first.dtype} where x is {x_NC.dtype}" if of_others else ""
+            raise layer.refuse(f"it does not give one row of numbers a node{types}")
         if first.numel() and not self._finite(first).any():
             raise layer.refuse("none of what it gives on a small graph is a finite number")
         run_once, kept = Before(self.module), unused.spoil()

@@ -17,10 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 from torch_geometric.utils import degree, scatter
 
+from ooc.errors import ModelError
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.lowering.assembly import Assembly
@@ -29,6 +31,10 @@ from ooc.model.lowering.values import Codes, Ones, RowCount, Value
 
 ADD_UP = scatter, degree
 """PyG's functions that make rows of edges beside ``propagate``."""
+BY_INDEX = "index_add", "scatter_add", "scatter_reduce", "index_reduce", torch.index_add, torch.scatter_add
+"""Torch's."""
+_EXPANDED = "unsqueeze", "expand", "expand_as", "view", "repeat", operator.getitem
+"""What becomes of an index before."""
 _TREES = tuple, list, dict, slice
 """What arguments may lie in."""
 
@@ -38,13 +44,24 @@ class OfEdges:
     """A call of a convolution's trace that looks at edges. Among its arguments may be other such calls, and calls whose
     result depends on parameters alone; rows; edges and what they carry."""
 
-    number: int
+    number: float
     """Later ones may write into what earlier ones gave."""
     kind: str
     """As a node of torch.fx has it."""
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def part(self, key: int | str) -> "OfEdges":
+        """One of several results."""
+        return OfEdges(self.number + 0.5, "call_function", operator.getitem, (self, key), {})
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of several results of a module."""
+        if self.target is not operator.getitem or type(self.args[1]) not in (int, str):
+            return False
+        return isinstance(self.args[0], OfEdges) and self.args[0].kind == "call_module"
 
     def with_all_before(self) -> list["OfEdges"]:
         """All calls that it depends on, and itself, in order."""
@@ -97,10 +114,15 @@ class Propagation(nn.Module):
 
 def _flow_of(steps: Sequence[OfEdges]) -> str:
     """To which of their ends the last one adds edges up, if it says so."""
-    given = (*steps[-1].args, *steps[-1].kwargs.values()) if steps[-1].target in ADD_UP else ()
-    made = [steps[one.name] for one in given if isinstance(one, _Given) and isinstance(one.name, int)]
-    ends = [one.args[1] for one in made if one.target is operator.getitem and one.args[1] in (0, 1)]
-    return ("target_to_source", "source_to_target")[ends[0]] if ends else ""
+    waiting, seen = [*steps[-1].args, *steps[-1].kwargs.values()] if steps[-1].target in (*ADD_UP, *BY_INDEX) else [], 0
+    while seen < len(waiting):
+        one, seen = waiting[seen], seen + 1
+        made = steps[one.name] if isinstance(one, _Given) and isinstance(one.name, int) else None
+        if made is not None and made.target is operator.getitem and made.args[0] == _Given("edge_index"):
+            return ("target_to_source", "source_to_target")[made.args[1]]
+        if made is not None and made.target in _EXPANDED:
+            waiting.append(made.args[0])
+    return ""
 
 
 def _filled(tree: Any, known: Mapping[Any, Any], end: int) -> Any:
@@ -150,6 +172,8 @@ def lower_propagation(
             if isinstance(leaf, (Value, Codes)):
                 kind = "own" if is_own(leaf.rows if isinstance(leaf, Codes) else leaf) else "rows"
             names[leaf] = _Given("edge_index" if isinstance(leaf, Graph) else f"{kind}{len(given)}")
+            if names[leaf].name in given:
+                raise ModelError(f"{where} is given the edges both ways round")
             given[str(names[leaf].name)] = leaf
         return names.get(leaf, leaf)
 

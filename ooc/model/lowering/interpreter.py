@@ -7,7 +7,7 @@ name.
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -128,15 +128,15 @@ class OneBatch:
 
 
 class _Together(nn.Module):
-    """A convolution and the modules, parameters and tensors that make what it is given besides rows, by the ``names``
-    of their paths."""
+    """Modules, parameters and tensors that a convolution, or a model, makes rows of edges with, by the ``names`` of
+    their paths."""
 
-    def __init__(self, conv: MessagePassing, parts: Mapping[str, Any]) -> None:
+    def __init__(self, owner: nn.Module, parts: Mapping[str, Any]) -> None:
         super().__init__()
-        self.names = {path: f"part_{number}" for number, path in enumerate(parts)}
+        self.names = {path: path.removeprefix("model.").replace(".", "/") for path in parts}
         for path, part in parts.items():
             setattr(self, self.names[path], part)
-        self.flow, self.training = conv.flow, conv.training
+        self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class Parts(Computed):
     """Several results of one function of rows, or truths, which are not kept by themselves."""
 
 
+_ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
@@ -179,6 +180,7 @@ class Interpreter:
         self._lower_as_it_is = as_it_is
         self.known: dict[fx.Node, Any] = {}
         self._tails: Mapping[fx.Node, Sequence[int]] = {}
+        self._drawing: Collection[fx.Node] = ()
         self._steps_of_free: dict[fx.Node, OfEdges] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """By node, whose results may lie in the same memory as its own."""
@@ -186,7 +188,7 @@ class Interpreter:
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
         """What the module, which makes these calls, gives for ``inputs``."""
         self._assembly.calls.append(calls)
-        self._tails = calls.tails
+        self._tails, self._drawing = calls.tails, calls.drawing
         given = iter(inputs)
         for node in calls.nodes:
             try:
@@ -309,8 +311,9 @@ class Interpreter:
         """What a module that is no graph convolution makes of the edges: it runs as it is."""
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
-        if not any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values())):
-            return self._of_edges(node, where, args, kwargs, bool(getattr(module, "inplace", False)))
+        is_of_rows = any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values()))
+        if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
+            return self._of_edges(node, where, bool(getattr(module, "inplace", False)))
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         return self._results(node, where, partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs))
 
@@ -322,10 +325,15 @@ class Interpreter:
         if not asked or not all(type(key) in (int, str) for key, _ in asked):
             return lower()
         keys: dict[Any, fx.Node] = dict(asked)
-        if none := [key for key, user in keys.items() if user not in self._tails]:
-            raise ModelError(f"{where}: result {none[0]!r} of those that it gives is not one row of numbers a node")
-        tails = {key: self._tails[user] for key, user in keys.items()}
-        found, together, widths = dict[Any, Value](), lower(parts=tuple(keys)), [*map(prod, tails.values())]
+        tails = {key: self._tails[user] for key, user in keys.items() if user in self._tails}
+        found = dict[Any, Any]()
+        if len(tails) < len(keys):  # others are rows of edges
+            self._check_drawing(node, where)
+            made = OfEdges(len(self.known), node.op, node.target, *self._with_free(node, where))
+            found = {key: made.part(key) for key in keys if key not in tails}
+        if not tails:
+            return found
+        together, widths = lower(parts=tuple(tails)), [*map(prod, tails.values())]
         for at, (key, tail) in enumerate(tails.items()):
 
             def of_key(rows: Tensor, at: int = at, tail: Sequence[int] = tail) -> Tensor:
@@ -334,54 +342,71 @@ class Interpreter:
             found[key] = self._assembly.rowwise(f"result {key!r}", of_key, [together])
         return found
 
-    def _of_edges(self, node: fx.Node, where: str, args: list[Any], kwargs: dict[str, Any], in_place: bool) -> OfEdges:
-        """What the model makes of what edges carry, and of nothing else: put by until a convolution is given it."""
-        leaves, module = leaves_of((args, kwargs)), self._modules.get(str(node.target))
-        parts = [*module.modules()] if node.op == "call_module" and module is not None else []
-        if self._assembly.setting.types is not None or any(isinstance(one, (Free, Graph, EdgeKinds)) for one in leaves):
+    def _of_edges(self, node: fx.Node, where: str, in_place: bool) -> Any:
+        """What the model itself makes of edges: rows of nodes, or what is put by until such are made of it."""
+        if self._assembly.setting.types is not None:
             raise ModelError(
-                f"{where} is given what edges carry, and something else; outside of a convolution modules and "
-                "functions of these alone are supported"
+                f"{where} is given the edges in the model's own forward, which is not supported where these have "
+                "types; a layer may be given those of one type"
             )
-        if node.target in (F.dropout, torch.dropout) or any(isinstance(one, nn.Dropout) for one in parts):
-            raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
+        self._check_drawing(node, where)
         self._check_in_place(node, where, in_place)
-        return OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
+        args, kwargs = self._with_free(node, where)
+        made = OfEdges(len(self.known), node.op, _without_writing(node), args, kwargs)
+        of_rows = any(isinstance(one, _ROWS) for one in leaves_of((args, kwargs))) or made.is_part
+        return self._rows_of_edges(made, self._whole, where) if of_rows and node in self._tails else made
+
+    def _check_drawing(self, node: fx.Node, where: str) -> None:
+        """What is put by is computed anew for everything that is made of it."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        of_module = module is not None and module.training and _dropout_inside(module) > 0
+        is_unknown = not self._tails and (of_module or node.target in (F.dropout, torch.dropout))
+        if node in self._drawing or is_unknown:
+            raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
 
     def _with_edges(
-        self, node: fx.Node, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
-    ) -> Value:
-        """What a convolution gives that is given such: all of it runs as it is."""
-        if any(user.target is operator.getitem and type(user.args[1]) is int for user in node.users):
-            raise ModelError(
-                f"{where} gives several results where it is given more than rows, the graph's edges and what these "
-                "carry, which is not supported; edges with states of their own can be a type of nodes (docs/types.md)"
-            )
-        last = OfEdges(len(self.known), node.op, node.target, tuple(args), kwargs)
-        rows = next((one for one in leaves_of((args, kwargs)) if isinstance(one, Value)), None)
-        if rows is None:
-            raise ModelError(f"{where} is given no rows")
-        steps = last.with_all_before()
-        paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
-        traced, key = self._assembly.setting.traced, (conv, "with edges", *paths)
-        if key not in traced:
-            traced[key] = _Together(conv, {path: attribute(self._whole, path) for path in paths})
-        traced[key].train(conv.training)
-        own = dict[OfEdges, OfEdges]()
-        for one in steps:
-            given = map_aggregate(
-                (one.args, one.kwargs), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
-            )
-            target = f"conv.{traced[key].names[str(one.target)]}" if str(one.target) in paths else one.target
-            own[one] = OfEdges(one.number, one.kind, target, *given)
+        self, node: fx.Node, conv: MessagePassing, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a convolution gives that is given such, or by number or name what it gives: all of it runs as it is."""
+        last = OfEdges(len(self.known), node.op, node.target, args, kwargs)
+        users = [user for user in node.users if user.target is operator.getitem and user.users]
+        asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
+        if asked and all(type(key) in (int, str) for key in asked):
+            self._check_drawing(node, where)
+            return {
+                key: self._rows_of_edges(last.part(key), conv, where) if user in self._tails else last.part(key)
+                for key, user in asked.items()
+            }
         try:
-            return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
+            return self._rows_of_edges(last, conv, where)
         except ModelError as error:
             more = (
                 "it runs as it is, since what it is given of edges is not what the store has but computed of that; a "
                 "layer of your own may compute it in its forward, and call gcn_norm there as PDNConv does"
             )
             raise ModelError(f"{error}; {more}") from error
+
+    def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
+        """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
+        convolution, or the model, whose call it is."""
+        steps = last.with_all_before()
+        given = leaves_of([(one.args, dict(one.kwargs)) for one in steps])
+        rows = next((one.of if isinstance(one, RowCount) else one for one in given if isinstance(one, _ROWS)), None)
+        if rows is None:
+            raise ModelError(f"{where} is given no rows")
+        paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
+        traced, key = self._assembly.setting.traced, (owner, "with edges", *paths)
+        if key not in traced:
+            traced[key] = _Together(owner, {path: attribute(self._whole, path) for path in paths})
+        traced[key].train(owner.training)
+        own = dict[OfEdges, OfEdges]()
+        for one in steps:
+            args, kwargs = map_aggregate(
+                (one.args, dict(one.kwargs)), lambda leaf: own.get(leaf, leaf) if isinstance(leaf, OfEdges) else leaf
+            )
+            target = f"conv.{traced[key].names[str(one.target)]}" if str(one.target) in paths else one.target
+            own[one] = OfEdges(one.number, one.kind, target, args, kwargs)
+        return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
     def _with_free(self, node: fx.Node, where: str) -> Any:
         """The arguments of a call; those that depend on parameters alone as calls, to be made with it."""
@@ -396,7 +421,7 @@ class Interpreter:
                 self._steps_of_free[one] = OfEdges(numbers[one], one.op, one.target, args, kwargs)
             return self._steps_of_free[one]
 
-        return fx.map_arg((list(node.args), dict(node.kwargs)), given)
+        return fx.map_arg((node.args, dict(node.kwargs)), given)
 
     def _by_codes(self, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]) -> Value:
         """What a module gives that looks something up by whole numbers of rows."""
@@ -446,20 +471,13 @@ class Interpreter:
         if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
             return replace(args[0], steps=(*args[0].steps, step))
         leaves = leaves_of((args, kwargs))
-        if any(isinstance(a, (EdgeInput, OfEdges)) for a in leaves) and not any(
-            isinstance(a, _OF_ROWS) for a in leaves
-        ):
-            return self._of_edges(node, name, args, kwargs, target is not node.target or bool(kwargs.get("inplace")))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
             name = "an index" if target is operator.getitem else name
             if name.startswith("dropout_"):
                 raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
-            raise ModelError(
-                f"{name} is given the edges in the model's own forward: what looks at them belongs into the forward of "
-                "a layer, or of a module of its own that is given rows and edges and gives a row a node; self-loops, "
-                "reverse edges and numbers of neighbours may be added to the graph before, too; edges with states of "
-                "their own can be a type of nodes (docs/types.md)"
-            )
+            if target is assigned:
+                raise ModelError(f"{name} is given the edges; scatter and index_add say what becomes of several")
+            return self._of_edges(node, name, writes_in_place(node))
         in_place = target is not node.target or target is assigned or bool(kwargs.get("inplace"))
         self._check_in_place(node, name, in_place)
         if target is assigned:
@@ -875,6 +893,12 @@ class Interpreter:
         return frozenset(other for one in inputs for other in self._memory[one])
 
 
+def _without_writing(node: fx.Node) -> Any:
+    """What it calls, or where that is a method which writes into rows, the one that does not."""
+    name = str(node.target).removesuffix("_")
+    return name if node.op == "call_method" and node.target != name and hasattr(Tensor, name) else node.target
+
+
 def _power_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """Which powers a norm is the root of a sum of."""
     p = kwargs.get("p", (args[1:] or [2])[0])
@@ -917,6 +941,8 @@ def _step_of_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _remedy(result: Any) -> str:
     """What to write where this is no matrix of rows."""
+    if isinstance(result, OfEdges):
+        return "; of edges these are made by what is told how many there are, as scatter(…, dim_size=x.size(0)) is"
     if isinstance(result, dict):
         return "; return the matrices of rows as a tuple, the one that is scored first"
     if isinstance(result, (tuple, list)):

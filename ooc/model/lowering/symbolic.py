@@ -31,7 +31,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 from torch_geometric import utils
-from torch_geometric.nn import GCNConv, HANConv, HeteroLinear, HGTConv, MessagePassing
+from torch_geometric.nn import Aggregation, GCNConv, HANConv, HeteroLinear, HGTConv, MessagePassing
 from torch_geometric.nn.conv import hetero_conv
 from torch_geometric.nn.dense.linear import Linear as GraphLinear
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -78,7 +78,8 @@ class Calls:
     found to get no gradient, be it that ``detach`` lies between them and the result; ``reached``: those that were found
     to get one; ``inputs_cut_off``: which of the rows get none. ``opened``: a convolution in the module that is no call,
     but whose own calls are looked for, ``whole``: functions of edges that are calls in it besides PyG's utilities;
-    ``tails``: of a row of each of these that gives rows. ``fewest``: how many rows and edges the graph has at least.
+    ``tails``: of a row of each of these that gives rows; ``drawing``: those that draw random numbers. ``fewest``: how
+    many rows and edges the graph has at least.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Calls:
         self.reached: list[nn.Parameter] = []
         self.inputs_cut_off: set[int] = set()
         self.tails: dict[fx.Node, tuple[int, ...]] = {}
+        self.drawing: set[fx.Node] = set()
         self._rows = rows
         self._inputs = inputs
         self._whole = whole
@@ -218,7 +220,7 @@ class Calls:
             found = self._run(calls.run, inputs, training=training)
         except Exception as error:
             raise self._refuse(f"what its forward calls cannot be called again: {first_line(error)}") from error
-        self.tails = calls.tails
+        self.tails, self.drawing = calls.tails, calls.drawing
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
                 "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
@@ -262,14 +264,18 @@ class Calls:
 
 
 class _Told(fx.Interpreter):
-    """Runs calls, and tells the ``tails`` of rows."""
+    """Runs calls, and tells the ``tails`` of rows, and which are ``drawing`` random numbers."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.tails: dict[fx.Node, tuple[int, ...]] = {}
+        self.drawing: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
+        before = torch.get_rng_state()
         found = super().run_node(n)
+        if not torch.equal(before, torch.get_rng_state()):
+            self.drawing.add(n)
         if isinstance(found, Tensor) and found.dim() and n.op != "get_attr" and len(found) == _NODES:
             self.tails[n] = found.shape[1:]
         return found
@@ -442,7 +448,8 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Any:
         """Whoever has what a method writes into sees it written."""
         made = super().create_proxy(kind, target, args, *rest, **options)
-        if kind == "call_method" and isinstance(args[0], _StandIn) and writes_in_place(made.node):
+        is_tensor = kind == "call_method" and isinstance(args[0], fx.Proxy)
+        if is_tensor and not isinstance(args[0], fx.proxy.Attribute) and writes_in_place(made.node):
             args[0].node = made.node
         return made
 
@@ -470,7 +477,19 @@ class _Tracer(fx.Tracer):
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
         put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
         told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in) if self._opened else nullcontext()
-        with grouped, put, plain_forwards(), _uncompiled(), of_no_length, self._making(), self._opening(args[0]), told:
+        called = mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
+        asking = nullcontext() if self._opened else called  # no numbers of rows and edges
+        with (
+            grouped,
+            put,
+            asking,
+            plain_forwards(),
+            _uncompiled(),
+            of_no_length,
+            self._making(),
+            self._opening(args[0]),
+            told,
+        ):
             graph = super().trace(*args, **kwargs)
         for node in reversed(list(graph.nodes)):
             if node in self._asked and not node.users:
@@ -506,9 +525,21 @@ class _Tracer(fx.Tracer):
             yield
 
     def _call_of_edges(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        given = (one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy))
-        is_one_call = self._opened is not None or any(is_of_edges(one) or _looks_at_edges(one) for one in given)
-        return self._call(f, "call_function", f, *args, **kwargs) if is_one_call else f(*args, **kwargs)
+        if self._opened is None and not self._are_of_edges(args, kwargs):
+            return f(*args, **kwargs)
+        made = self._call(f, "call_function", f, *args, **kwargs)
+        is_several = isinstance(made, fx.Proxy) and isinstance(self._sample(made.node), (tuple, list))
+        return tuple(self.iter(made)) if is_several else made
+
+    def _are_of_edges(self, args: Any, kwargs: Any) -> bool:
+        """Whether calls lead from the edges to some of these."""
+        waiting = [one.node for one in tree_leaves((args, kwargs)) if isinstance(one, fx.Proxy)]
+        seen = set[fx.Node]()
+        while waiting:
+            if (one := waiting.pop()) not in seen:
+                seen.add(one)
+                waiting += one.all_input_nodes
+        return any(map(is_of_edges, seen))
 
     def _call(self, f: Callable[..., Any], kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(one, fx.Proxy) for one in tree_leaves((args, kwargs))):
@@ -630,6 +661,8 @@ class _Tracer(fx.Tracer):
                 f"{path.removeprefix('model.')} is scripted, which a trace cannot see into; leave it as it was "
                 "written, without torch.jit"
             )
+        if isinstance(m, Aggregation) and self._opened is None and self._are_of_edges(args, kwargs):
+            return self.create_proxy("call_module", path, args, kwargs)
         if self._may_look_at_edges(m, path, args, kwargs):
             return self._looking_at_edges(m, path, forward, args, kwargs)
         found: Any = super().call_module(m, forward, args, kwargs)

@@ -17,7 +17,6 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn import Sequential as GraphSequential
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
@@ -166,7 +165,7 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             whole, tried = way.on_small_rows(model, setting, results, () if way.numbered else spaces)
             trained_rows = len(columns) if setting.embedding_columns else 0
             options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest}
-            calls = Calls(whole, kind, tried, **options, rows=trained_rows, whole=[gcn_norm])
+            calls = Calls(whole, kind, tried, **options, rows=trained_rows)
             setting.traced[known] = whole, calls
         whole, calls = setting.traced[known]
         assembly.cut_off, assembly.reached = calls.cut_off, calls.reached

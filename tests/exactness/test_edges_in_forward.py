@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model computes of edges in its own forward is exact, also of a node of many edges, which come in pieces."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINEConv,
+    MaxAggregation,
+    MedianAggregation,
+    MessagePassing,
+    MetaLayer,
+    SAGEConv,
+)
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import (
+    add_self_loops,
+    degree,
+    dropout_edge,
+    remove_self_loops,
+    scatter,
+    softmax,
+    sort_edge_index,
+    to_undirected,
+)
+
+from ooc.errors import ModelError
+from ooc.kernels import neighbourhood
+from ooc.model.layers import opaque
+from ooc.storage.store import Store
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
+from tests.exactness.reference import CustomCase
+from tests.graphs import GraphCase, random_data
+
+H, K, HUB = 6, 3, 5
+Forward = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+"""The net, rows [N, H], edges [2, E] and rows of edges [E, H] → rows [N, H]."""
+
+
+class EdgeModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3 * H, H)
+
+    def forward(self, source: Tensor, target: Tensor, e: Tensor, u: None, batch: None) -> Tensor:
+        found: Tensor = self.map(torch.cat((source, target, e), dim=1))
+        return found.relu()
+
+
+class NodeModel(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, u: None, batch: None) -> Tensor:
+        found: Tensor = scatter(e, edge_index[1], dim=0, dim_size=x.size(0), reduce="mean")
+        return x + found
+
+
+class Processor(MessagePassing):
+    """Gives rows of nodes and of edges, as simulators on meshes are written."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.map, self.root = nn.Linear(3 * H, H), nn.Linear(2 * H, H)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        found, e = self.propagate(edge_index, x=x, e=e)
+        return x + self.root(torch.cat((x, found), dim=1)).tanh(), e
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        found: Tensor = e + self.map(torch.cat((x_i, x_j, e), dim=1)).tanh()
+        return found
+
+    def aggregate(
+        self,
+        inputs: Tensor,
+        index: Tensor,
+        dim_size: Optional[int] = None,  # noqa: UP045
+    ) -> tuple[Tensor, Tensor]:
+        return scatter(inputs, index, dim=0, dim_size=dim_size, reduce="mean"), inputs
+
+
+class Net(nn.Module):
+    def __init__(self, features: int, classes: int, between: Forward) -> None:
+        super().__init__()
+        self.nodes, self.edges, self.out = nn.Linear(features, H), nn.Linear(K, H), nn.Linear(H, classes)
+        self.map, self.norm = nn.Sequential(nn.Linear(3 * H, H), nn.ReLU(), nn.LayerNorm(H)), nn.BatchNorm1d(H)
+        self.scale, self.score = nn.Parameter(torch.ones(H)), nn.Linear(2 * H, 1)
+        self.plain, self.gcn, self.sage = GCNConv(H, H, normalize=False), GCNConv(H, H), SAGEConv(H, H)
+        self.gat, self.gine = GATConv(H, H, edge_dim=H), GINEConv(nn.Linear(H, H))
+        self.highest, self.median = MaxAggregation(), MedianAggregation()
+        self.meta = nn.ModuleList(MetaLayer(EdgeModel(), NodeModel()) for _ in range(2))
+        self.processors = nn.ModuleList(Processor() for _ in range(2))
+        self.between = [between]
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        found: Tensor = self.out(self.between[0](self, self.nodes(x).tanh(), edge_index, self.edges(edge_attr)))
+        return found
+
+
+def means(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(x[edge_index[0]] * e * net.scale.exp(), edge_index[1], dim=0, dim_size=x.size(0), reduce="mean")
+
+
+def maxima_at_sources(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(x[edge_index[1]] * e, edge_index[0], dim=0, dim_size=x.size(0), reduce="max")
+
+
+def attention(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    row, col = edge_index
+    scores = F.leaky_relu(net.score(torch.cat((x[row], x[col] + e), dim=1))).squeeze(-1)
+    return x + torch.zeros_like(x).index_add_(0, col, softmax(scores, col, num_nodes=x.size(0))[:, None] * x[row])
+
+
+def added_at_sources(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    row, col = edge_index
+    found = torch.zeros(x.size(0), H, dtype=x.dtype)
+    return found.scatter_add_(0, row.unsqueeze(-1).expand_as(e), x[col] + e)
+
+
+def both_ways(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    row, col = edge_index
+    found = scatter(x.index_select(0, row) + e, col, dim=0, dim_size=x.size(0))
+    return found - scatter(x[col], row, dim=0, dim_size=x.size(0), reduce="mean")
+
+
+def norms_of_degrees(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    row, col = edge_index
+    roots = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
+    roots.masked_fill_(roots == torch.inf, 0)
+    weight = roots[row] * roots[col] * e.mean(dim=1).exp()
+    return net.plain(net.plain(x, edge_index, weight).tanh(), edge_index, weight)  # type: ignore[no-any-return]
+
+
+def norms_of_pyg(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    edge_index, weight = gcn_norm(edge_index, e.mean(dim=1).exp(), x.size(0))
+    return net.plain(net.plain(x, edge_index, weight).tanh(), edge_index, weight)  # type: ignore[no-any-return]
+
+
+def self_loops(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    edge_index, e = remove_self_loops(edge_index, e)
+    edge_index, e = add_self_loops(edge_index, e, fill_value=1.0, num_nodes=x.size(0))
+    return net.gine(net.sage(x, edge_index), edge_index, e)  # type: ignore[no-any-return]
+
+
+def in_order(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    edge_index, e = sort_edge_index(edge_index, e)
+    return scatter(x[edge_index[0]] * e, edge_index[1], dim=0, dim_size=x.size(0))
+
+
+def weights_by_ends(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    weight = F.cosine_similarity(x[edge_index[0]] + e, x[edge_index[1]], dim=-1).clamp(min=0)
+    return net.plain(x, edge_index, weight)  # type: ignore[no-any-return]
+
+
+def states(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    row, col = edge_index
+    for _ in range(2):
+        e = e + net.map(torch.cat((e, x[row], x[col]), dim=-1))
+        x = x + scatter(e, col, dim=0, dim_size=x.size(0), reduce="mean")
+    return x
+
+
+def states_for_layers(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    x = net.gine(x, edge_index, e).tanh()
+    e = e + net.map(torch.cat((e, x[edge_index[0]], x[edge_index[1]]), dim=-1))
+    return net.gat(x, edge_index, e)  # type: ignore[no-any-return]
+
+
+def aggregators(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    messages = x[edge_index[0]] + e
+    found: Tensor = net.highest(messages, edge_index[1], dim_size=x.size(0), dim=0)
+    return found + net.median(messages, edge_index[1], dim_size=x.size(0), dim=0)  # type: ignore[no-any-return]
+
+
+def meta_layers(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    for layer in net.meta:
+        x, e, _ = layer(x, edge_index, e)
+    return x
+
+
+def processors(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    for layer in net.processors:
+        x, e = layer(x, edge_index, e)
+    return x
+
+
+MODELS: list[Forward] = [
+    *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, self_loops),
+    *(in_order, weights_by_ends, states, states_for_layers, aggregators, meta_layers, processors),
+]
+
+
+def case_of(between: Forward) -> CustomCase:
+    return CustomCase(make=lambda features, classes: Net(features, classes, between))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Data, Store]:
+    """A graph of which one node has edges from and to 40 others; three features an edge."""
+    data = random_data(
+        GraphCase(nodes=48, edges=90, self_loops=5, isolated=4, duplicates=5, unlabelled=4, edge_features=K)
+    )
+    others = torch.arange(8, 48)
+    hub = torch.full_like(others, HUB)
+    more = torch.cat((torch.stack((others, hub)), torch.stack((hub, others))), dim=1)
+    data.edge_index = torch.cat((data.edge_index, more), dim=1)
+    data.edge_attr = torch.cat((data.edge_attr, torch.linspace(-1, 1, K * more.shape[1]).double().view(-1, K)))
+    return data, store_of(data, tmp_path_factory.mktemp("hub"))
+
+
+@pytest.mark.parametrize("between", MODELS, ids=lambda one: one.__name__)
+def test_losses_and_gradients_are_pygs(
+    between: Forward, shared: tuple[Data, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 8)
+    monkeypatch.setattr(opaque, "_WAITING_BYTES", 1 << 10)
+    data, store = shared
+    assert_agrees(case_of(between), data, tmp_path, store=store, tile_rows=16)
+
+
+@pytest.mark.parametrize("between", [norms_of_pyg, states, processors], ids=lambda one: one.__name__)
+def test_the_same_bits_in_the_least_memory(between: Forward, shared: tuple[Data, Store], tmp_path: Path) -> None:
+    _, store = shared
+    case, found = case_of(between), []
+    for options in ({}, least(case, store, tmp_path, tile_rows=16)):
+        with make_trainer(case, store, tmp_path, tile_rows=16, **options) as trainer:
+            found.append([train_epoch(trainer) for _ in range(2)])
+            assert bool(options) == (trainer.plan.ssd_write_bytes > 0)
+    assert [one.loss for one in found[0]] == [one.loss for one in found[1]]
+    for name, gradient in found[0][-1].gradients.items():
+        assert torch.equal(gradient, found[1][-1].gradients[name])
+
+
+def dropped(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    e = F.dropout(e + x[edge_index[0]], 0.5, net.training)
+    return scatter(e, edge_index[1], dim=0, dim_size=x.size(0))
+
+
+def noise(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(x[edge_index[0]] * torch.rand_like(e), edge_index[1], dim=0, dim_size=x.size(0))
+
+
+def other_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.sage(x, dropout_edge(edge_index, training=net.training)[0])  # type: ignore[no-any-return]
+
+
+def norm_of_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(net.norm(e + x[edge_index[0]]), edge_index[1], dim=0, dim_size=x.size(0))
+
+
+def mean_of_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(e - e.mean(dim=0), edge_index[1], dim=0, dim_size=x.size(0)) + x
+
+
+def reversed_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.sage(x, to_undirected(edge_index, num_nodes=x.size(0)))  # type: ignore[no-any-return]
+
+
+def normalizing_again(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.gcn(x, remove_self_loops(edge_index)[0])  # type: ignore[no-any-return]
+
+
+def of_unknown_number(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return scatter(e, edge_index[1], dim=0)
+
+
+def flipped_too(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    messages = x[edge_index[0]] - x[edge_index.flip(0)[0]]
+    return scatter(messages, edge_index[1], dim=0, dim_size=x.size(0))
+
+
+def put_by_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    found = torch.zeros_like(x)
+    found[edge_index[1]] = e
+    return found
+
+
+def view_of_sums(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    found = torch.zeros_like(x)
+    view = found.view(-1, 2, H // 2)
+    found.index_add_(0, edge_index[1], e)
+    return view.flatten(1)
+
+
+REFUSED: dict[Forward, tuple[str, ...]] = {
+    dropped: ("dropout of what edges carry", "line"),
+    noise: ("rand_like: dropout of what edges carry",),
+    other_edges: ("dropout_edge: other edges in every epoch are not supported",),
+    norm_of_edges: ("its buffer", "running_mean"),
+    mean_of_edges: ("depends on more than the node, its in-neighbours",),
+    reversed_edges: ("SAGEConv (sage): what it gives for a node depends on more",),
+    normalizing_again: ("GCNConv (gcn): what it gives for a node depends on more",),
+    flipped_too: ("the edges both ways round",),
+    put_by_edges: ("item assignment is given the edges; scatter and index_add",),
+    view_of_sums: ("index_add_ writes into a matrix that is used again",),
+    of_unknown_number: ("not one row of numbers a node", "dim_size=x.size(0)"),
+}
+
+
+@pytest.mark.parametrize("between", REFUSED, ids=lambda one: one.__name__)
+def test_what_is_not_exact_is_refused(between: Forward, shared: tuple[Data, Store], tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        make_trainer(case_of(between), shared[1], tmp_path)
+    assert all(part in str(caught.value) for part in REFUSED[between]), str(caught.value)
