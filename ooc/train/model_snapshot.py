@@ -11,7 +11,7 @@ has been made, and of torch's losses what divides them.
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from dis import get_instructions
 from enum import Enum
@@ -38,18 +38,10 @@ _CALLED = ("forward", "propagate", "message", "aggregate", "update", "edge_updat
 """Of a module's functions, those that it or PyG calls by name."""
 NOBODYS = ("torch", "builtins", "numpy")
 """Packages that nobody changes meanwhile."""
-_OF_DATA = [
-    "x",
-    "y",
-    "edge_index",
-    "edge_weight",
-    "edge_attr",
-    "edge_type",
-    "adj_t",
-    "train_mask",
-    "val_mask",
-    "test_mask",
-]
+_OF_DATA = (
+    *("x", "y", "edge_index", "edge_weight", "edge_attr", "edge_type", "adj_t"),
+    *(f"{split}_{form}" for split in ("train", "val", "valid", "test") for form in ("mask", "idx", "y")),
+)
 """What a conversion reads of data."""
 _COMPARED = (*PLAIN, complex, bytes, range, slice, Enum, torch.dtype, torch.device, np.ndarray)
 """What is equal or not, whoever it belongs to."""
@@ -146,23 +138,24 @@ class LossSnapshot:
 
 
 class DataSnapshot:
-    """Of PyG's ``data``, as it is now; of anything else nothing. It keeps none of it."""
+    """Of PyG's ``data``, as it is now, with what of it is ``beside`` x; of anything else nothing. It keeps none of
+    it."""
 
-    def __init__(self, data: Any) -> None:
-        self._data = ref(data) if hasattr(data, "stores") else lambda: None
-        self._tensors = {name: (ref(one), one._version) for name, one in _tensors_of(data)}
+    def __init__(self, data: Any, beside: Sequence[str] = ()) -> None:
+        self._data, self._names = ref(data) if hasattr(data, "stores") else lambda: None, (*_OF_DATA, *beside)
+        self._tensors = {name: (ref(one), one._version) for name, one in _tensors_of(data, self._names)}
 
     def check(self) -> None:
         """Raise TrainingError naming a tensor that is another one, or was written into; one that is gone may be."""
-        for name, now in _tensors_of(self._data()):
+        for name, now in _tensors_of(self._data(), self._names):
             tensor, version = self._tensors.get(name, (ref(now), now._version))
             if tensor() is not now or now._version != version:
                 raise TrainingError(f"{name} of the data {_CHANGED}, of the data as it is now")
 
 
-def _tensors_of(data: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(data: Any, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     for part in getattr(data, "stores", ()):
-        for name in _OF_DATA:
+        for name in names:
             if isinstance(one := getattr(part, name, None), Tensor) and not one.is_inference():
                 yield name if part._key is None else f"{name} of {part._key!r}", one
 

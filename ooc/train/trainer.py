@@ -563,12 +563,12 @@ class Trainer:
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
         self._given: list[DataSnapshot | LossSnapshot] = []
+        beside = () if embedding is not None else _beside(model, graph)
         if not isinstance(graph, Store | str | Path):
-            self._given.append(DataSnapshot(graph))
+            self._given.append(DataSnapshot(graph, beside))
         if loss is not None:
             self._given.append(LossSnapshot(loss, is_own=takes_results(loss)))
         flat_labels = _are_flat(graph)
-        beside = () if embedding is not None else _beside(model, graph)
         self._converted, graph = _opened(graph, scratch, resources, loss, beside)
         with _given_up_with(self._converted):
             if out is not None:

@@ -16,7 +16,7 @@ from torch_geometric.nn import GINConv, PointNetConv, SAGEConv
 from torch_geometric.nn.models import GCN, MLP
 
 import ooc
-from ooc.errors import ModelError, OptionError
+from ooc.errors import ModelError, OptionError, TrainingError
 from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.graphs import GraphCase, random_data
 
@@ -140,6 +140,17 @@ def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None
                 assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(expected, rel=1e-10)
     with pytest.raises(OptionError, match="inputs= names what PyG's data has"):
         ooc.convert("synthetic:nodes=20,edges=40,features=2,classes=2", tmp_path / "other.ooc", inputs=["pos"])
+
+
+def test_later_changes_of_them_are_refused(data: Data, tmp_path: Path) -> None:
+    """A store has been made of them, which would not follow."""
+    with ooc.Trainer(Alone(data.num_features, 4).double(), data, memory="64M", spill_dir=tmp_path) as trainer:
+        data.pos = data.pos + 1  # which nobody asks for
+        trainer.fit(1, progress=False)
+    with ooc.Trainer(Places(data.num_features, 4).double(), data, memory="64M", spill_dir=tmp_path) as trainer:
+        data.pos.mul_(2)
+        with pytest.raises(TrainingError, match=r"^pos of the data has changed"):
+            trainer.predict()
 
 
 def test_what_is_not_there_is_refused(data: Data, tmp_path: Path) -> None:
