@@ -90,6 +90,7 @@ class _Way:
             there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in setting.edge_data)
             more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
             more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
+            more += "" if types else ", by name what its data has of nodes beside x, but no labels or masks"
             more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
             raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
         if types is None and _is_called_by_type(model):

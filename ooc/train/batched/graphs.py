@@ -211,9 +211,11 @@ class GraphModel:
         for one in results:
             if not isinstance(one, Tensor) or one.dim() != 2 or len(one) != 2:
                 shape = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
-                raise ModelError(
-                    f"{name} gives {shape} for two graphs, not a row of outputs each, [2, C]; does it pool?"
+                of_all = isinstance(one, Tensor) and not one.dim() and one is not results[0]
+                remedy = (
+                    "give a penalty as one.expand(len(out), 1), for a loss of your own" if of_all else "does it pool?"
                 )
+                raise ModelError(f"{name} gives {shape} for two graphs, not a row of outputs each, [2, C]; {remedy}")
         return tuple(one.shape[1] for one in results)
 
 

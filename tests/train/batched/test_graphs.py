@@ -291,6 +291,31 @@ def test_of_several_results_ones_own_loss_gets_all(stores: dict[str, Store]) -> 
     assert [record.loss for record in apart] == [record.loss for record in together]
 
 
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_penalty_of_all_graphs_is_given_as_one_of_each(stores: dict[str, Store], expanded: bool) -> None:
+    class Penalised(Pooled):
+        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Any:  # type: ignore[override]
+            out = super().forward(x, edge_index, batch)
+            penalty = out.square().mean()
+            return out, penalty.expand(len(out), 1) if expanded else penalty
+
+    def penalised(results: Any, labels: Tensor) -> Tensor:
+        out, penalty = results if isinstance(results, tuple) else (results, results.square())
+        return nn.functional.cross_entropy(out, labels) + penalty.mean()
+
+    torch.manual_seed(1)
+    model = Penalised(GIN(3, 8, 2), 8, 3).double()
+    options: dict[str, Any] = {"loss": penalised, "batch_size": 80}
+    if not expanded:
+        with pytest.raises(ooc.ModelError, match=r"give a penalty as one.expand\(len\(out\), 1\)"):
+            _fit(model, stores["classes"], **options)
+    else:
+        plain = Pooled(GIN(3, 8, 2), 8, 3).double()
+        plain.load_state_dict(model.state_dict())
+        losses = [[one.loss for one in _fit(each, stores["classes"], **options)] for each in (model, plain)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_edges_features_come_to_models_that_take_them(stores: dict[str, Store]) -> None:
     seen: list[torch.Size] = []
 
