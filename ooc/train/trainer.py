@@ -702,10 +702,11 @@ def _beside(model: nn.Module, graph: Any) -> tuple[str, ...]:
     part: Any = None if isinstance(graph, Store | str | Path) else next(_parts_of(graph), None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
         return ()
-    from ooc.model.lowering.tracing import asked_for  # imports PyG
+    from ooc.model.layers.decoders import LinkPredictor
+    from ooc.model.lowering.tracing import asked_for  # both import PyG
 
-    found = []
-    for name in sorted(asked_for(getattr(model, "encoder", model)).difference(("x", "y", "batch", "ptr"))):
+    asked, found = asked_for(model.encoder if isinstance(model, LinkPredictor) else model), []
+    for name in sorted(asked.difference(("x", "y", "batch", "ptr"))):
         value: Any = part[name] if name in part and part.is_node_attr(name) else None
         of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool
         if of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx")):

@@ -39,12 +39,12 @@ class All(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.table, self.first = nn.Embedding(KINDS, H), SAGEConv(features + 3 + H, H)
+        self.table, self.encoder = nn.Embedding(KINDS, H), SAGEConv(features + 3 + H, H)
         self.last = GINConv(nn.Linear(H, classes))
 
     def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor, level: Tensor) -> Tensor:
         rows = torch.cat([x, pos, self.table(z.squeeze()) + self.table(level)], dim=1)
-        out: Tensor = self.last(self.first(rows, edge_index).relu(), edge_index)
+        out: Tensor = self.last(self.encoder(rows, edge_index).relu(), edge_index)
         return out
 
 
@@ -140,6 +140,32 @@ def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None
                 assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(expected, rel=1e-10)
     with pytest.raises(OptionError, match="inputs= names what PyG's data has"):
         ooc.convert("synthetic:nodes=20,edges=40,features=2,classes=2", tmp_path / "other.ooc", inputs=["pos"])
+
+
+class Placed(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.conv = SAGEConv(features + 3, H)
+
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(torch.cat([x, pos], dim=1), edge_index)
+        return out
+
+
+class Columns(Placed):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x[:, :-3], x[:, -3:], edge_index)
+
+
+def test_encoders_of_links_are_given_them(data: Data, tmp_path: Path) -> None:
+    columns = Data(x=torch.cat([data.x, data.pos], dim=1), edge_index=data.edge_index, y=data.y)
+    links, losses = ooc.Links(data.edge_index[:, :40], data.edge_index[:, 40:50]), []
+    for kind, graph in ((Placed, data), (Columns, columns)):
+        torch.manual_seed(1)
+        model = ooc.LinkPredictor(kind(data.num_features).double())
+        with ooc.LinkTrainer(model, graph, links, memory="64M", spill_dir=tmp_path) as trainer:
+            losses.append([record.loss for record in trainer.fit(2, progress=False)])
+    assert losses[0] == losses[1]
 
 
 def test_later_changes_of_them_are_refused(data: Data, tmp_path: Path) -> None:
