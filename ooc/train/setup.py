@@ -33,7 +33,7 @@ from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts, store_of_statistics
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
-from ooc.train.loss import Loss, RowsLoss, resolve_loss, takes_results
+from ooc.train.loss import RowsLoss, resolve_loss, takes_results
 from ooc.train.metrics import Metric, make_scorer
 from ooc.train.objective import Objective, no_objective
 from ooc.train.optimizer_state import WHERE, StateOnDisk, why_in_memory
@@ -140,7 +140,15 @@ def prepare(
             flat_outputs=network.flat_result,
             flat_labels=flat_labels,
         )
-        objective = _objective_of_nodes(store, network, resources, of_rows, metric, scored=active.scoring[0])
+        objective = Objective(
+            store.task,
+            of_rows,
+            make_scorer(store, metric, rows=active.scoring[0], outputs=network.outputs, dtype=network.dtype),
+            tile_rows=resources.tile_rows,
+            incomplete=store.num_incomplete > 0,
+            space="" if store.types is None else store.types.labelled,
+            classes=store.num_classes,
+        )
     check_choice("optimizer state", optimizer_state, WHERE)
     state = None
     if optimizer is not None and not scoring_only:
@@ -172,21 +180,6 @@ def prepare(
     )
 
 
-def _objective_of_nodes(
-    store: Store, network: Network, resources: Resources, loss: Loss, metric: Metric | None, *, scored: int
-) -> Objective:
-    """The loss of nodes' labels and the metric, of which ``scored`` rows are scored."""
-    return Objective(
-        store.task,
-        loss,
-        make_scorer(store, metric, rows=scored, outputs=network.outputs, dtype=network.dtype),
-        tile_rows=resources.tile_rows,
-        incomplete=store.num_incomplete > 0,
-        space="" if store.types is None else store.types.labelled,
-        classes=store.num_classes,
-    )
-
-
 def _third_number_bytes(network: Network, options: Sequence[Mapping[str, Any]]) -> int:
     """Of a third number that some optimizers keep of every parameter, beside the two that a workload counts."""
     if not any(one.get("amsgrad") or (one.get("centered") and one.get("momentum")) for one in options):
@@ -208,22 +201,26 @@ def size_lazy_parameters(
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.lowering.tracing import initialize  # both import PyG
 
-    setting = Setting(
+    setting = _setting_of(store, ignore_edge_data, embedding_columns, dtype=dtype_of(model))
+    if setting.in_columns:  # else there is nothing to train on, which is told by others
+        initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
+
+
+def _setting_of(store: Store, ignore_edge_data: str, embedding_columns: Mapping[str, int], **options: Any) -> Setting:
+    """What a model on the store is made for, as far as the store tells, and ``options``."""
+    return Setting(
         num_nodes=store.num_nodes,
+        num_edges=store.num_edges,
         num_features=store.num_features,
-        aggregate_once=False,
-        input_dropout=0.0,
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
         left_out=not_given(store),
         inputs=inputs_of(store),
         embedding_columns=embedding_columns,
-        dtype=dtype_of(model),
         types=store.types,
+        **options,
     )
-    if setting.in_columns:  # else there is nothing to train on, which is told by others
-        initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
 
 def lower_model(
@@ -267,23 +264,16 @@ def lower_model(
 
     x = store.sparse_features
     of_a_row = cache(lambda relation: inf if "statistics" in store.source else most_edges(store, relation))
-    setting = Setting(
-        num_nodes=store.num_nodes,
-        num_edges=store.num_edges,
-        num_features=store.num_features,
+    setting = _setting_of(
+        store,
+        ignore_edge_data,
+        embedding_columns,
         aggregate_once=Saving.FIRST_AGGREGATION in savings,
         input_dropout=input_dropout,
-        edge_data=edge_data_used(store, ignore_edge_data),
         product=_products(compute_dtype),
-        num_edge_features=store.num_edge_features,
-        weights_name=weights_name(store),
-        left_out=not_given(store),
-        inputs=inputs_of(store),
-        embedding_columns=embedding_columns,
         feature_entries_per_row=None if x is None else x.entries / store.num_nodes,
         on_cpu=not given.on_device,
         most_edges=of_a_row,
-        types=store.types,
         dtype=dtype or dtype_of(model),
         outputs_of=outputs_of,
         results=results,

@@ -85,14 +85,11 @@ def softmax_of(conv: Any, call: Call, x: Value, term: EdgeTerm | None = None, ep
     """Messages ``Rectified`` makes of x and of a ``term`` of edges, weighted by a softmax over themselves;
     NoFormulaError where ``conv`` sums them in another way, or there is no program."""
     softmax: Any = conv.aggr_module
-    call.needs(_is_softmax(softmax) and call.assembly.setting.on_cpu)
+    is_plain = type(softmax) is SoftmaxAggregation and not (softmax.learn or softmax.semi_grad)
+    call.needs(is_plain and not replaced_functions(softmax) and call.assembly.setting.on_cpu)
     function, options = Rectified(softmax.t, eps), AttentionOptions(x.columns, 1, SelfLoops.AS_STORED, 0.0, 0)
     make = partial(FunctionAttention, options=options, functions=lambda groups: function, term=term)
     return call.per_edge(make, x, trains=term is not None and term.trains)
-
-
-def _is_softmax(found: Any) -> bool:
-    return type(found) is SoftmaxAggregation and not (found.learn or found.semi_grad or replaced_functions(found))
 
 
 def sum_and_degree(call: Call, x: Value, *, weighted: bool = False) -> Value:

@@ -80,8 +80,8 @@ class Setting:
 
     num_nodes: int
     num_features: int
-    aggregate_once: bool
-    input_dropout: float
+    aggregate_once: bool = False
+    input_dropout: float = 0.0
     num_edges: int = 0
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
@@ -553,10 +553,10 @@ def _check_columns(source: Value, columns: int) -> None:
     raise ModelError(f"a linear map of {columns} columns is given {_shape(source)}")
 
 
-def check_matrix(value: Value, who: str = "a graph convolution or norm") -> None:
+def check_matrix(value: Value) -> None:
     """ModelError where a row of ``value`` is more than a row of numbers."""
     if len(value.tail) != 1:
-        raise ModelError(f"{who} is given {_shape(value)} instead of a matrix")
+        raise ModelError(f"a graph convolution or norm is given {_shape(value)} instead of a matrix")
 
 
 def _shape(value: Value) -> str:

@@ -224,7 +224,7 @@ class Interpreter:
                 (result,) = node.args
                 return fx.map_arg(result, self._look_up)
 
-    def _apply_module(self, module: nn.Module, rows: Value) -> Value:
+    def apply_module(self, module: nn.Module, rows: Value) -> Value:
         """What a module inside a convolution gives, called with rows alone."""
         setting = self._assembly.setting
         known = module, rows.tail, setting.training
@@ -252,7 +252,7 @@ class Interpreter:
             def as_it_is(*call: Any) -> Any:
                 return self._results(node, where, partial(self._lower_as_it_is, module, assembly, *call))
 
-            return lower_convolution(module, where, args, kwargs, assembly, trace=self._apply_module, as_it_is=as_it_is)
+            return lower_convolution(module, where, args, kwargs, assembly, trace=self.apply_module, as_it_is=as_it_is)
         if any("forward" in replaced_functions(part) for part in module.modules()):
             raise ModelError(f"{where}: another forward than its class's, set on the instance, is not supported")
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in (*args, *kwargs.values())):

@@ -652,7 +652,7 @@ class _Tracer(fx.Tracer):
         that are in each other; one that gives rows by type gives a dictionary."""
         if not self._tracing:
             return forward(*args, **kwargs)
-        if is_compiled(m):
+        if "_orig_mod" in m._modules:
             inner: Any = m._orig_mod
             return self.call_module(inner, inner.forward, args, kwargs)
         path = self.path_of_module(m)
@@ -798,11 +798,6 @@ def _edges_of(node: fx.Node) -> str:
 
 def _looks_at_edges(node: fx.Node) -> bool:
     return node.op != "call_module" and not is_of_edges(node) and any(map(is_of_edges, node.all_input_nodes))
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether it is what ``torch.compile`` makes of one."""
-    return "_orig_mod" in module._modules
 
 
 @contextmanager

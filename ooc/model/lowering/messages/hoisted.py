@@ -131,7 +131,7 @@ def lower_hoisted(
         messages, own = message.of_edges()
         result = message.step("call_method", "aggregate", (owner, messages, target, None, RowCount(like[""])))
         found = lower_propagation(conv, where, result, like, ("", ""), assembly, own)
-    return found if type(conv).update is MessagePassing.update else message.apply(OfUpdate(conv), found)
+    return found if type(conv).update is MessagePassing.update else message.apply_module(OfUpdate(conv), found)
 
 
 class _OfMessage(Interpreter):
@@ -224,7 +224,7 @@ class _OfMessage(Interpreter):
         is_more = found.added is not None or found.outer is not None
         if not sources or (is_more and any(maps)):
             return None
-        call = Call(self._where, {"edge_index": index}, assembly, self.apply)
+        call = Call(self._where, {"edge_index": index}, assembly, self.apply_module)
         features = assembly.setting.features_of_edges(index.relation)
         term, number = self._term(maps, features, channels), len(found.factors)
         outer = Factor(*found.outer or ())
@@ -292,10 +292,6 @@ class _OfMessage(Interpreter):
             return torch.stack([part.reshape(len(part), -1, channels) for part in parts], dim=2).flatten(1)
 
         return self._assembly.rowwise(self._where, in_turn, rows)
-
-    def apply(self, module: nn.Module, rows: Value) -> Value:
-        """What a module gives for rows."""
-        return self._apply_module(module, rows)
 
     def step(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> OfEdges:
         """One more call that looks at edges."""

@@ -133,7 +133,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     weighted = edges.scaling in _WEIGHTED if edges.scaling else message.weighs and not factors
     weights = edges.weights if weighted else None
     arguments = {"edge_index": replace(edges.graph, flipped=flipped), "edge_weight": weights}
-    call = Call(where, arguments, assembly, message.apply)
+    call = Call(where, arguments, assembly, message.apply_module)
     call.takes("edge_weight", EdgeData.WEIGHT)
     is_sum, is_mean = conv.aggr in SUMS, conv.aggr == "mean"
     call.needs(is_sum or not (message.weighs or edges.loops) or (is_mean and not message.weighs))
@@ -334,10 +334,6 @@ class _OfMessage(Interpreter):
         self.rows = self.run(calls, [*inputs.values()])
         check_matrix(self.rows)
         check_by_rows(where, self.rows, {*inputs.values()})
-
-    def apply(self, module: nn.Module, rows: Value) -> Value:
-        """What a module gives for rows."""
-        return self._apply_module(module, rows)
 
     def _result(self, node: fx.Node) -> Any:
         given = [self.known[one] for one in node.all_input_nodes]
