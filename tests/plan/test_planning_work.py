@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning has to do, counted: how long it takes goes by these numbers, on any processor."""
 
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +14,7 @@ from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import Moves
 from ooc.plan.planner import plan_layout
 from ooc.plan.problem import WHOLE, Problem
-from ooc.plan.program import program, replacement
+from ooc.plan.program import program
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
@@ -160,8 +161,10 @@ def test_only_the_plan_that_is_returned_is_unrolled(monkeypatch: pytest.MonkeyPa
 
 def test_what_several_ask_of_the_uses_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which span uses a block next: replacement, unrolling and what is found in memory all go by it."""
-    counted = Counted(replacement.next_spans, lambda uses: 1)
-    monkeypatch.setattr(replacement, "next_spans", counted)
+    counted = Counted(Uses.following.func, lambda uses: 1)
+    following = cached_property(counted)
+    following.__set_name__(Uses, "following")
+    monkeypatch.setattr(Uses, "following", following)
     made = make_plan(workload(), Limits(20_000_000, 30_000_000), WITH_DEVICE_MEMORY)
     before = len(counted.sizes)
     for unrolled in made.unrolled.values():

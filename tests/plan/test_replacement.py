@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooc.plan.program.program import found_in_memory
-from ooc.plan.program.replacement import Kept, Uses, belady, next_spans
+from ooc.plan.program.replacement import Kept, Uses, belady
 from ooc.plan.program.sequence import Span, Use, spans_of
 from tests.examples import examples
 from tests.plan.policies import Policy, count_hits
@@ -25,7 +25,7 @@ def hits(uses: Uses, after: tuple[bool, ...] | list[bool]) -> int | None:
     count = len(uses.spans)
     held_over = [0] * count
     found = 0
-    for i, then in enumerate(next_spans(uses)):
+    for i, then in enumerate(uses.following):
         if not after[i]:
             continue
         if then < 0:
@@ -53,7 +53,7 @@ def test_no_other_choice_has_more_hits(data: st.DataObject, blocks: list[int], c
     kept = belady(uses)
     mine = hits(uses, kept.after)
     assert mine is not None, "more is kept than there is room for"
-    following = next_spans(uses)
+    following = uses.following
     if cyclic:
         count = len(blocks)
         within = [then < count or span.block in kept.carried for then, span in zip(following, uses.spans, strict=True)]

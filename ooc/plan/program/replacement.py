@@ -46,8 +46,20 @@ class Uses:
 
     @cached_property
     def following(self) -> Sequence[int]:
-        """By span, as ``next_spans`` finds it: who keeps, unrolls and counts blocks all ask."""
-        return next_spans(self)
+        """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none.
+        Who keeps, unrolls and counts blocks all ask."""
+        _, _, blocks, _ = self.spans.columns
+        count, firsts = len(blocks), self.firsts
+        following, last_of = array("i", [-1]) * count, array("i", [-1]) * len(firsts)
+        for i, block in enumerate(blocks):
+            before = last_of[block]
+            if before >= 0:
+                following[before] = i
+            last_of[block] = i
+        for block, i in enumerate(last_of):
+            if i >= 0 and (block in self.afterwards or (self.cyclic and self.lasting(block))):
+                following[i] = count + firsts[block]
+        return following
 
     def ending(self, step: int) -> Sequence[int]:
         """The numbers of the spans whose last step is ``step``, ascending."""
@@ -90,22 +102,6 @@ class Kept:
     after: bytearray
     begins: frozenset[int]
     carried: frozenset[int]
-
-
-def next_spans(uses: Uses) -> Sequence[int]:
-    """The number of the span that uses the same block next; in the next epoch plus the number of spans; -1: none."""
-    _, _, blocks, _ = uses.spans.columns
-    count, firsts = len(blocks), uses.firsts
-    following, last_of = array("i", [-1]) * count, array("i", [-1]) * len(firsts)
-    for i, block in enumerate(blocks):
-        before = last_of[block]
-        if before >= 0:
-            following[before] = i
-        last_of[block] = i
-    for block, i in enumerate(last_of):
-        if i >= 0 and (block in uses.afterwards or (uses.cyclic and uses.lasting(block))):
-            following[i] = count + firsts[block]
-    return following
 
 
 def belady(uses: Uses) -> Kept:

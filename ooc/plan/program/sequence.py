@@ -98,10 +98,6 @@ def _numbers_of(step: Step) -> tuple[int, ...]:
     return (at, slab, start, stop, *((-1, -1) if edges is None else (edges.start, edges.stop)))
 
 
-def steps_of(steps: Iterable[Step] = ()) -> Columns[Step]:
-    return Columns("iiqqqq", _step, map(_numbers_of, steps))
-
-
 @dataclass(frozen=True)
 class BlockTable:
     """The numbers of all blocks: those of ``names[i]`` begin at ``bases[i]``, and ``lasting[i]``: they are there in
@@ -247,7 +243,7 @@ def uses_of(
     passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[Columns[Step], list[tuple[int, int]], Columns[Span]]:
     """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
-    steps, spans = steps_of(), spans_of()
+    steps, spans = Columns("iiqqqq", _step), spans_of()
     bounds: list[tuple[int, int]] = []
     held: list[Span] = []
     before = 0
