@@ -265,8 +265,8 @@ def in_notebook() -> bool:
 class NotebookCell:
     """A listener that draws a view into the output of the cell that runs, over and over in one place."""
 
-    def __init__(self, view: TrainingView, clock: Callable[[], float] = time.monotonic) -> None:
-        self._view, self._clock = view, clock
+    def __init__(self, view: TrainingView) -> None:
+        self._view = view
         self._display: Any = import_module("IPython.display")
         self._id = uuid.uuid4().hex
         self._drawn_s: float | None = None
@@ -274,13 +274,13 @@ class NotebookCell:
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochFinished):
             self._view.epoch_finished(event.record)
-            if self._drawn_s is None or self._clock() - self._drawn_s >= _NOTEBOOK_EVERY_S:
+            if self._drawn_s is None or time.monotonic() - self._drawn_s >= _NOTEBOOK_EVERY_S:
                 self.draw()
 
     def draw(self) -> None:
         """Put the view as it is where it was before."""
         self._display.display(drawn(self._view), raw=True, display_id=self._id, update=self._drawn_s is not None)
-        self._drawn_s = self._clock()
+        self._drawn_s = time.monotonic()
 
 
 def drawn(view: TrainingView) -> dict[str, str]:

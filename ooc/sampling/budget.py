@@ -70,9 +70,7 @@ class Division:
     ) -> None:
         self._batch_bytes, self._memory_bytes = batch_bytes, memory_bytes
         whole = {array.name: resident_bytes(array) for array in arrays}
-        paged = {
-            array.name: paged_bytes(array, cache_pages=0, work_pages=work_pages(array, batch_bytes)) for array in arrays
-        }
+        paged = {array.name: paged_bytes(array, work_pages(array, batch_bytes)) for array in arrays}
         least = fixed + sum(min(whole[name], paged[name]) for name in whole)
         beside_bytes = beside(max(0, memory_bytes - least))
         self._least = least = least + beside_bytes

@@ -388,12 +388,11 @@ def resident_bytes(array: Array) -> int:
     return pages_of(array) * PAGE_BYTES
 
 
-def paged_bytes(array: Array, *, cache_pages: int, work_pages: int) -> int:
-    """What :class:`PagedRows` takes, of which each page of the cache takes :func:`frame_bytes`."""
+def paged_bytes(array: Array, work_pages: int) -> int:
+    """What :class:`PagedRows` takes beside its cache, each page of which takes :func:`frame_bytes`."""
     if isinstance(array, SparseArray):
         return resident_bytes(array)
-    buffers = (1 + _STAGED) * work_pages * PAGE_BYTES
-    return pages_of(array) * _PER_PAGE_BYTES + buffers + cache_pages * frame_bytes()
+    return pages_of(array) * _PER_PAGE_BYTES + (1 + _STAGED) * work_pages * PAGE_BYTES
 
 
 def frame_bytes() -> int:

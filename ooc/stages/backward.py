@@ -85,7 +85,8 @@ def backward_steps(program: Program) -> list[Step]:
         learns = pulls or stage in program.schedule.learnt or (below is not None and below.finds_upstream)
         if program.schedule.backward_of(stage) or learns:
             steps += [*recompute_steps(program, stage), _backward(program, stage)]
-    return [*steps, *embedding_steps(program)]
+    # Embeddings that no backward has stepped are stepped by themselves.
+    return [*steps, *(_step(program, at) for at in program.schedule.learnt if not program.steps_in_backward(at))]
 
 
 def _backward(program: Program, stage: int) -> Step:
@@ -343,11 +344,6 @@ def step_of_rows(program: Program, stage: int) -> Callable[[Tile, Tensor], Tenso
         return {name: rows_RD, **dict(zip(states, kept, strict=True))}
 
     return stepped
-
-
-def embedding_steps(program: Program) -> list[Step]:
-    """The stages of their own, where such are needed."""
-    return [_step(program, at) for at in program.schedule.learnt if not program.steps_in_backward(at)]
 
 
 def _step(program: Program, stage: int) -> Step:

@@ -28,7 +28,7 @@ from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network, dtype_of
 from ooc.plan import Limits
 from ooc.sizes import check_whole, format_size
-from ooc.stages import Sink, StageBuilder, Step
+from ooc.stages import Sink
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
@@ -253,7 +253,8 @@ class Prediction(Predictions):
             resources,
             whole_tiles(reaching, resources.tile_rows),
             no_objective(store, network.outputs),
-            self._programs,
+            # The planner weighs "train" most.
+            lambda made: {"prepare": made.prepare(), "train": made.predict(self._layer, self._take, self._type)},
             extra_host_bytes=0 if self._wanted is None else self._wanted.nbytes,
             learnt=learnt,
         )
@@ -261,10 +262,6 @@ class Prediction(Predictions):
         self._prepared = job.ready()
         self.plan = self._prepared.plan
         self._session = Session(self._prepared, [model])
-
-    def _programs(self, builder: StageBuilder) -> dict[str, list[Step]]:
-        # The planner weighs the program of this name most.
-        return {"prepare": builder.prepare(), "train": builder.predict(self._layer, self._take, self._type)}
 
     def _take(self, start: int, outputs_RC: Tensor) -> None:
         assert self._sink is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ooc.prefetch.engine import PAGE_BYTES, ChunkFile, OpenFile, Ticket
 from ooc.prefetch.engines.kernel_queue import KernelQueue
-from ooc.prefetch.engines.plain import Call, SystemCalls, ThreadEngine, cut
+from ooc.prefetch.engines.plain import BULK_THREADS, Call, SystemCalls, ThreadEngine, cut
 from ooc.prefetch.engines.queue_lane import Batch, QueueLane
 
 PIECE_BYTES = 1 << 20
@@ -38,15 +38,14 @@ class DirectEngine(ThreadEngine):
         depth: int = DEPTH,
         bulk_depth: int = BULK_DEPTH,
         threads: int = 4,
-        bulk_threads: int = 2,
         piece_bytes: int = PIECE_BYTES,
         calls: SystemCalls | None = None,
         queue: Callable[[int], KernelQueue] | None = KernelQueue,
     ) -> None:
         assert piece_bytes % PAGE_BYTES == 0
-        super().__init__(calls=calls, threads=threads, bulk_threads=bulk_threads, piece_bytes=piece_bytes, direct=True)
+        super().__init__(calls=calls, threads=threads, piece_bytes=piece_bytes, direct=True)
         self._queued: QueueLane | None = None
-        self.how = f"{threads} + {bulk_threads} threads"
+        self.how = f"{threads} + {BULK_THREADS} threads"
         if queue is None:
             return
         try:

@@ -145,6 +145,9 @@ def _part(piece: Piece, done: int, direct: int, buffered: int) -> tuple[int, int
     return direct, whole
 
 
+BULK_THREADS = 2
+
+
 class ThreadEngine(Engine):
     """An engine of two lanes of threads, one of them for bulk requests. ``direct``: with O_DIRECT where that goes.
     ``counters``: another engine's, where the two count together."""
@@ -154,7 +157,6 @@ class ThreadEngine(Engine):
         *,
         calls: SystemCalls | None = None,
         threads: int = 4,
-        bulk_threads: int = 2,
         piece_bytes: int = 4 << 20,
         direct: bool = False,
         counters: Counters | None = None,
@@ -163,7 +165,7 @@ class ThreadEngine(Engine):
         self._piece_bytes = piece_bytes
         calls = calls or SystemCalls()
         self._near = Lane(threads=threads, name="ooc-io", calls=calls, direct=direct, counters=self.counters)
-        self._bulk = Lane(threads=bulk_threads, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
+        self._bulk = Lane(threads=BULK_THREADS, name="ooc-bulk", calls=calls, direct=direct, counters=self.counters)
 
     def read(self, spans: Sequence[Span], into: Bytes, *, bulk: bool = False) -> Ticket:
         ticket = self._submit(Call(spans, into, writing=False), bulk=bulk)
