@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
+from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
@@ -25,7 +26,7 @@ from ooc.engine.recording import EpochRecorder
 from ooc.engine.session import Prepared, Session
 from ooc.engine.workers import one_thread
 from ooc.errors import BudgetError, OocError, OptionError, RunError, TrainingError
-from ooc.events import EpochFinished, Listener, Note, Relay, ignore
+from ooc.events import EpochFinished, Listener, Note, Relay, caution, ignore
 from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.lowering.network import dtype_of
 from ooc.plan import Hardware
@@ -563,7 +564,7 @@ class Trainer:
         self._relay = Relay(listener)
         resources = replace(resources, listener=self._relay)
         self._given: list[DataSnapshot | LossSnapshot] = []
-        beside = () if embedding is not None else _beside(model, graph)
+        beside = () if embedding is not None else _beside(model, graph, listener)
         if not isinstance(graph, Store | str | Path):
             self._given.append(DataSnapshot(graph, beside))
         if loss is not None:
@@ -697,20 +698,27 @@ def _parts_of(graph: Any) -> Iterator[Any]:
         yield from getattr(graph, "stores", [graph])
 
 
-def _beside(model: nn.Module, graph: Any) -> tuple[str, ...]:
-    """What of PyG's data the model asks for beside ``x``: numbers of each node."""
+def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
+    """What of PyG's data the model asks for beside ``x``: numbers of each node. It is said which it may do without,
+    since nobody knows whether its user would give them."""
     part: Any = None if isinstance(graph, Store | str | Path) else next(_parts_of(graph), None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
         return ()
     from ooc.model.layers.decoders import LinkPredictor
     from ooc.model.lowering.tracing import asked_for  # both import PyG
 
-    asked, found = asked_for(model.encoder if isinstance(model, LinkPredictor) else model), []
+    asking = model.encoder if isinstance(model, LinkPredictor) else model
+    asked, found, takes = asked_for(asking), [], signature(asking.forward).parameters
     for name in sorted(asked.difference(("x", "y", "batch", "ptr"))):
         value: Any = part[name] if name in part and part.is_node_attr(name) else None
         of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool
         if of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx")):
             found.append(name)
+    if optional := [name for name in found if name in takes and takes[name].default is not Parameter.empty]:
+        names = " and ".join(optional)
+        caution(
+            listener, f"forward is given {names} of the data, which it may do without; delete data.{optional[0]} else"
+        )
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ so do rows and edges, in any order, and rows alone."""
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,27 @@ def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None
                 assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(expected, rel=1e-10)
     with pytest.raises(OptionError, match="inputs= names what PyG's data has"):
         ooc.convert("synthetic:nodes=20,edges=40,features=2,classes=2", tmp_path / "other.ooc", inputs=["pos"])
+
+
+def test_what_a_model_may_do_without_is_said(data: Data, tmp_path: Path) -> None:
+    """Whether its user would give it, nobody knows."""
+
+    class Optional(Alone):
+        def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+            return super().forward(x if pos is None else x + pos.sum(1, keepdim=True))
+
+    expected = {}
+    for names in ("x pos", "x"):
+        torch.manual_seed(1)
+        reference = Optional(data.num_features, 4).double()
+        model, expected[names] = copy.deepcopy(reference), epochs(reference, data, names, 1)
+        with pytest.warns(RuntimeWarning, match="given pos of the data, which") if names != "x" else nullcontext():
+            trainer = ooc.Trainer(model, data, memory="64M", spill_dir=tmp_path)
+        with trainer:
+            assert [one.loss for one in trainer.fit(1, progress=False)] == pytest.approx(expected[names], rel=1e-10)
+        if names != "x":
+            del data.pos
+    assert expected["x"] != expected["x pos"]
 
 
 class Placed(nn.Module):

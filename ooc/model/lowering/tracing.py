@@ -6,6 +6,7 @@ what remains is a list of calls.
 """
 
 import inspect
+import re
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -279,9 +280,8 @@ def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[
     edges = [name for name in free if name in _NAMES_OF_EDGES][:1]
     rows = [name for name in free if name not in (*edges, "batch")][: int(has_x)]
     others = [name for name in free if name not in rows]
-    edges = edges or [name for name in others if name in needed and name != "batch"][:1]
-    found = (*rows, *(edges or others[:1]))
-    found = found[:-1] if found[-1:] == ("batch",) else found  # an MLP, which takes no edges
+    likely = [name for name in others if name in needed or re.search("edge_index|adj|^(edges?|ei)$", name)]
+    found = (*rows, *(edges or [name for name in likely if name != "batch"][:1]))
     if not rows and of_nodes > {"x"}:  # all that it takes of nodes lies beside x
         inputs = [(name if name != "x" else "", columns, whole) for name, columns, whole in inputs]
     elif len(rows) < has_x or (rows != ["x"] and named[:1] == edges):
