@@ -205,7 +205,7 @@ def test_tiles_of_many_edges_are_run_in_parts(
     converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node or edge of several parts is dropped alike in all."""
-    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 5)
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 16)
     data, store = converted(ROUGH)
     assert_agrees(MODELS["among others"], data, tmp_path, epochs=1, store=store, tile_rows=32)
 
@@ -252,7 +252,7 @@ def test_any_case_is_exact(graph: GraphCase, name: str, tile_rows: int, share: f
     kinds = {nodes, edges, others, edges + nodes, others + nodes}  # the reference tells rows by their number
     assume(len(kinds) == (3 if edges == others else 5))
     store = store_of(data, tmp_path)
-    budgets = least(MODELS[name], store, tmp_path, tile_rows=tile_rows, block_rows=None)
+    budgets = least(MODELS[name], store, tmp_path, tile_rows=tile_rows)
     budgets["gpu_budget"] = int(budgets["gpu_budget"] * share)
     assert_agrees(
         MODELS[name],

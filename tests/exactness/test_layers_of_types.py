@@ -327,13 +327,13 @@ class Wide(nn.Module):
 def large() -> HeteroData:
     """Of more nodes than edges, and a few nodes of many edges."""
     random, data = torch.Generator().manual_seed(4), HeteroData()
-    counts = {"paper": 450, "author": 350}
+    counts = {"paper": 270, "author": 210}
     for (kind, count), width in zip(counts.items(), (7, 5), strict=True):
         data[kind].x = torch.randn(count, width, generator=random, dtype=torch.float64)
-    data["paper"].y = torch.randint(CLASSES, (450,), generator=random)
-    part = torch.rand(450, generator=random)
+    data["paper"].y = torch.randint(CLASSES, (270,), generator=random)
+    part = torch.rand(270, generator=random)
     data["paper"].train_mask, data["paper"].val_mask, data["paper"].test_mask = part < 0.5, part > 0.8, part < 0
-    relations = {("author", "writes", "paper"): 450, ("paper", "written by", "author"): 300}
+    relations = {("author", "writes", "paper"): 270, ("paper", "written by", "author"): 180}
     for (source, name, target), edges in relations.items():
         ends = [torch.randint(counts[end] * 4 // 5, (edges,), generator=random) for end in (source, target)]
         ends[1][:40] = 7

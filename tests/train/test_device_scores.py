@@ -52,7 +52,7 @@ def test_scores_are_the_cpus_and_nobody_waits_for_a_tile(
     with builder(MODEL, store, tmp_path, threads=1, **options)() as trainer:
         expected = scored(trainer)
     asked = []
-    for tile_rows in (TILE_ROWS, TILE_ROWS // 4):
+    for tile_rows in (TILE_ROWS, TILE_ROWS // 2):
         with on_device(MODEL, store, tmp_path, tile_rows=tile_rows, block_rows=tile_rows, **options)() as trainer:
             device.asked.clear()
             found = scored(trainer)
