@@ -116,12 +116,12 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         found = {}
         for name in _OF_EVERY_KIND | _SHARDED:
             form, nearby = "columns" if name in _SHARDED else "halo", name in _OF_EVERY_KIND and name != "opaque layers"
-            options = {"memory": "300M", "threads": 2, "tile_rows": 8, "exchange": form}
+            options = {"memory": "300M", "threads": 2, "tile_rows": 16, "exchange": form}
             found[name] = _outcome(made(name, rank), store, nearby=nearby, **options)
         return found
 
     for name in _OF_EVERY_KIND | _SHARDED:  # what is traced here is not traced by each
-        tuned_trainer(made(name, 0), store, memory="300M", threads=2, tile_rows=8).close()
+        tuned_trainer(made(name, 0), store, memory="300M", threads=2, tile_rows=16).close()
     (alone,) = together(1, tmp_path, work)
     for found in together(3, tmp_path, work):
         for name in alone:
@@ -136,7 +136,7 @@ def test_layers_of_edges_in_float32(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = layers.Two(store.num_features, store.num_classes, _LAYERS[name])
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        options: dict[str, Any] = {"memory": "300M", "threads": 1, "tile_rows": 8, "input_dropout": 0.2, **given}
+        options: dict[str, Any] = {"memory": "300M", "threads": 1, "tile_rows": 16, "input_dropout": 0.2, **given}
         return tuned_trainer(model, store, optimizer=optimizer, **options)
 
     def work(rank: int) -> list[dict[str, Any]]:

@@ -196,8 +196,8 @@ def test_rows_whose_edges_come_in_pieces(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(graph, "long_parts", partial(long_parts, most=most))
     for module in (memory, pull_run):
         monkeypatch.setattr(module, "EDGES_PER_SEGMENT", most)
-    data = random_data(replace(GRAPH, nodes=40, edges=60, duplicates=4), dtype=torch.float32)
-    sources, targets = torch.randint(0, 40, (2, 60), generator=torch.Generator().manual_seed(0))
+    data = random_data(replace(GRAPH, nodes=40, edges=40, duplicates=4), dtype=torch.float32)
+    sources, targets = torch.randint(0, 40, (2, 30), generator=torch.Generator().manual_seed(0))
     edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]
     data.edge_index = torch.cat((*edges, torch.stack((torch.full_like(targets, 3), targets))), dim=1)
     store, case = store_of(data, tmp_path), MODELS[name]

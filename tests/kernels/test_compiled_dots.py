@@ -55,7 +55,7 @@ def test_all_pulls(
     random = partial(torch.randn, dtype=dtype)
     loops = random(edges.rows, features)
     if features:
-        edges = replace(edges, features_EK=torch.randn(len(edges.indices_E), features))
+        edges = replace(edges, features_EK=random(len(edges.indices_E), features))
     dropout = EdgeDropout(0.4, 1, 2, 3) if drops else None
     columns = heads * channels
     source, query, gradient = random(pulled, 2 * columns), random(edges.rows, columns), random(edges.rows, columns)
