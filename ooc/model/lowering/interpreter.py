@@ -468,6 +468,8 @@ class Interpreter:
             return args[0].get(args[1])
         if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput)):
             return self._as_it_is(name, args, kwargs)
+        if target in ("to", "float", "double") and isinstance(args[0], Codes):
+            return self._as_numbers(name, args[0], [*args[1:], *kwargs.values()])
         if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
             return replace(args[0], steps=(*args[0].steps, step))
         leaves = leaves_of((args, kwargs))
@@ -569,6 +571,13 @@ class Interpreter:
         if any(one not in (dtype, torch.device("cpu"), "cpu") for one in wanted if not isinstance(one, bool)):
             raise ModelError(f"{name}: another type than the model's, {dtype}, is not supported")
         return args[0]
+
+    def _as_numbers(self, name: str, codes: Codes, wanted: Sequence[Any]) -> Value | Codes:
+        """Whole numbers as floating-point ones of the model's type, in which all of them are exact; or as they are."""
+        kinds = [one for one in wanted if isinstance(one, torch.dtype)]
+        if name == "to" and not any(kind.is_floating_point for kind in kinds):
+            return codes
+        return self._assembly.unlearnt(name, lambda rows: codes.of(rows).to(rows.dtype), [codes.rows])
 
     def _above_one_another(self, leaf: Any) -> Any:
         """A batch of one as what it is."""
