@@ -14,6 +14,7 @@ import ooc
 from ooc import cli
 from tests.cli.conftest import RunCommand
 from tests.cli.test_train import losses
+from tests.graphs import GraphCase, random_data
 
 NET = """
 import warnings
@@ -31,6 +32,11 @@ class Net(nn.Module):
     def forward(self, x, edge_index):
         h = self.dropout(self.norm(self.first(x, edge_index)).relu())
         return self.last(h, edge_index)
+
+
+class Placed(Net):
+    def forward(self, x, edge_index, pos):
+        return super().forward(x + pos.mean(1, keepdim=True), edge_index)
 
 
 def demanding(in_channels, depth):
@@ -64,6 +70,18 @@ def trained(net: Path, graph: Path, tmp_path_factory: pytest.TempPathFactory) ->
     words = ["train", str(graph), "--model", f"{net}:Net", "--epochs", "2", "--out", str(folder), *SMALL]
     assert cli.main(words) == 0
     return folder
+
+
+@pytest.mark.parametrize("model", ["gcn", "Placed"])
+def test_in_channels_are_those_of_x_where_a_store_has_more(model: str, net: Path, tmp_path: Path) -> None:
+    """Also where predictions are made of the run."""
+    data = random_data(GraphCase(nodes=60, edges=200, features=5, classes=3), dtype=torch.float32)
+    data.pos = torch.randn(60, 2)
+    store, run = ooc.convert(data, tmp_path / "g.ooc", inputs=["pos"]), str(tmp_path / "run")
+    own = ["--model", model if model == "gcn" else f"{net}:{model}"]
+    assert cli.main(["train", str(store.path), *own, "--epochs", "1", "--out", run, *SMALL]) == 0
+    own = [] if model == "gcn" else own
+    assert cli.main(["predict", run, *own, "--out", str(tmp_path / "labels.npy")]) == 0
 
 
 def test_it_is_trained_as_from_python(trained: Path, net: Path, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
     """A freshly initialised PyG model for the store's features and classes, the same for the same seed. BudgetError
     where memory cannot hold its weights, without which no budget can be planned for."""
     _loaded(settings.model)  # which may draw random numbers, once, and what its file makes is no weight
-    sizes = _Sizes(store.num_features, store.num_classes, store.num_edge_features, store.num_graphs)
+    features = _columns_of_x(store.num_features, store.source)
+    sizes = _Sizes(features, store.num_classes, store.num_edge_features, store.num_graphs)
     make = partial(_model, settings, sizes, store.types)
     _admit(settings, make)
     torch.manual_seed(settings.seed)
@@ -130,7 +131,7 @@ def planned_model(settings: TrainSettings, store: "Store") -> nn.Module:
     make = partial(
         ModelShape,
         _SHAPES[settings.model],
-        input_columns(settings, store.num_features, None)[""],
+        input_columns(settings, _columns_of_x(store.num_features, store.source), None)[""],
         settings.hidden,
         store.num_classes,
         layers=settings.layers,
@@ -177,6 +178,7 @@ def rebuild_model(
     sizes = _Sizes(*(facts.get(f"num_{name}", 0) for name in _Sizes._fields))
     if any(type(size) is not int or size < 0 for size in sizes):
         raise RunError(f"{run.path} says of its store that it had {[*sizes]} {', '.join(_Sizes._fields)}")
+    sizes = sizes._replace(features=_columns_of_x(sizes.features, facts.get("source", {})))
     try:
         types = Types.of(facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -196,6 +198,12 @@ class _Sizes(NamedTuple):
     classes: int
     edge_features: int
     graphs: int
+
+
+def _columns_of_x(features: int, source: Mapping[str, Any]) -> int:
+    """How many of a store's ``features`` are x, of which its ``source`` says what lies beside it."""
+    inputs = source.get("inputs")
+    return next((columns for name, columns, _ in inputs if name == "x"), 0) if inputs else features
 
 
 def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Module:
