@@ -247,7 +247,7 @@ class Interpreter:
         assembly = self._assembly
         if isinstance(module, MessagePassing):
             if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
-                return self._with_edges(node, module, where, *self._with_free(node, where))
+                return self._with_edges(node, module, where)
 
             def as_it_is(*call: Any) -> Any:
                 return self._results(node, where, partial(self._lower_as_it_is, module, assembly, *call))
@@ -313,7 +313,7 @@ class Interpreter:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         is_of_rows = any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values()))
         if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
-            return self._of_edges(node, where, bool(getattr(module, "inplace", False)))
+            return self._of_edges(node, where)
         args, kwargs = map_aggregate((args, kwargs), lambda one: None if isinstance(one, OneGraph) else one)
         return self._results(node, where, partial(self._lower_as_it_is, module, self._assembly, where, args, kwargs))
 
@@ -329,7 +329,7 @@ class Interpreter:
         found = dict[Any, Any]()
         if len(tails) < len(keys):  # others are rows of edges
             self._check_drawing(node, where)
-            made = OfEdges(len(self.known), node.op, node.target, *self._with_free(node, where))
+            made = self._put_by(node, where)
             found = {key: made.part(key) for key in keys if key not in tails}
         if not tails:
             return found
@@ -342,7 +342,7 @@ class Interpreter:
             found[key] = self._assembly.rowwise(f"result {key!r}", of_key, [together])
         return found
 
-    def _of_edges(self, node: fx.Node, where: str, in_place: bool) -> Any:
+    def _of_edges(self, node: fx.Node, where: str) -> Any:
         """What the model itself makes of edges: rows of nodes, or what is put by until such are made of it."""
         if self._assembly.setting.types is not None:
             raise ModelError(
@@ -350,11 +350,15 @@ class Interpreter:
                 "types; a layer may be given those of one type"
             )
         self._check_drawing(node, where)
-        self._check_in_place(node, where, in_place)
-        args, kwargs = self._with_free(node, where)
-        made = OfEdges(len(self.known), node.op, _without_writing(node), args, kwargs)
-        of_rows = any(isinstance(one, _ROWS) for one in leaves_of((args, kwargs))) or made.is_part
+        made = self._put_by(node, where)
+        of_rows = any(isinstance(one, _ROWS) for one in leaves_of((made.args, made.kwargs))) or made.is_part
         return self._rows_of_edges(made, self._whole, where) if of_rows and node in self._tails else made
+
+    def _put_by(self, node: fx.Node, where: str) -> OfEdges:
+        """A call that looks at edges, for when rows of nodes are made of it."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
+        return OfEdges(len(self.known), node.op, _without_writing(node), *self._with_free(node, where))
 
     def _check_drawing(self, node: fx.Node, where: str) -> None:
         """What is put by is computed anew for everything that is made of it."""
@@ -364,11 +368,9 @@ class Interpreter:
         if node in self._drawing or is_unknown:
             raise ModelError(f"{where}: dropout of what edges carry is not supported outside of a convolution")
 
-    def _with_edges(
-        self, node: fx.Node, conv: MessagePassing, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _with_edges(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
         """What a convolution gives that is given such, or by number or name what it gives: all of it runs as it is."""
-        last = OfEdges(len(self.known), node.op, node.target, args, kwargs)
+        last = self._put_by(node, where)
         users = [user for user in node.users if user.target is operator.getitem and user.users]
         asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
         if asked and all(type(key) in (int, str) for key in asked):
@@ -409,7 +411,8 @@ class Interpreter:
         return lower_propagation(traced[key], where, own[last], {"": rows}, ("", ""), self._assembly)
 
     def _with_free(self, node: fx.Node, where: str) -> Any:
-        """The arguments of a call; those that depend on parameters alone as calls, to be made with it."""
+        """The arguments of a call; those that depend on parameters alone as calls, to be made with it, of the copy's
+        parameters."""
         numbers = {one: number for number, one in enumerate(self.known)}
 
         def given(one: fx.Node) -> Any:
@@ -479,7 +482,7 @@ class Interpreter:
                 raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
             if target is assigned:
                 raise ModelError(f"{name} is given the edges; scatter and index_add say what becomes of several")
-            return self._of_edges(node, name, writes_in_place(node))
+            return self._of_edges(node, name)
         in_place = target is not node.target or target is assigned or bool(kwargs.get("inplace"))
         self._check_in_place(node, name, in_place)
         if target is assigned:

@@ -21,10 +21,10 @@ from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, give
 from ooc.model.layers.opaque import lower_opaque
 from ooc.model.layers.propagation import ADD_UP, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
-from ooc.model.lowering.interpreter import Free, Interpreter, leaves_of, message_of
+from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
 from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
-from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows, writes_in_place
+from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan.workload import EdgeData
@@ -162,7 +162,6 @@ class _OfConvolution(Interpreter):
         self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
-        self._steps: dict[fx.Node, OfEdges] = {}
 
     def run_on(self, rows: Sequence[Value]) -> Value:
         """What it gives for these, which count as what it is given."""
@@ -183,7 +182,7 @@ class _OfConvolution(Interpreter):
         found = leaves_of([self.known[one] for one in node.all_input_nodes])
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
-        step = self._step(node)
+        step = self._put_by(node, self._where)
         adds_up = step.target in ADD_UP and any(
             isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values())
         )
@@ -204,17 +203,3 @@ class _OfConvolution(Interpreter):
                 return lower_degree(self._where, step, self._assembly, rows)
         ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
         return lower_propagation(self._conv, self._where, step, rows, ends, self._assembly)
-
-    def _step(self, node: fx.Node) -> OfEdges:
-        """A call that is put by. What depends on parameters alone is computed from those of the copy that is run."""
-
-        def given(one: fx.Node) -> Any:
-            found = self.known[one]
-            return self._step(one) if isinstance(found, Free) and not found.has_sums(self._where) else found
-
-        if node not in self._steps:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), given)
-            module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-            self._check_in_place(node, self._where, writes_in_place(node) or getattr(module, "inplace", False))
-            self._steps[node] = OfEdges(len(self._steps), node.op, node.target, args, kwargs)
-        return self._steps[node]
