@@ -114,14 +114,16 @@ class Propagation(nn.Module):
 
 def _flow_of(steps: Sequence[OfEdges]) -> str:
     """To which of their ends the last one adds edges up, if it says so."""
-    waiting, seen = [*steps[-1].args, *steps[-1].kwargs.values()] if steps[-1].target in (*ADD_UP, *BY_INDEX) else [], 0
-    while seen < len(waiting):
-        one, seen = waiting[seen], seen + 1
-        made = steps[one.name] if isinstance(one, _Given) and isinstance(one.name, int) else None
-        if made is not None and made.target is operator.getitem and made.args[0] == _Given("edge_index"):
+    last = steps[-1]
+    if last.target not in (*ADD_UP, *BY_INDEX):
+        return ""
+    position = {degree: 0, scatter: 1}.get(last.target, 2)
+    index: Any = last.kwargs.get("index", last.args[position] if len(last.args) > position else None)
+    while isinstance(index, _Given) and isinstance(index.name, int):
+        made = steps[index.name]
+        if made.target is operator.getitem and made.args[1] in (0, 1):
             return ("target_to_source", "source_to_target")[made.args[1]]
-        if made is not None and made.target in _EXPANDED:
-            waiting.append(made.args[0])
+        index = made.args[0] if made.target in _EXPANDED else None
     return ""
 
 
