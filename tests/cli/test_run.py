@@ -202,7 +202,7 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
         run.start()
         with (
             RunFolder.open(tmp_path / "run") as other,
-            pytest.raises(RunError, match=rf"another process \({os.getpid()}\) is using"),
+            pytest.raises(RunError, match=rf"another process \({os.getpid()}\) is using .*; give another folder"),
         ):
             other.start()
     with RunFolder.open(tmp_path / "run") as other:

@@ -148,8 +148,8 @@ class RunFolder:
             try:
                 self._lock = lock_folder(self.path)
             except BlockingIOError:
-                holder = lock_holder(self.path)
-                raise RunError(f"another process{holder} is using the run at {self.path}") from None
+                where = f"{lock_holder(self.path)} is using the run at {self.path}"
+                raise RunError(f"another process{where}; give another folder") from None
         try:
             if not (self.resumed or self.started) and holds_run(self.path):  # another process was faster
                 raise RunError(f"{self.path} holds a run already; give resume=True to go on with it")
