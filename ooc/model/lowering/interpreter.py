@@ -133,7 +133,7 @@ class _Together(nn.Module):
 
     def __init__(self, owner: nn.Module, parts: Mapping[str, Any]) -> None:
         super().__init__()
-        self.names = {path: path.removeprefix("model.").replace(".", "/") for path in parts}
+        self.names = {path: f"part_{number}" for number, path in enumerate(parts)}  # the same in layers that are alike
         for path, part in parts.items():
             setattr(self, self.names[path], part)
         self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
