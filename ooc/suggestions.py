@@ -13,10 +13,11 @@ _LIKE = 0.6
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The name in ``known`` that is most like ``word``, whatever the case; None where none is."""
+    """The name in ``known`` that begins with ``word``, or is most like it, whatever the case; None where none is."""
     folded = {name.casefold(): name for name in known}
     wanted = word.casefold()
-    found = get_close_matches(wanted, folded, n=_CANDIDATES, cutoff=_LIKE)
+    begun = [name for name in folded if wanted and name.startswith(wanted)]
+    found = begun or get_close_matches(wanted, folded, n=_CANDIDATES, cutoff=_LIKE)
     # Letters in the wrong order are the commonest slip, and difflib has it no nearer than a letter that is wrong.
     found.sort(key=lambda name: sorted(name) != sorted(wanted))
     return folded[found[0]] if found else None

@@ -179,6 +179,7 @@ def test_every_option_can_be_in_a_file() -> None:
 def test_what_is_meant_is_what_is_most_like(tmp_path: Path) -> None:
     assert closest("gnc", ["gat", "gcn", "gin"]) == "gcn"
     assert closest("SAEG", ["gat", "sage"]) == "sage"
+    assert closest("a100", ["a100-40g", "a5000"]) == "a100-40g"
     assert closest("nothing like it", ["gat"]) is None
     (tmp_path / "b.ooc").mkdir()
     assert str(tmp_path / "b.ooc") in did_you_mean_path(tmp_path / "b.oc")
