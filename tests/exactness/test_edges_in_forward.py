@@ -308,3 +308,39 @@ def test_what_is_not_exact_is_refused(between: Forward, shared: tuple[Data, Stor
     with pytest.raises(ModelError) as caught:
         make_trainer(case_of(between), shared[1], tmp_path)
     assert all(part in str(caught.value) for part in REFUSED[between]), str(caught.value)
+
+
+class Categories(nn.Module):
+    """Looks up what edges are, the one column of what they carry, as this ``asks`` for it."""
+
+    def __init__(self, features: int, classes: int, asks: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.kinds, self.nodes = nn.Embedding(4, H), nn.Linear(features, H)
+        self.conv, self.out = GINEConv(nn.Linear(H, H)), nn.Linear(H, classes)
+        self.asks = [asks]
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        found: Tensor = self.out(self.conv(self.nodes(x), edge_index, self.kinds(self.asks[0](edge_attr))))
+        return found
+
+
+def of_categories() -> Data:
+    data = random_data(GraphCase(nodes=40, edges=150, edge_features=1))
+    data.edge_attr = torch.randint(4, data.edge_attr.shape, generator=torch.Generator().manual_seed(1)).double()
+    return data
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [lambda e: e.squeeze(-1).long(), lambda e: e.long().squeeze(), lambda e: e.view(-1).long()],
+    ids=["squeeze", "whole first", "view"],
+)
+def test_categories_of_edges_are_looked_up(asks: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    case = CustomCase(make=lambda features, classes: Categories(features, classes, asks))
+    assert_agrees(case, of_categories(), tmp_path, epochs=1)
+
+
+def test_categories_that_are_no_whole_numbers_are_named(tmp_path: Path) -> None:
+    case = CustomCase(make=lambda features, classes: Categories(features, classes, lambda e: e[:, 0]))
+    with pytest.raises(ModelError, match=r"Embedding \(kinds\): .* by edge_attr\[:, 0\]\.long\(\)"):
+        make_trainer(case, store_of(of_categories(), tmp_path), tmp_path)

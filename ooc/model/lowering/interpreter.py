@@ -57,6 +57,7 @@ from ooc.model.lowering.symbolic import (
 )
 from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
 from ooc.model.lowering.whole import Whole, both_types, side_by_side
+from ooc.plan.workload import EdgeData
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
 _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: Activation.RELU, nn.LeakyReLU: Activation.LEAKY_RELU}
@@ -311,6 +312,12 @@ class Interpreter:
         """What a module that is no graph convolution makes of the edges: it runs as it is."""
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
+        carried = next((one for one in args if isinstance(one, EdgeInput)), None)
+        if type(module) is nn.Embedding and carried is not None and ("long", ()) not in carried.steps:
+            raise ModelError(
+                f"{where}: what edges carry is floating-point numbers here, so look categories up by "
+                "edge_attr[:, 0].long()"
+            )
         is_of_rows = any(isinstance(one, (Value, Codes)) for one in (*args, *kwargs.values()))
         if not is_of_rows or any(isinstance(one, OfEdges) for one in leaves_of((args, kwargs))):
             return self._of_edges(node, where)
@@ -473,7 +480,12 @@ class Interpreter:
             return self._as_it_is(name, args, kwargs)
         if target in ("to", "float", "double") and isinstance(args[0], Codes):
             return self._as_numbers(name, args[0], [*args[1:], *kwargs.values()])
-        if args and isinstance(args[0], EdgeInput) and (step := _step_of_edges(target, args[1:], kwargs)):
+        columns = self._assembly.setting.num_edge_features
+        if (
+            args
+            and isinstance(args[0], EdgeInput)
+            and (step := _step_of_edges(args[0], target, args[1:], kwargs, columns))
+        ):
             return replace(args[0], steps=(*args[0].steps, step))
         leaves = leaves_of((args, kwargs))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
@@ -940,15 +952,31 @@ def _is_of_features(value: Value) -> bool:
     return isinstance(value, Features) or (of_others and all(map(_is_of_features, value.inputs)))
 
 
-def _step_of_edges(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
-    """A step of an ``EdgeInput``: some columns, whole numbers of these, or which of the columns is largest."""
+def _step_of_edges(
+    of: EdgeInput, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], columns: int
+) -> tuple[str, tuple[Any, ...]] | None:
+    """A step of what edges carry: some of the ``columns``, the only one as a vector, whole numbers of these, or which
+    of the columns is largest."""
     if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
-        rows, columns = args[0]
-        return ("__getitem__", ((rows, columns),)) if rows == slice(None) and type(columns) in (int, slice) else None
+        rows, which = args[0]
+        return ("__getitem__", ((rows, which),)) if rows == slice(None) and type(which) in (int, slice) else None
     if target == "long" and not args and not kwargs:
         return "long", ()
+    name = getattr(target, "__name__", target)
+    is_column = of.data is EdgeData.FEATURES and of.relation is None and columns == 1
+    if is_column and all(step == ("long", ()) for step in of.steps) and [*args] in _TO_VECTORS.get(name, ()):
+        return "__getitem__", ((slice(None), 0),)
     dim = kwargs.get("dim", args[0] if args else None)
     return ("argmax", (dim,)) if target in ("argmax", torch.argmax) and dim in (1, -1) and len(args) < 2 else None
+
+
+_TO_VECTORS: dict[str, list[list[int]]] = {
+    "squeeze": [[], [1], [-1]],
+    "view": [[-1]],
+    "reshape": [[-1]],
+    "flatten": [[]],
+}
+"""By name, the arguments that make a vector of a matrix of one column."""
 
 
 def _remedy(result: Any) -> str:
