@@ -5,8 +5,8 @@
 
 Points heat their neighbours; the network learns how warm each is after a while. Each layer computes the states of
 edges anew of their own and of both ends, and the states of nodes of the sums over edges (T. Pfaff and others, "Learning
-mesh-based simulation with graph networks", 2021). `tools/bench_types --model mesh` trains it on 360,000 edges in less
-memory than one layer's edges take.
+mesh-based simulation with graph networks", 2021). `tools/bench_types --model mesh` trains it on larger graphs beside
+PyG.
 """
 
 import sys

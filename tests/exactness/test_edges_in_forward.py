@@ -80,7 +80,7 @@ class Processor(MessagePassing):
         self,
         inputs: Tensor,
         index: Tensor,
-        dim_size: Optional[int] = None,  # noqa: UP045
+        dim_size: Optional[int] = None,  # noqa: UP045  # PyG knows no unions by |
     ) -> tuple[Tensor, Tensor]:
         return scatter(inputs, index, dim=0, dim_size=dim_size, reduce="mean"), inputs
 

@@ -41,8 +41,8 @@ _TREES = tuple, list, dict, slice
 
 @dataclass(frozen=True, eq=False)
 class OfEdges:
-    """A call of a convolution's trace that looks at edges. Among its arguments may be other such calls, and calls whose
-    result depends on parameters alone; rows; edges and what they carry."""
+    """A call of a convolution's trace, or of a model's, that looks at edges. Among its arguments may be other such
+    calls, and calls whose result depends on parameters alone; rows; edges and what they carry."""
 
     number: float
     """Later ones may write into what earlier ones gave."""

@@ -920,7 +920,8 @@ class Interpreter:
 def _without_writing(node: fx.Node) -> Any:
     """What it calls, or where that is a method which writes into rows, the one that does not."""
     name = str(node.target).removesuffix("_")
-    return name if node.op == "call_method" and node.target != name and hasattr(Tensor, name) else node.target
+    is_method = node.op == "call_method" and callable(getattr(Tensor, name, None))
+    return name if is_method else node.target
 
 
 def _power_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:

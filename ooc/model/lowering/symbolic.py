@@ -477,12 +477,12 @@ class _Tracer(fx.Tracer):
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
         put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
         told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in) if self._opened else nullcontext()
-        called = mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
-        asking = nullcontext() if self._opened else called  # no numbers of rows and edges
+        unchecked = mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
+        unasked = nullcontext() if self._opened else unchecked  # for numbers of rows and edges
         with (
             grouped,
             put,
-            asking,
+            unasked,
             plain_forwards(),
             _uncompiled(),
             of_no_length,
@@ -508,7 +508,7 @@ class _Tracer(fx.Tracer):
     @contextmanager
     def _opening(self, root: nn.Module) -> Iterator[None]:
         """Within it what a convolution computes of edges by its own functions, or by PyG's, is one call, and it caches
-        nothing; so is what a model computes of its edges, to be refused by its name."""
+        nothing; so is what a model computes of its edges."""
         of = root if self._opened is None else self._opened
         kinds = {kind for part in of.modules() for kind in type(part).__mro__}
         names = {one.__module__ for one in (*kinds, GCNConv, utils.get_laplacian)}
