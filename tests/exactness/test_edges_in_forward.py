@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model computes of edges in its own forward is exact, also of a node of many edges, which come in pieces."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -344,3 +345,19 @@ def test_categories_that_are_no_whole_numbers_are_named(tmp_path: Path) -> None:
     case = CustomCase(make=lambda features, classes: Categories(features, classes, lambda e: e[:, 0]))
     with pytest.raises(ModelError, match=r"Embedding \(kinds\): .* by edge_attr\[:, 0\]\.long\(\)"):
         make_trainer(case, store_of(of_categories(), tmp_path), tmp_path)
+
+
+def longer(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    for layer in (*net.processors, *net.processors):
+        x, e = layer(x, edge_index, e)
+    return x
+
+
+def test_rows_of_edges_that_each_layer_computes_anew_are_told_of(shared: tuple[Data, Store], tmp_path: Path) -> None:
+    _, store = shared
+    for between, told in ((longer, 1), (processors, 0)):
+        with warnings.catch_warnings(record=True) as found, make_trainer(case_of(between), store, tmp_path):
+            pass
+        texts = {str(one.message) for one in found if issubclass(one.category, RuntimeWarning)}
+        assert len(texts) == told
+        assert all("14 calls of modules instead of 5; " in text for text in texts), texts

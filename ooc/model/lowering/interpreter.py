@@ -6,7 +6,8 @@ name.
 """
 
 import operator
-from collections import OrderedDict
+import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -185,6 +186,8 @@ class Interpreter:
         self._steps_of_free: dict[fx.Node, OfEdges] = {}
         self._memory: dict[fx.Node, frozenset[fx.Node]] = {}
         """By node, whose results may lie in the same memory as its own."""
+        self._made_of_edges: Counter[OfEdges] = Counter()
+        """How often modules are called on rows of edges."""
 
     def run(self, calls: Calls, inputs: Sequence[Any]) -> Value:
         """What the module, which makes these calls, gives for ``inputs``."""
@@ -205,10 +208,23 @@ class Interpreter:
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
+                self._tell_of_edges()
                 return result
             self.known[node] = result
             self._memory[node] = self._memory_of(node)
         raise AssertionError("a trace ends with its output")
+
+    def _tell_of_edges(self) -> None:
+        """Warn of rows of edges that are computed anew from layer to layer, where that is most of the work."""
+        once, calls = len(self._made_of_edges), self._made_of_edges.total()
+        if calls >= 2 * once > 0:
+            warnings.warn(
+                f"{self._name} hands rows of edges on from layer to layer, which are not kept: each layer computes "
+                f"them from the first on, {calls} calls of modules instead of {once}; with the edges as a type of "
+                "nodes they are computed once (docs/types.md, edges with states)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _result(self, node: fx.Node) -> Any:
         """What a node of the trace comes to."""
@@ -399,6 +415,7 @@ class Interpreter:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
         convolution, or the model, whose call it is."""
         steps = last.with_all_before()
+        self._made_of_edges.update(one for one in steps if one.kind == "call_module")
         given = leaves_of([(one.args, dict(one.kwargs)) for one in steps])
         rows = next((one.of if isinstance(one, RowCount) else one for one in given if isinstance(one, _ROWS)), None)
         if rows is None:
