@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from inspect import getmembers
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def _quick_interpreter() -> Iterator[None]:
     """Whenever a program is run it goes through all that Triton's language has, to find what is built in, and once more
-    for every function that the program calls; for every number it makes a table of all types anew, and for every result
-    its type."""
+    for every function that the program calls; for every number it makes a table of all types anew, for every result its
+    type and shape, and shapes are compared number by number where they are the same."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
             from triton.runtime import interpreter
@@ -53,6 +54,24 @@ def _quick_interpreter() -> Iterator[None]:
                     made[key] = vars(self).copy()
                 vars(self).update(made[key])
 
+            @cache
+            def shape_of(*sizes: int) -> tuple[Any, Any]:
+                core = interpreter.tl.core
+                return core.constexpr(prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
+
+            def init_tensor(self: Any, handle: Any, type: Any) -> None:
+                self.handle, self.type, self.dtype = handle, type, type.scalar
+                self.numel, self.shape = shape_of(*(type.shape.values if type.is_block() else ()))
+
+            broadcast = interpreter.TritonSemantic.broadcast_impl_value
+
+            def broadcast_unlike(self: Any, one: Any, other: Any) -> Any:
+                kinds = one.type, other.type
+                alike = all(kind.is_block() for kind in kinds) and kinds[0].shape.values == kinds[1].shape.values
+                return (one, other) if alike else broadcast(self, one, other)
+
+            patch.setattr(interpreter.tl.tensor, "__init__", init_tensor)
+            patch.setattr(interpreter.TritonSemantic, "broadcast_impl_value", broadcast_unlike)
             patch.setattr(interpreter, "_get_np_dtype", dtype_of)
             patch.setattr(interpreter.tl.block_type, "__init__", init)
         yield
