@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What somebody probably meant who wrote a name that there is none of."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from numbers import Number
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ParamSpec, TypeVar, get_origin
 
 from ooc.errors import OptionError
 
 _CANDIDATES = 5
 _LIKE = 0.6
 """How like the name must be, from 0 to 1: difflib's measure and its own default."""
+_OF_OPTIMIZERS = ("lr", "learning_rate", "weight_decay", "betas", "momentum")
+_PLAIN = {str, Path, NoneType, Callable, Mapping, Sequence}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -33,6 +42,50 @@ def check_choice(what: str, name: str, known: Collection[str]) -> None:
     """OptionError where the ``name`` of ``what`` is not one of ``known``."""
     if name not in known:
         raise OptionError(f"{what} {name!r} is not one of {', '.join(known)}{did_you_mean(str(name), known)}")
+
+
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A constructor or method that refuses by name what it has no argument for, and what is no text, path, list,
+    mapping or function where it takes such; all else is its own to check."""
+    takes = signature(function)
+    kinds = {name: _kinds(one.annotation) for name, one in takes.parameters.items()}
+    plain = {name: of for name, of in kinds.items() if {*of} <= _PLAIN}
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        owner = args[0] if args else None
+        name = type(owner).__name__ if function.__name__ == "__init__" else function.__name__
+        try:
+            given = takes.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = next((one for one in kwargs if one not in kinds), "")
+            raise OptionError(
+                f"{name} takes no {unknown}={_instead(unknown, owner, kinds)}" if unknown else f"{name}: {error}"
+            ) from None
+        for argument, value in given.items():
+            of = plain.get(argument, (object,))
+            if not isinstance(value, of) or (isinstance(value, str) and Sequence in of and str not in of):
+                types = " or ".join(kind.__name__ for kind in of).replace("NoneType", "None")
+                said = repr(value) if isinstance(value, str | Number) else type(value).__name__
+                raise OptionError(f"{argument} must be {types}, not {said}")
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    of = annotation.__args__ if isinstance(annotation, UnionType) else [annotation]
+    return tuple(get_origin(one) or one for one in of)
+
+
+def _instead(name: str, owner: object, known: Iterable[str]) -> str:
+    """Where an argument belongs that somebody has given a method of ``owner``, which has none of that name."""
+    if name in _OF_OPTIMIZERS:
+        return f"; it is the optimizer's: optimizer=torch.optim.Adam(model.parameters(), {name}=…)"
+    of: Any = type(owner)
+    methods = (getattr(of, method, None) for method in ("fit", "predict"))
+    takes = [method.__name__ for method in methods if method is not None and name in signature(method).parameters]
+    return f"; {takes[0]}({name}=…) does" if takes else did_you_mean(name, (one for one in known if one[0] != "_"))
 
 
 def did_you_mean_path(path: Path) -> str:

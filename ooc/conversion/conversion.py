@@ -35,7 +35,7 @@ from ooc.sources.registry import open_source
 from ooc.sources.source import Source
 from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
 from ooc.storage.types import NODES
-from ooc.suggestions import check_choice
+from ooc.suggestions import check_choice, checked
 from ooc.version import __version__
 
 _DTYPES = ("float32", "float64", "float16")
@@ -44,6 +44,7 @@ _UNORDERED = "unordered"
 
 
 @interruptible_by_ctrl_c()
+@checked
 def convert(
     source: Any,
     out: str | Path | None = None,

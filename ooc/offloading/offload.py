@@ -22,11 +22,13 @@ from ooc.plan.workload import Fate
 from ooc.prefetch.engine import Counters
 from ooc.profile.profile import known_hardware
 from ooc.sizes import parse_size
+from ooc.suggestions import checked
 
 _AT_ONCE_BYTES = 256 << 10
 """What is freed of so many bytes goes back to the system: what smaller pieces keep of the heap is little."""
 
 
+@checked
 def offload(
     module: nn.Module,
     *,

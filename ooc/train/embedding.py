@@ -24,7 +24,7 @@ from ooc.errors import OptionError, RunError, SpillError, as_error
 from ooc.kernels.row_optimizers import RowOptimizer
 from ooc.prefetch.spill import open_nameless
 from ooc.ranks import ALONE, Ranks
-from ooc.sizes import check_whole, format_size
+from ooc.sizes import check_number, check_whole, format_size
 from ooc.stages import RowStep, embedding_name
 from ooc.storage.array import flush, make_folders, write_at
 from ooc.storage.checksums import of_zeros
@@ -60,6 +60,7 @@ class Embedding:
     ) -> None:
         for count in (columns.values() or [0]) if isinstance(columns, Mapping) else [columns]:
             check_whole(count, name="an embedding's columns")
+        check_number(lr if lr is not None else 1, name="an embedding's learning rate")
         if lr is not None and not lr > 0:
             raise OptionError(f"an embedding's learning rate must be positive, not {lr}")
         if not std >= 0:

@@ -38,6 +38,7 @@ from ooc.ranks import ALONE, Ranks
 from ooc.sizes import check_number, check_whole
 from ooc.stages.workload import drop_gradients_cut_off, zero_gradients
 from ooc.storage.store import Store, open_store
+from ooc.suggestions import checked
 from ooc.train.described import check_software, described
 from ooc.train.embedding import Embedding, LearntRows
 from ooc.train.job import Job
@@ -91,6 +92,7 @@ class Trainer:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self.model).__name__} on {self.store!r}: {self.epoch} epochs done>"
 
+    @checked
     @interruptible_by_ctrl_c()
     def fit(
         self,
@@ -244,6 +246,7 @@ class Trainer:
         else:
             self._kept.step(self._session.engine)
 
+    @checked
     @interruptible_by_ctrl_c()
     def evaluate(self) -> Scores:
         """Score all splits with the model as it is, by the trainer's metric: ``train_score``, ``valid_score`` and
@@ -265,6 +268,7 @@ class Trainer:
     def _scores(self) -> Scores:
         return named_scores(self._objective.scores(self._prepared.exchange))
 
+    @checked
     @interruptible_by_ctrl_c()
     def predict(
         self,
@@ -453,6 +457,7 @@ class Trainer:
 
     # ---- setting up and closing ----------------------------------------------------------------------------
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -798,6 +803,8 @@ def open_run_folder(out: str | Path | RunFolder | None, seed: int) -> RunFolder 
     """The run's folder: that of a run which is there, to be resumed, or a new one."""
     if out is None or isinstance(out, RunFolder):
         return out
+    if not isinstance(out, str | Path):
+        raise OptionError(f"out {out!r:.40} is no path of a folder")
     return RunFolder.open(out, given={"seed": seed}) if holds_run(Path(out)) else RunFolder.create(out, {"seed": seed})
 
 

@@ -192,9 +192,12 @@ def test_a_dropped_trainer_leaves_nothing_and_warns(store: Store, tmp_path: Path
         (lambda trainer: trainer.fit(1.5), "epochs must be a whole number from 0 on, not 1.5"),
         (lambda trainer: trainer.fit(1, eval_every=-1), "eval_every must be a whole number"),
         (lambda trainer: trainer.fit(1, patience=0.5), "patience must be a whole number"),
+        (lambda trainer: trainer.fit(epoch=1), r"fit takes no epoch=; did you mean epochs\?"),
+        (lambda trainer: trainer.predict(out=5), "out must be str or Path or None, not 5"),
+        (lambda trainer: trainer.evaluate("test"), "evaluate: too many positional arguments"),
     ],
 )
-def test_counts_are_whole_numbers(asked: Callable[[ooc.Trainer], object], said: str, store: Store) -> None:
+def test_what_methods_are_not_given_is_named(asked: Callable[[ooc.Trainer], object], said: str, store: Store) -> None:
     """A patience of -1 trained nothing, and 1.5 epochs were two."""
     trainer = ooc.Trainer(GCN(store.num_features, 8, 2, store.num_classes), store)
     with trainer, pytest.raises(OptionError, match=said):
@@ -215,9 +218,16 @@ def test_counts_are_whole_numbers(asked: Callable[[ooc.Trainer], object], said: 
         ({"clip_norm": "1"}, "clip norm must be a number, not '1'"),
         ({"hardware": "a100"}, "hardware 'a100' is none as ooc profile measures it"),
         ({"spill_dir": "/proc"}, "spill_dir /proc: "),
+        ({"spill_dir": 5}, "spill_dir must be str or Path or None, not 5"),
+        ({"out": 5}, "out 5 is no path of a folder"),
+        ({"compute_dtype": torch.bfloat16}, "compute_dtype must be str, not dtype"),
+        ({"listener": "csv"}, "listener must be Callable, not 'csv'"),
+        ({"lr": 0.1}, r"Trainer takes no lr=; it is the optimizer's: optimizer=torch.optim.Adam\(.*, lr=…\)"),
+        ({"epochs": 5}, r"Trainer takes no epochs=; fit\(epochs=…\) does"),
+        ({"loss_fn": None}, r"Trainer takes no loss_fn=; did you mean loss\?"),
     ],
 )
-def test_options_that_are_no_numbers_are_named(options: dict[str, Any], said: str) -> None:
+def test_options_of_other_types_and_names_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         ooc.Trainer(model(), DATA, **options)
 

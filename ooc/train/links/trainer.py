@@ -29,6 +29,7 @@ from ooc.interruption import interruptible_by_ctrl_c
 from ooc.model.layers.decoders import LinkPredictor, takes_kinds
 from ooc.model.lowering.network import dtype_of
 from ooc.plan.workload import Direction
+from ooc.sizes import check_whole
 from ooc.stages import Contribution, Tile
 from ooc.storage.store import SPLITS, Store
 from ooc.train.embedding import LearntRows
@@ -294,8 +295,8 @@ class LinkTrainer(Trainer):
             raise OptionError(f"links must be ooc.Links(train, valid, test), not {type(links).__name__}")
         if options.get("loss") is not None:
             raise OptionError("loss= is of nodes; the loss of links is the LinkPredictor's own")
-        if negatives < 1 or steps < 1:
-            raise OptionError(f"negatives={negatives} and steps={steps} must be at least 1")
+        check_whole(negatives, name="negatives")
+        check_whole(steps, name="steps")
         self._links, self._steps, self._drawn, self._step_number = links, steps, negatives, 0
         LinkMetric.of(metric or "mrr")  # which refuses another one before anything is read
         super().__init__(model, graph, metric=metric, **options)
