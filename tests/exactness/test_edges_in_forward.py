@@ -26,6 +26,7 @@ from torch_geometric.utils import (
     add_self_loops,
     degree,
     dropout_edge,
+    get_laplacian,
     remove_self_loops,
     scatter,
     softmax,
@@ -143,6 +144,22 @@ def norms_of_pyg(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return net.plain(net.plain(x, edge_index, weight).tanh(), edge_index, weight)  # type: ignore[no-any-return]
 
 
+def laplacian(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    """Whose function asks, as this one does, whether stand-ins are tensors."""
+    assert isinstance(x, Tensor) and torch.is_tensor(e)
+    edge_index, weight = get_laplacian(edge_index, e.mean(dim=1).exp(), "sym", num_nodes=x.size(0))
+    return net.plain(net.plain(x, edge_index, weight).tanh(), edge_index, weight)  # type: ignore[no-any-return]
+
+
+def whole_numbers(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    """Of edges, which become rows when they are made numbers of their type."""
+    row, col = edge_index
+    x = x + torch.bincount(col, minlength=x.size(0)).to(x.dtype)[:, None]
+    x = x * row.bincount(minlength=x.size(0)).view(-1, 1).double().sqrt()
+    kinds = degree(row, x.size(0)).long().clamp(max=2)
+    return net.gine(x, edge_index, e) + F.one_hot(kinds, H) + degree(col, x.size(0), dtype=torch.int).unsqueeze(-1)  # type: ignore[no-any-return]
+
+
 def self_loops(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     edge_index, e = remove_self_loops(edge_index, e)
     edge_index, e = add_self_loops(edge_index, e, fill_value=1.0, num_nodes=x.size(0))
@@ -192,8 +209,18 @@ def processors(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
 
 
 MODELS: list[Forward] = [
-    *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, self_loops),
-    *(in_order, weights_by_ends, states, states_for_layers, aggregators, meta_layers, processors),
+    *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, laplacian),
+    *(
+        whole_numbers,
+        self_loops,
+        in_order,
+        weights_by_ends,
+        states,
+        states_for_layers,
+        aggregators,
+        meta_layers,
+        processors,
+    ),
 ]
 
 

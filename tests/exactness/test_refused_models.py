@@ -178,7 +178,7 @@ class Roots(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = x.sqrt()
-        found: Tensor = self.conv(x if torch.is_tensor(x) else -x, edge_index)
+        found: Tensor = self.conv(x if type(x) is Tensor else -x, edge_index)
         return found
 
 
@@ -321,8 +321,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     ),
     "another buffer": (CountingAnew, ("CountingAnew", "changes its buffer runs")),
     "a tensor written into": (Writing, ("Writing", "changes its attribute total")),
-    "asking for tensors": (lambda: Between(lambda x: x if torch.is_tensor(x) else -x), ("isinstance(x, Tensor)",)),
-    "asking for tensors, of roots": (Roots, ("isinstance(x, Tensor)",)),
+    "asking for tensors": (lambda: Between(lambda x: x if type(x) is Tensor else -x), ("type(x)",)),
+    "asking for tensors, of roots": (Roots, ("type(x)",)),
     "gradients off": (lambda: Between(nn.Linear(8, 8), without_gradients=True), ("between", "gradients off")),
     "a backward of its own": (lambda: Between(lambda x: Reversed.apply(x)), ("Reversed", "autograd.Function")),
     "a backward under another name": (lambda: Between(Reversed.apply), ("gradients", "backward of its own")),

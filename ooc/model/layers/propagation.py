@@ -31,7 +31,9 @@ from ooc.model.lowering.values import Codes, Ones, RowCount, Value
 
 ADD_UP = scatter, degree
 """PyG's functions that make rows of edges beside ``propagate``."""
-BY_INDEX = "index_add", "scatter_add", "scatter_reduce", "index_reduce", torch.index_add, torch.scatter_add
+COUNTS = degree, torch.bincount, "bincount"
+"""What is given an index alone."""
+BY_INDEX = *COUNTS[1:], "index_add", "scatter_add", "scatter_reduce", "index_reduce", torch.index_add, torch.scatter_add
 """Torch's."""
 _EXPANDED = "unsqueeze", "expand", "expand_as", "view", "repeat", operator.getitem
 """What becomes of an index before."""
@@ -113,11 +115,16 @@ class Propagation(nn.Module):
 
 
 def _flow_of(steps: Sequence[OfEdges]) -> str:
-    """To which of their ends the last one adds edges up, if it says so."""
+    """To which of their ends the last one adds edges up, or of what the last is computed, if it says so."""
     last = steps[-1]
-    if last.target not in (*ADD_UP, *BY_INDEX):
-        return ""
-    position = {degree: 0, scatter: 1}.get(last.target, 2)
+    while last.target not in (*ADD_UP, *BY_INDEX):
+        leaves: list[Any] = []
+        map_aggregate((last.args, dict(last.kwargs)), leaves.append)
+        before = [leaf.name for leaf in leaves if isinstance(leaf, _Given) and isinstance(leaf.name, int)]
+        if len(before) != 1:
+            return ""
+        last = steps[before[0]]
+    position = 0 if last.target in COUNTS else 1 if last.target is scatter else 2
     index: Any = last.kwargs.get("index", last.args[position] if len(last.args) > position else None)
     while isinstance(index, _Given) and isinstance(index.name, int):
         made = steps[index.name]

@@ -214,7 +214,7 @@ class Calls:
             if self._opened is not None:
                 raise
             return
-        calls = _Told(self._module, graph=self.graph)
+        calls = _Told(self._module, inputs[0].dtype, graph=self.graph)
         calls.extra_traceback = False
         try:
             found = self._run(calls.run, inputs, training=training)
@@ -223,9 +223,9 @@ class Calls:
         self.tails, self.drawing = calls.tails, calls.drawing
         if not _same(found[:1], expected[:1]):
             raise self._refuse(
-                "its forward computes something else than it calls, as it does where it asks isinstance(x, Tensor), "
-                "torch.is_tensor(x) or hasattr(x, …), where torch.autocast is on (give compute_dtype='bfloat16'), or "
-                "where += or x[:, 0] = … writes into a tensor that has another name, too"
+                "its forward computes something else than it calls, as it does where it asks type(x) or "
+                "hasattr(x, …), where torch.autocast is on (give compute_dtype='bfloat16'), or where += or "
+                "x[:, 0] = … writes into a tensor that has another name, too"
             )
         if not _same(found, expected):
             raise self._refuse("its gradients are not those of what its forward calls; it has a backward of its own")
@@ -264,10 +264,11 @@ class Calls:
 
 
 class _Told(fx.Interpreter):
-    """Runs calls, and tells the ``tails`` of rows, and which are ``drawing`` random numbers."""
+    """Runs calls, and tells the ``tails`` of rows of a type, and which are ``drawing`` random numbers."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, module: nn.Module, dtype: torch.dtype, graph: fx.Graph) -> None:
+        super().__init__(module, graph=graph)
+        self._dtype = dtype
         self.tails: dict[fx.Node, tuple[int, ...]] = {}
         self.drawing: set[fx.Node] = set()
 
@@ -276,7 +277,8 @@ class _Told(fx.Interpreter):
         found = super().run_node(n)
         if not torch.equal(before, torch.get_rng_state()):
             self.drawing.add(n)
-        if isinstance(found, Tensor) and found.dim() and n.op != "get_attr" and len(found) == _NODES:
+        is_tensor = isinstance(found, Tensor) and found.dtype == self._dtype and n.op != "get_attr"
+        if is_tensor and found.dim() and len(found) == _NODES:
             self.tails[n] = found.shape[1:]
         return found
 
@@ -386,10 +388,13 @@ _isinstance = isinstance
 
 
 def _is_instance_or_stands_in(one: object, kinds: Any) -> bool:
-    """``isinstance`` while stand-ins are about."""
-    if _isinstance(one, kinds):
-        return True
-    return type(one) is _StandIn and issubclass(Tensor, kinds) and not _is_of_sizes(one.node)
+    """``isinstance`` while stand-ins are about, which are tensors but to torch's own code: it would call C's."""
+    if type(one) not in (fx.Proxy, _StandIn):
+        return _isinstance(one, kinds)
+    asks_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+    return issubclass(type(one), kinds) or (
+        not asks_torch and issubclass(Tensor, kinds) and not _is_of_sizes(one.node)  # type: ignore[attr-defined]
+    )
 
 
 def _is_of_sizes(node: fx.Node) -> bool:
@@ -454,7 +459,7 @@ class _Tracer(fx.Tracer):
         return made
 
     def create_arg(self, a: Any) -> Any:
-        return a.node if type(a) is _StandIn else super().create_arg(a)
+        return a.node if type(a) in (fx.Proxy, _StandIn) else super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """What is computed of a buffer is computed whenever it is used, as the buffer may be written into meanwhile."""
@@ -476,7 +481,7 @@ class _Tracer(fx.Tracer):
         of_no_length = mock.patch.object(fx.Proxy, "__len__", _no_length)
         grouped = mock.patch.object(hetero_conv, "group", _group_in_one_call)
         put = mock.patch.multiple(fx.Proxy, __setitem__=_assign, __setattr__=_put, create=True, **_NUMBERS)
-        told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in) if self._opened else nullcontext()
+        told = mock.patch.object(builtins, "isinstance", _is_instance_or_stands_in)
         unchecked = mock.patch.object(Aggregation, "__call__", lambda self, *a, **k: nn.Module.__call__(self, *a, **k))
         unasked = nullcontext() if self._opened else unchecked  # for numbers of rows and edges
         with (
