@@ -713,7 +713,7 @@ def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]
     from ooc.model.lowering.tracing import asked_for  # both import PyG
 
     asking = model.encoder if isinstance(model, LinkPredictor) else model
-    asked, found, takes = asked_for(asking), [], signature(asking.forward).parameters
+    asked, found, takes = asked_for(asking, part.keys()), [], signature(asking.forward).parameters
     for name in sorted(asked.difference(("x", "y", "batch", "ptr"))):
         value: Any = part[name] if name in part and part.is_node_attr(name) else None
         of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool

@@ -358,14 +358,22 @@ def of_categories() -> Data:
     return data
 
 
+@pytest.mark.parametrize("is_vector", [False, True], ids=["matrix", "vector"])
 @pytest.mark.parametrize(
     "asks",
-    [lambda e: e.squeeze(-1).long(), lambda e: e.long().squeeze(), lambda e: e.view(-1).long()],
-    ids=["squeeze", "whole first", "view"],
+    [
+        lambda e: e.squeeze(-1).long(),
+        lambda e: e.to(torch.long).squeeze(),
+        lambda e: e.view(-1).type(torch.int64),
+        lambda e: e.flatten().int(),
+    ],
+    ids=["squeeze", "whole first", "view", "int"],
 )
-def test_categories_of_edges_are_looked_up(asks: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
-    case = CustomCase(make=lambda features, classes: Categories(features, classes, asks))
-    assert_agrees(case, of_categories(), tmp_path, epochs=1)
+def test_categories_of_edges_are_looked_up(asks: Callable[[Tensor], Tensor], is_vector: bool, tmp_path: Path) -> None:
+    case, data = CustomCase(make=lambda features, classes: Categories(features, classes, asks)), of_categories()
+    if is_vector:
+        data.edge_attr = data.edge_attr[:, 0]
+    assert_agrees(case, data, tmp_path, epochs=1)
 
 
 def test_categories_that_are_no_whole_numbers_are_named(tmp_path: Path) -> None:

@@ -125,6 +125,47 @@ def test_models_are_given_what_they_ask_for(name: str, data: Data, tmp_path: Pat
         torch.testing.assert_close(weight, other, rtol=1e-7, atol=1e-9)
 
 
+class AdjacencyFirst(GCN):  # type: ignore[misc]
+    def forward(self, adj: Tensor, features: Tensor) -> Tensor:  # type: ignore[override]
+        out: Tensor = super().forward(features, adj)
+        return out
+
+
+class ByName(GCN):  # type: ignore[misc]
+    def forward(self, *, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        out: Tensor = super().forward(x, edge_index)
+        return out
+
+
+class Counting(GCN):  # type: ignore[misc]
+    """Is told how many nodes were drawn, where such are."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: Any) -> Tensor:  # type: ignore[override]
+        assert num_sampled_nodes is None
+        out: Tensor = super().forward(x, edge_index)
+        return out
+
+
+class Numbered(GCN):  # type: ignore[misc]
+    def forward(self, data: Data) -> Tensor:  # type: ignore[override]
+        x = data.x + sum(data[f"x{number}"] for number in (1, 2))
+        out: Tensor = super().forward(x, data.edge_index)
+        return out
+
+
+@pytest.mark.parametrize("kind", [AdjacencyFirst, ByName, Counting, Numbered])
+def test_arguments_by_other_names_and_orders(kind: type[GCN], data: Data, tmp_path: Path) -> None:
+    if kind is Numbered:
+        data.x1, data.x2 = data.x.clone(), -data.x
+    losses = []
+    for one in (GCN, kind):
+        torch.manual_seed(1)
+        model = one(data.num_features, H, 2, int(data.y.max()) + 1).double()
+        with ooc.Trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
+            losses.append([record.loss for record in trainer.fit(2, progress=False)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+
+
 def test_a_store_keeps_them_for_whoever_asks(data: Data, tmp_path: Path) -> None:
     """Full graph and batches of it; a model of x alone is given x alone."""
     store = ooc.convert(data, tmp_path / "placed.ooc", inputs=["pos", "z", "level"], dtype="float64")

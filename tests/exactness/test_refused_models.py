@@ -264,7 +264,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         lambda: Between(lambda x, e: x * to_undirected(e).sum(), edges=True),
         ("depends on more",),
     ),
-    "degrees by hand": (lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True), ("depends on more",)),
+    "degrees by hand": (
+        lambda: Between(lambda x, e: x * degree(e[0])[:, None], edges=True),
+        ("mul: it fails",),
+    ),
     "a layer made on the way": (
         lambda: Between(lambda x: nn.BatchNorm1d(x.size(1), affine=False).double()(x)),
         ("BatchNorm1d is made in forward; make it in __init__",),
@@ -273,6 +276,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "edges by hand": (lambda: Between(lambda x, e: x + e.sum(), edges=True), ("edges",)),
     "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
+    "a dropout of another kind": (lambda: Between(F.alpha_dropout), ("alpha_dropout", "draws random numbers; F.drop")),
+    "rows one by one": (lambda: Between(lambda x: torch.stack([*x])), ("rows of a matrix one by one",)),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),
     "overwritten and used": (InPlaceTwice, ("ReLU (act)", "writes into")),

@@ -495,9 +495,9 @@ class _Probe:
         some = {"nodes": _MANY_NODES, "edges": _MANY_EDGES, "of_hubs": _HUB_EDGES}
         self.tolerance = _TOLERANCE_OF_LARGE
         self.x_NC, self.near, self.offsets_N1 = self._small_graph(loops=_LOOPS, **some)
-        no_columns: list[int] = []
+        weights = [0] if self.layer.has_whole_weights else []
         of_rows = (self.x_NC[: self.near.rows], self.whole[0]), (self.x_NC[self.near.rows :], self.whole[0])
-        of_edges = (self.near.weight_E, no_columns), (self.near.features_EK, self.whole[1])
+        of_edges = (self.near.weight_E, weights), (self.near.features_EK, self.whole[1])
         for values, whole in (*of_rows, *of_edges):
             if values is not None and len(values):
                 last = values.view(len(values), -1)[-1]
@@ -685,6 +685,7 @@ class _Probe:
         """Edges into the first ``rows`` nodes, with what they carry."""
         edges, carried = edge_index.shape[1], self.layer.edge_data
         weight = 0.1 + torch.rand(edges, generator=generator, dtype=dtype)
+        weight = (weight > 0.5).to(dtype) if self.layer.has_whole_weights else weight
         features = self._numbers(edges, self.edge_features, self.whole[1], dtype, generator)
         return Neighbourhood(
             0,

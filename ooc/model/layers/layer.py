@@ -71,7 +71,7 @@ class EdgeInput:
 
     def whole_columns(self, columns: int) -> list[int]:
         """Which of so many have to be whole numbers from 0 on."""
-        if ("long", ()) not in self.steps:
+        if ("long", ()) not in self.steps or self.data is EdgeData.WEIGHT:
             return []
         before = self.steps[: self.steps.index(("long", ()))]
         return [int(number) for number in replace(self, steps=before).of(torch.arange(columns)[None]).flatten()]
@@ -302,6 +302,11 @@ class Layer:
         return self._columns(self.codes), [
             column for one in self.carried.values() for column in one.whole_columns(edge_features)
         ]
+
+    @property
+    def has_whole_weights(self) -> bool:
+        """Whether what edges have one number of each has to be whole numbers from 0 on."""
+        return any(one.data is EdgeData.WEIGHT and ("long", ()) in one.steps for one in self.carried.values())
 
     @property
     def positive_columns(self) -> list[int]:

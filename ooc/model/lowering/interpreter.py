@@ -70,9 +70,8 @@ _ACTIVATIONS |= {
     if hasattr(owner, one.name.lower())
 }
 """Modules, names of methods, and functions."""
-_DRAWING = frozenset(
-    ["bernoulli", "rand_like", "randint_like", "poisson", "normal", "multinomial", "gumbel_softmax", "rrelu"]
-)
+_OF_DRAWING = "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
+_DRAWING = frozenset(_OF_DRAWING.split())
 _DRAWS = (
     "it draws random numbers; F.dropout does, of torch.ones_like(x) for a mask, of torch.ones(x.size(0), 1) for whole "
     "rows, and torch.randn_like of rows"
@@ -493,6 +492,9 @@ class Interpreter:
                 return args[0]
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
+        kind = [*args[1:], *kwargs.values()] if target in ("to", "type") else [torch.int] if target == "int" else []
+        if kind in ([torch.long], [torch.int]) and isinstance(args[0], (Value, Graph, EdgeInput)):
+            target, args, kwargs = "long", args[:1], {}
         if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput)):
             return self._as_it_is(name, args, kwargs)
         if target in ("to", "float", "double") and isinstance(args[0], Codes):
@@ -503,7 +505,7 @@ class Interpreter:
             and isinstance(args[0], EdgeInput)
             and (step := _step_of_edges(args[0], target, args[1:], kwargs, columns))
         ):
-            return replace(args[0], steps=(*args[0].steps, step))
+            return replace(args[0], steps=(*args[0].steps, step)) if step[0] else args[0]
         leaves = leaves_of((args, kwargs))
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
             name = "an index" if target is operator.getitem else name
@@ -974,16 +976,17 @@ def _step_of_edges(
     of: EdgeInput, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], columns: int
 ) -> tuple[str, tuple[Any, ...]] | None:
     """A step of what edges carry: some of the ``columns``, the only one as a vector, whole numbers of these, or which
-    of the columns is largest."""
+    of the columns is largest; none where nothing changes."""
     if target is operator.getitem and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
         rows, which = args[0]
         return ("__getitem__", ((rows, which),)) if rows == slice(None) and type(which) in (int, slice) else None
     if target == "long" and not args and not kwargs:
         return "long", ()
     name = getattr(target, "__name__", target)
-    is_column = of.data is EdgeData.FEATURES and of.relation is None and columns == 1
-    if is_column and all(step == ("long", ()) for step in of.steps) and [*args] in _TO_VECTORS.get(name, ()):
-        return "__getitem__", ((slice(None), 0),)
+    is_weight = of.data is EdgeData.WEIGHT
+    is_column = of.relation is None and (is_weight or columns == 1) and all(one == ("long", ()) for one in of.steps)
+    if is_column and [*args] in _TO_VECTORS.get(name, ()):
+        return ("", ()) if is_weight else ("__getitem__", ((slice(None), 0),))
     dim = kwargs.get("dim", args[0] if args else None)
     return ("argmax", (dim,)) if target in ("argmax", torch.argmax) and dim in (1, -1) and len(args) < 2 else None
 

@@ -566,7 +566,10 @@ class _Tracer(fx.Tracer):
         """What is in a tensor or tuple, where that is as much however many rows and edges there are."""
         found = self._sample(obj.node)
         if len(found) in self._counts:
-            raise self._by_values()
+            raise ModelError(
+                f"model {self._name} cannot be taken apart: it goes through the rows of a matrix one by one; matrices "
+                "beside x, as x1 and x2, are given to arguments of their names"
+            )
         return iter([None if one is None else obj[at] for at, one in enumerate(found)])
 
     def _answer(self, node: fx.Node, more: tuple[int, int]) -> Any:

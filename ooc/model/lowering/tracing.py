@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from ooc.model.lowering.symbolic import (
     uncached,
 )
 from ooc.model.lowering.values import Value
-from ooc.model.lowering.whole import EDGES, ROWS, Whole, with_arguments
+from ooc.model.lowering.whole import EDGES, ROWS, Whole, counts_of, with_arguments
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
@@ -47,7 +48,7 @@ _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
 
 
-_NAMES_OF_EDGES = ("edge_index", "adj_t")
+_NAMES_OF_EDGES = re.compile("edge_index|adj|^(edges?|ei)$")
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
@@ -76,6 +77,7 @@ class _Way:
         numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
         batch = types is None and not as_data and _must_be_told_batch(model)
         given = [_EDGE_TYPE] if numbered else [*taken.values(), *["batch"] * batch]
+        given += counts_of(model)
         inputs, by_name = setting.inputs, tuple[str, ...]()
         if types is None and not as_data:
             inputs, by_name = arranged(model, inputs, given)
@@ -269,33 +271,39 @@ def arranged(model: nn.Module, inputs: Inputs, given: Collection[str]) -> tuple[
     of_nodes = {name for name, *_ in inputs}
     has_x, given = not inputs or "x" in of_nodes, {*given, *of_nodes} - {"x"}
     parameters = inspect.signature(model.forward).parameters
+    only_by_name = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
     if isinstance(model, GraphSequential):
         needed = named = [*model.signature.param_dict]
     elif any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
         return inputs, ()
     else:
-        named = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
         needed = [name for name in named if parameters[name].default is inspect.Parameter.empty]
     free = [name for name in named if name not in given]
-    edges = [name for name in free if name in _NAMES_OF_EDGES][:1]
+    edges = [name for name in free if _NAMES_OF_EDGES.search(name)][:1]
     rows = [name for name in free if name not in (*edges, "batch")][: int(has_x)]
-    others = [name for name in free if name not in rows]
-    likely = [name for name in others if name in needed or re.search("edge_index|adj|^(edges?|ei)$", name)]
-    found = (*rows, *(edges or [name for name in likely if name != "batch"][:1]))
+    others = [name for name in free if name not in (*rows, "batch") and name in needed]
+    found = (*rows, *(edges or others[:1]))
     if not rows and of_nodes > {"x"}:  # all that it takes of nodes lies beside x
         inputs = [(name if name != "x" else "", columns, whole) for name, columns, whole in inputs]
-    elif len(rows) < has_x or (rows != ["x"] and named[:1] == edges):
+    elif len(rows) < has_x:
         return inputs, ()
-    return inputs, () if [*found] == named[:2] and len(found) == 2 else found
+    by_place = [*found] == named[:2] and len(found) == 2
+    return inputs, () if by_place and named[1] not in only_by_name else found
 
 
-def asked_for(model: nn.Module) -> set[str]:
-    """The names that its forward has arguments of, or where it is given data, that its own methods may ask it for."""
+def asked_for(model: nn.Module, offered: Collection[str] = ()) -> set[str]:
+    """The names that its forward has arguments of, or where it is given data, that its own methods may ask it for, be
+    it of those ``offered`` by a number behind a text, as ``data[f"x{i}"]``."""
     if not takes_data(model):
         return _arguments_of(model)
     own = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
-    codes = (method.__code__ for kind in own for method in vars(kind).values() if hasattr(method, "__code__"))
-    return {name for code in codes for name in (*code.co_names, *code.co_consts) if isinstance(name, str)}
+    codes = [method.__code__ for kind in own for method in vars(kind).values() if hasattr(method, "__code__")]
+    for code in codes:  # also those in them, as of comprehensions
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    texts = {text for code in codes for text in code.co_consts if isinstance(text, str)}
+    numbered = {name for name in offered if name[-1:].isdigit() and name.rstrip("0123456789") in texts}
+    return texts.union(numbered, *(code.co_names for code in codes))
 
 
 def _carried_by_types(types: Types, taken: Collection[EdgeData]) -> list[tuple[EdgeData, EdgeType, int]]:

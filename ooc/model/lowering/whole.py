@@ -3,6 +3,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -77,6 +78,7 @@ def called_with(
     data: Mapping[str, Collection[str]] | None,
 ) -> Any:
     """What ``model`` gives for these, as ``Whole`` says; as ``data``, if that is what may not be asked for there."""
+    others = {**dict.fromkeys(counts_of(model)), **others}
     if inputs:
         of_nodes = named(rows, inputs)
         rows, others = of_nodes.pop("x", None), {**others, **of_nodes}
@@ -85,6 +87,12 @@ def called_with(
     if not by_name:
         return model(rows, edges, **others)
     return model(**dict(zip(by_name, (edges,) if rows is None else (rows, edges), strict=False)), **others)
+
+
+def counts_of(model: nn.Module) -> list[str]:
+    """Arguments that its forward must have of how many nodes and edges were drawn: None of a whole graph."""
+    given = signature(model.forward).parameters.values()
+    return [one.name for one in given if one.name.startswith("num_sampled_") and one.default is one.empty]
 
 
 def named(rows: Any, inputs: Inputs) -> dict[str, Any]:
