@@ -13,11 +13,12 @@ passes and sweeps, where one resource waits for another. That is a quarter of an
 steps, so there a few candidates are simulated.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, combinations
+from itertools import combinations
 
 from ooc.errors import BudgetError
+from ooc.plan.cost import pcie_seconds, ssd_seconds
 from ooc.plan.forecast import TIE
 from ooc.plan.hardware import UNMEASURED, Hardware
 from ooc.plan.layout.passes import shuffles_in
@@ -29,7 +30,7 @@ from ooc.plan.workload import Workload
 from ooc.sizes import format_size
 
 NOTHING: Recomputed = frozenset()
-_MARGIN = 0.2
+_MARGIN = 0.1
 """What a set may gain by a choice of its own over the one that was best without recomputing."""
 _FEW_STAGES = 3
 """Of so many stages every set is tried where nothing else keeps a limit on what is written."""
@@ -104,15 +105,12 @@ def _excess(plan: Plan, limits: Limits) -> str:
 def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, PlannedLayout]:
     """The best set of recomputed stages that is found, and how to run it. ``kept``: where nothing is recomputed."""
     limits, hardware = kept.problem.limits, kept.problem.hardware
-    stages = list(kept.problem.kept_bytes)
-    best, recomputed = kept, NOTHING
-    if not _worth_trying(kept, [frozenset((stage,)) for stage in stages], variants):
-        return recomputed, best
-    tried = {NOTHING}
-    for start in (_greedy(kept, variants), NOTHING):
+    best, recomputed, tried = kept, NOTHING, {NOTHING}
+    stages = _sparing(kept, variants)
+    for start in (_greedy(kept, stages, variants), NOTHING) if stages else ():
         centre: Recomputed | None = start
         while centre is not None:
-            around = _worth_trying(kept, {centre, *(centre ^ {stage} for stage in stages)} - tried, variants)
+            around = _worth_trying(kept, {centre, *_neighbours(centre, stages, kept.problem)} - tried, variants)
             tried.update(around)
             centre = None
             for candidate in around:
@@ -132,6 +130,17 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
     return recomputed, best if anew is None or anew.seconds >= best.seconds else anew
 
 
+def _neighbours(centre: Recomputed, stages: Sequence[int], problem: Problem) -> Iterator[Recomputed]:
+    """The sets with one stage more or one less. Of stages that are alike, as those beside them are, one: the first one
+    more, as what it keeps waits longest, or the last one less."""
+    alike: dict[Hashable, int] = {}
+    for before, stage, after in zip([None, *stages], stages, [*stages[1:], None], strict=False):
+        key = problem.shape_of(stage), *(one in centre for one in (before, stage, after))
+        if stage in centre or key not in alike:
+            alike[key] = stage
+    return (centre ^ {stage} for stage in alike.values())
+
+
 def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:
     """None where that takes more memory than there is, or writes more than it may. ``began``: where the search for what
     fits begins, as it takes as long for every set of recomputed stages."""
@@ -141,36 +150,63 @@ def _within(problem: Problem, began: int = 0) -> PlannedLayout | None:
         return None
 
 
-def _greedy(kept: PlannedLayout, variants: Variants) -> Recomputed:
-    """Of the sets that one comes to by recomputing first what takes fewest seconds for the bytes that it saves, the one
-    with the shortest forecast, its matrices held as where nothing is recomputed; of those that do not fit so, the
-    smallest."""
+def _greedy(kept: PlannedLayout, stages: Sequence[int], variants: Variants) -> Recomputed:
+    """Of 1, 2, 4, … of ``stages`` and all of them, those that take fewest seconds for the bytes that are spared first,
+    the set with the shortest forecast, its matrices held as where nothing is recomputed; of those that do not fit so,
+    the smallest."""
 
     def forecast_s(recomputed: Recomputed) -> float:
         like = Problem(variants(recomputed), kept.problem.limits, kept.problem.hardware).like(kept.choice)
         return float("inf") if like is None else like.seconds
 
-    sets = _worth_trying(kept, _by_seconds_a_byte(kept, variants)[1:], variants)
+    order = _by_seconds_a_byte(kept, stages, variants)
+    sizes = {min(1 << power, len(order)) for power in range(len(order).bit_length() + 1)}
+    sets = _worth_trying(kept, (frozenset(order[:size]) for size in sizes), variants)
     return min(sets, key=forecast_s, default=NOTHING)
 
 
-def _by_seconds_a_byte(kept: PlannedLayout, variants: Variants) -> list[Recomputed]:
-    """Sets of more and more stages, those first that take fewest seconds for each byte that is then not kept."""
-    problem, height = kept.problem, kept.layout.step_rows
-    nbytes = problem.kept_bytes
-    alone = {stage: Problem(variants(frozenset((stage,))), problem.limits, problem.hardware) for stage in nbytes}
-    added_s = {stage: one.bound_s(height) - problem.bound_s(height) for stage, one in alone.items()}
-    order = sorted(nbytes, key=lambda stage: (added_s[stage] / nbytes[stage], stage))
-    return list(accumulate(order, lambda before, stage: before | {stage}, initial=NOTHING))
+def _by_seconds_a_byte(kept: PlannedLayout, stages: Iterable[int], variants: Variants) -> list[int]:
+    """Those of ``stages`` first that take fewest seconds for each byte that is then not kept."""
+    nbytes, added_s = kept.problem.kept_bytes, _added_s(kept, variants)
+    return sorted(stages, key=lambda stage: (added_s[stage] / nbytes[stage], stage))
+
+
+def _added_s(kept: PlannedLayout, variants: Variants) -> dict[int, float]:
+    """By stage: how much longer an epoch computes where it alone is recomputed, and matrices are held as they are. Of
+    those that are alike one is described."""
+    problem, by_shape = kept.problem, dict[Hashable, float]()
+    for stage in problem.kept_bytes:
+        if (shape := problem.shape_of(stage)) not in by_shape:
+            alone = Problem(variants(frozenset((stage,))), problem.limits, problem.hardware)
+            layout = alone.layout(alone.held_like(kept.choice))
+            by_shape[shape] = alone.computing_s(layout) - problem.computing_s(kept.layout)
+    return {stage: by_shape[problem.shape_of(stage)] for stage in problem.kept_bytes}
+
+
+def _sparing(kept: PlannedLayout, variants: Variants) -> list[int]:
+    """The stages that may be worth recomputing: those that take less than to move what they keep, and than an epoch
+    waits if everything is kept."""
+    problem, hardware = kept.problem, kept.problem.hardware
+    waiting = kept.seconds - problem.computing_s(kept.layout)
+    if waiting <= 0:  # known before any of them is described
+        return []
+    request_bytes = kept.layout.frame_bytes
+
+    def moving_s(nbytes: int) -> float:
+        """To write what a stage keeps and to read it, one after the other."""
+        written = ssd_seconds(hardware, read_bytes=0, write_bytes=nbytes, request_bytes=request_bytes)
+        read = ssd_seconds(hardware, read_bytes=nbytes, write_bytes=0, request_bytes=request_bytes)
+        over_pcie = pcie_seconds(hardware, to_device_bytes=nbytes, to_host_bytes=0)
+        return written + read + over_pcie + pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=nbytes)
+
+    added_s = _added_s(kept, variants)
+    return [s for s, nbytes in problem.kept_bytes.items() if added_s[s] < min(waiting, moving_s(nbytes))]
 
 
 def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Variants) -> list[Recomputed]:
     """The smallest first; without those that compute for longer than all that an epoch waits if everything is kept."""
     problem, height = kept.problem, kept.layout.step_rows
-    waiting = kept.seconds - problem.computing_s(kept.layout)
-    if waiting <= 0:  # known before any of them is described
-        return []
-    least = problem.bound_s(height)
+    waiting, least = kept.seconds - problem.computing_s(kept.layout), problem.bound_s(height)
 
     def pays(recomputed: Recomputed) -> bool:
         bound = Problem(variants(recomputed), problem.limits, problem.hardware).bound_s(height)
@@ -184,7 +220,8 @@ def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Cho
     free = plan_layout(variants(NOTHING), replace(limits, ssd_write_bytes=None), hardware)
     stages = list(free.problem.kept_bytes)
     if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
-        tried = {*_by_seconds_a_byte(free, variants)} - {NOTHING}
+        order = _by_seconds_a_byte(free, stages, variants)
+        tried = {frozenset(order[: n + 1]) for n in range(len(order))}
     else:
         tried = {frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)}
     sets = sorted(tried, key=lambda recomputed: (len(recomputed), sorted(recomputed)))

@@ -18,7 +18,7 @@ simulated seconds (``ooc.plan.simulate``), of states that lead to others by step
 stages pays at most if that adds less to the bound than the epoch waits for data without.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -28,7 +28,7 @@ from ooc.plan.hardware import Hardware
 from ooc.plan.layout.layout import Choice, Layout, LayoutKey, SlabChoice, lay_out, layout_key, pulled_sources
 from ooc.plan.program.capacity import Capacity, ExchangeForm, Limits
 from ooc.plan.program.received import exposed_s, received_of
-from ooc.plan.workload import Workload
+from ooc.plan.workload import Stage, Workload
 
 Recomputed = frozenset[int]
 """Forward stages, by number, that the backward pass runs again."""
@@ -140,9 +140,32 @@ class Problem:
     def like(self, choice: Choice) -> Candidate | None:
         """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as
         many columns."""
+        return self.candidate(self.held_like(choice))
+
+    def held_like(self, choice: Choice) -> Choice:
+        """That choice."""
         by_columns = {self.sources.get(name): cut for name, cut in choice.cuts.items()}
         cuts = {name: choice.cuts.get(name, by_columns.get(columns, WHOLE)) for name, columns in self.sources.items()}
-        return self.candidate(replace(choice, cuts=cuts))
+        return replace(choice, cuts=cuts)
+
+    def shape_of(self, stage: int) -> Hashable:
+        """The same for stages of ``kept_bytes`` that keep as much, and that take as much to be recomputed alone."""
+        return self._shapes[stage]
+
+    @cached_property
+    def _shapes(self) -> dict[int, Hashable]:
+        matrices, stages = self.workload.matrices, self.workload.programs["train"]
+
+        def shape(stage: Stage) -> Hashable:
+            loads, stores = (tuple(matrices[name].columns for name in names) for names in (stage.loads, stage.stores))
+            pull = stage.pull and (matrices[stage.pull.source].columns, stage.pull.direction)
+            return loads, stores, pull, stage.rows, stage.space, stage.multiplies_per_row, stage.streamed_bytes_per_row
+
+        shapes, found = [None, *map(shape, stages)], dict[int, Hashable]()
+        for kept in self.workload.kept:
+            at = next((at for at, one in enumerate(stages) if kept.matrices[0] in one.writes), -1)
+            found[kept.stage] = shapes[at], shapes[at + 1]  # what is gathered comes of the stage before
+        return found
 
     def computing_s(self, layout: Layout, program: str = "train") -> float:
         """Seconds that an epoch computes."""

@@ -2,15 +2,15 @@
 """Forward stages are run again where that makes epochs shorter, or nothing else keeps a limit on what is written."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 from ooc.errors import BudgetError
-from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Pull, Stage, Topology, Workload
+from ooc.plan import UNMEASURED, Direction, Hardware, Kind, Limits, Matrix, Pull, Stage, Topology, Workload, planner
 from ooc.plan.hardware import Curve, Disk
 from ooc.plan.planner import choose_workload, plan_layout
-from ooc.plan.problem import Recomputed
+from ooc.plan.problem import Problem, Recomputed
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Kept
 from tests.examples import examples
@@ -31,7 +31,7 @@ FAST_DISK = with_disk(UNMEASURED, 1e11)
 
 
 @cache
-def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True) -> Workload:
+def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True, layers: int = LAYERS) -> Workload:
     """A GCN's epoch: z1 … kept for the backward pass, those of the stages ``recomputed`` computed again for it."""
     matrices = {"x": Matrix("x", ROWS, WIDTH, 4, Kind.STORE)}
     stages: list[Stage] = []
@@ -50,10 +50,10 @@ def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True) -> Workloa
     def kept(k: int) -> tuple[str, ...]:
         return () if k - 1 in recomputed else (f"z{k}",)
 
-    for k in range(1, LAYERS):
+    for k in range(1, layers):
         stage(f"forward {k}", ("x",) if k == 1 else (), f"m{k}" if k > 1 else "", (*kept(k), f"m{k + 1}"))
-    stage("loss", (), f"m{LAYERS}", (f"dp{LAYERS}",), back=True)
-    for k in range(LAYERS - 1, 0, -1):
+    stage("loss", (), f"m{layers}", (f"dp{layers}",), back=True)
+    for k in range(layers - 1, 0, -1):
         waiting = z(k)
         if not waiting:
             start = k - 1
@@ -77,7 +77,7 @@ def gcn(recomputed: Recomputed = NOTHING, *, repeatable: bool = True) -> Workloa
         pulled_itemsize=4,
         threads=2,
         recomputed=tuple(Matrix(f"z{k + 1}", ROWS, WIDTH, 4, Kind.SCRATCH) for k in sorted(recomputed)),
-        kept=tuple(Kept(k - 1, (f"z{k}",), repeatable) for k in range(1, LAYERS) if k - 1 not in recomputed),
+        kept=tuple(Kept(k - 1, (f"z{k}",), repeatable) for k in range(1, layers) if k - 1 not in recomputed),
     )
 
 
@@ -108,6 +108,26 @@ def test_where_the_disk_is_fast_no_pull_is_run_again(machine: Hardware) -> None:
     """What is drawn from the features may be: that takes no pull, and spares memory."""
     memory = Limits(4_000_000 + 2 * MATRIX, 4_000_000 + 2 * MATRIX)
     assert choose_workload(gcn, memory, machine).recomputed <= {0}
+
+
+def test_of_stages_that_take_longer_to_run_again_than_to_move_none_is_tried() -> None:
+    """Each set of a deep model takes long to describe, to lay out and to forecast."""
+    asked: set[Recomputed] = set()
+
+    def variants(recomputed: Recomputed) -> Workload:
+        asked.add(recomputed)
+        return gcn(recomputed, layers=16)
+
+    assert choose_workload(variants, limits(3.0), UNMEASURED).recomputed == NOTHING
+    assert len(asked) <= 4
+
+
+def test_of_stages_that_are_alike_one_is_tried() -> None:
+    """Beside those that are recomputed others are tried than far from them."""
+    problem = Problem(gcn(layers=16), limits(3.0), SLOW_DISK)
+    neighbours = partial(planner._neighbours, stages=range(15), problem=problem)
+    assert set(map(frozenset, ([0], [1], [2]))) == {*neighbours(NOTHING)}
+    assert {frozenset({7, other}) for other in (0, 1, 2, 6, 8)} | {NOTHING} == {*neighbours(frozenset({7}))}
 
 
 def test_with_plenty_of_memory_everything_is_kept() -> None:
