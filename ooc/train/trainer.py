@@ -715,9 +715,10 @@ def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]
     asking = model.encoder if isinstance(model, LinkPredictor) else model
     asked, found, takes = asked_for(asking, part.keys()), [], signature(asking.forward).parameters
     for name in sorted(asked.difference(("x", "y", "batch", "ptr"))):
-        value: Any = part[name] if name in part and part.is_node_attr(name) else None
+        value: Any = part.get(name)
         of_numbers = isinstance(value, Tensor) and value.layout is torch.strided and value.dtype is not torch.bool
-        if of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx")):
+        is_row = of_numbers and value.dim() in (1, 2) and not name.endswith(("_mask", "_idx"))
+        if is_row and part.is_node_attr(name):  # PyG before 2.7 asks for the size of adj_t in vain
             found.append(name)
     if optional := [name for name in found if name in takes and takes[name].default is not Parameter.empty]:
         names = " and ".join(optional)

@@ -146,6 +146,8 @@ def transformer(*, features: int) -> Case:
     plant(layer.lin_key, "weight", columns[:, 0].reshape(WIDTH, -1))
     plant(layer.lin_value, "weight", columns[:, 1].reshape(WIDTH, -1))
     plant(layer.lin_query, "weight", torch.eye(WIDTH).double())
+    for linear in (layer.lin_key, layer.lin_value, layer.lin_query):
+        linear.bias = None  # PyG before 2.7 has them all the same
     if edge is not None:
         plant(layer.lin_edge, "weight", edge)
     return Case(TransformerAttention(HEADS), layer, source=2 * WIDTH, target=WIDTH, features=features, weight=edge)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from torch_geometric.nn import attention
 from torch_geometric.nn.attention import PerformerAttention
 
 from ooc.model.lowering import plain_forwards
@@ -21,8 +22,8 @@ def _imported_anew() -> ModuleType:
 
 def test_global_attention_is_left_out_where_pyg_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before 2.7, where nothing could be imported."""
-    assert len(_imported_anew().GLOBAL_ATTENTIONS) == 3
-    monkeypatch.delattr("torch_geometric.nn.attention.PolynormerAttention")
+    assert len(_imported_anew().GLOBAL_ATTENTIONS) == (3 if hasattr(attention, "PolynormerAttention") else 1)
+    monkeypatch.delattr("torch_geometric.nn.attention.PolynormerAttention", raising=False)
     found = _imported_anew()
     assert [*found.GLOBAL_ATTENTIONS] == [PerformerAttention]
     with found.plain_forwards():
