@@ -9,12 +9,13 @@ import pytest
 
 from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan, problem
 from ooc.plan.forecast import Traffic
-from ooc.plan.layout import layout
+from ooc.plan.layout import layout, passes
 from ooc.plan.layout.layout import Choice, Layout
 from ooc.plan.moves import Moves
 from ooc.plan.planner import plan_layout
 from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program import program
+from ooc.plan.program.capacity import block_uses, frames_needed
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
@@ -87,6 +88,19 @@ def test_temporaries_are_bounded_once_where_nothing_becomes_taller(monkeypatch: 
     monkeypatch.setattr(layout, "scratch_nbytes", counted)
     made = layout.lay_out(work, Choice(1024, dict.fromkeys(layout.pulled_sources(work), WHOLE)))
     assert counted.sizes == [item.index for passes in made.programs.values() for item in passes]
+
+
+def test_what_a_pass_uses_in_frames_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who counts frames, who counts uses and who lists them ask for it."""
+    work, counted = workload(), Counted(passes.stored_slabs, lambda *_: 1)
+    monkeypatch.setattr(passes, "stored_slabs", counted)
+    made = layout.lay_out(work, Choice(1024, dict.fromkeys(layout.pulled_sources(work), WHOLE)))
+    frames_needed(made, work)
+    found = len(counted.sizes)
+    for program_passes in made.programs.values():
+        block_uses(made, work, program_passes)
+        uses_of(program_passes, made, work, block_table(made, work))
+    assert len(counted.sizes) == found
 
 
 @pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])

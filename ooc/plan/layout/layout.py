@@ -171,10 +171,11 @@ def lay_out(workload: Workload, choice: Choice) -> Layout:
         name: _plan_sums(matrices[name], choice, workload) for pull in workload.pulls for name in pull.added_to
     }
     programs: dict[str, Passes] = {}
+    widest = max((m.grid.columns * m.grid.itemsize for m in matrices.values() if m.in_frames), default=0)
     for name, stages in workload.programs.items():
         passes: list[Pass] = []
         for stage in stages:
-            passes += _passes(stage, passes, matrices, workload, choice, frame_bytes)
+            passes += _passes(stage, passes, matrices, workload, choice, frame_bytes, widest)
         programs[name] = Passes(passes)
     share = workload.share
     regions = {name: _place(_wanted(passes, matrices, share), frame_bytes) for name, passes in programs.items()}
@@ -319,11 +320,13 @@ def _passes(
     workload: Workload,
     choice: Choice,
     frame_bytes: int,
+    widest: int,
 ) -> list[Pass]:
-    """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``."""
+    """One pass, or two, behind those ``before`` it; the matrix between the two is added to ``matrices``. ``widest``:
+    bytes of a row of the widest matrix."""
     index = len(before)
     if stage.pull is None:
-        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice)]
+        return [_in_low_steps(RowPass(index, stage, stage.loads, None), matrices, choice, widest)]
     source = matrices[stage.pull.source]
     spills = bool(choice.spilled_sums.intersection(stage.pull.added_to))
     loads = tuple(dict.fromkeys((*stage.loads, *stage.pull.own)))
@@ -353,20 +356,18 @@ def _passes(
     if overlap_last:
         return [sweeps, RowPass(index + 1, stage, (*loads, pulled.name), stage.pull, sweeps=sweeps)]
     item = RowPass(index + 1, stage, (*stage.loads, pulled.name), None)
-    return [sweeps, _in_low_steps(item, matrices, choice)]
+    return [sweeps, _in_low_steps(item, matrices, choice, widest)]
 
 
-def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], choice: Choice) -> RowPass:
+def _in_low_steps(item: RowPass, matrices: Mapping[str, MatrixPlan], choice: Choice, widest: int) -> RowPass:
     """The same in steps of as few rows as are computed at a time, where blocks have fewer than those of a step, so that
     fewer of them are in use at once; of whole blocks, or of parts that these are made of. And one after the other where
     that is the choice."""
     step_rows = choice.step_rows
     grids = [matrices[name].grid for name in (*item.loads, *item.stores) if matrices[name].in_frames]
-    if choice.alone:
-        of_row = sum(grid.columns * grid.itemsize for grid in grids)
-        others = (one.grid for one in matrices.values() if one.in_frames)
-        if all(2 * of_row > 3 * grid.columns * grid.itemsize for grid in others):
-            item = replace(item, steps_at_once=1)
+    rows = [grid.columns * grid.itemsize for grid in grids]
+    if choice.alone and 2 * sum(rows) > 3 * max([widest, *rows]):
+        item = replace(item, steps_at_once=1)
     low = [grid.block_rows for grid in grids if grid.block_rows < step_rows]
     if item.stage.rows_at_once >= step_rows or item.stage.entry_bytes or not low:
         return item

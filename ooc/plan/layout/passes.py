@@ -144,9 +144,9 @@ class RowPass:
 
     @cached_property
     def stores(self) -> tuple[str, ...]:
-        names = self.stage.stores
-        if self.sweeps is None:  # what the pass before has stored, all of it, is not stored again
-            names = tuple(name for name in names if name != self.pulled)
+        names, pulled = self.stage.stores, self.pulled
+        if self.sweeps is None and pulled in names:  # what the pass before has stored, all of it, is not stored again
+            names = tuple(name for name in names if name != pulled)
         return names if self.pull is None else (*names, *self.pull.added_to)
 
 
@@ -231,6 +231,11 @@ class Passes(tuple[Pass, ...]):
             for name in dict.fromkeys((*item.reads, *item.stores)):
                 found.setdefault(name, []).append(item.index)
         return found
+
+    @cached_property
+    def blocks_of(self) -> dict[int, list[tuple[str, range, bool]]]:
+        """By a row pass's index: what it uses in frames."""
+        return {}
 
     @cached_property
     def blocks_at_once(self) -> dict[tuple[int, int, int], int]:
@@ -393,16 +398,16 @@ def loaded_slabs(name: str, item: RowPass, grid: Grid) -> range:
     return range(item.sweeps.slabs if item.sweeps is not None and name == item.pulled else grid.slabs)
 
 
-def blocks_of(
-    item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Sequence[Pass]
-) -> Iterator[tuple[str, range, bool]]:
+def blocks_of(item: RowPass, matrices: Mapping[str, MatrixPlan], passes: Passes) -> list[tuple[str, range, bool]]:
     """What a row pass uses in frames: matrices, which of their slabs, and whether it stores them."""
-    for name in item.loads:
-        if matrices[name].in_frames and name not in item.replaced:
-            yield name, loaded_slabs(name, item, matrices[name].grid), False
-    for name in item.stores:
-        if matrices[name].in_frames:
-            yield name, stored_slabs(name, item.index, matrices, passes), True
+    if item.index not in passes.blocks_of:
+        loads = [name for name in item.loads if matrices[name].in_frames and name not in item.replaced]
+        stores = [name for name in item.stores if matrices[name].in_frames]
+        passes.blocks_of[item.index] = [
+            *((name, loaded_slabs(name, item, matrices[name].grid), False) for name in loads),
+            *((name, stored_slabs(name, item.index, matrices, passes), True) for name in stores),
+        ]
+    return passes.blocks_of[item.index]
 
 
 def slabs_beside(source: Grid, own: Grid, slab: int) -> range:

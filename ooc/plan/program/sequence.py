@@ -22,6 +22,7 @@ from ooc.plan.layout.passes import (
     ColumnPass,
     MatrixPlan,
     Pass,
+    Passes,
     RowPass,
     blocks_of,
     column_step_rows,
@@ -117,7 +118,11 @@ class BlockTable:
         return cls(tuple(found), tuple(bases), grids, lasting, own)
 
     def base(self, name: str) -> int:
-        return self.bases[self.names.index(name)]
+        return self._base[name]
+
+    @cached_property
+    def _base(self) -> dict[str, int]:
+        return dict(zip(self.names, self.bases, strict=True))
 
     def lasts(self, block: int) -> bool:
         return self.lasting[bisect_right(self.bases, block) - 1]
@@ -240,7 +245,7 @@ def edge_spans(
 
 
 def uses_of(
-    passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+    passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> tuple[Columns[Step], list[tuple[int, int]], Columns[Span]]:
     """Steps, the (first, stop) step of each pass, and every use of a block, by first step."""
     steps, spans = Columns("iiqqqq", _step), spans_of()
@@ -276,7 +281,7 @@ _Swept = tuple[list[Step], int, list[Span]]
 
 
 def _row_uses(
-    item: RowPass, first: int, passes: Sequence[Pass], layout: Layout, workload: Workload, blocks: BlockTable
+    item: RowPass, first: int, passes: Passes, layout: Layout, workload: Workload, blocks: BlockTable
 ) -> Iterator[_Swept]:
     """Rows after rows."""
     slab = item.sweeps.slabs if item.sweeps else -1
