@@ -22,8 +22,8 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.nn.models import GCN, GraphSAGE
-from torch_geometric.utils import add_self_loops, degree, dropout_edge, to_undirected
+from torch_geometric.nn.models import GCN, GraphSAGE, GraphUNet
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, to_undirected, trim_to_layer
 
 import ooc
 from ooc.errors import ModelError
@@ -277,6 +277,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "dropout in evaluation": (lambda: Between(lambda x: F.dropout(x, 0.5)), ("dropout", "evaluation")),
     "dropout of whole columns": (lambda: Between(nn.Dropout1d()), ("Dropout1d", "between")),
     "a dropout of another kind": (lambda: Between(F.alpha_dropout), ("alpha_dropout", "draws random numbers; F.drop")),
+    "a bare assertion": (
+        lambda: Between(lambda x, e: trim_to_layer(1, None, None, x, e)[0], edges=True),
+        ("AssertionError: assert isinstance(num_sampled", "in Between.forward"),
+    ),
+    "pooled nodes": (
+        lambda: GraphUNet(F_IN, 8, C, depth=1),
+        ("TopKPooling (pools.0): which nodes are kept", "ooc.GraphTrainer"),
+    ),
     "rows one by one": (lambda: Between(lambda x: torch.stack([*x])), ("rows of a matrix one by one",)),
     "message norm": (lambda: Between(MessageNorm()), ("MessageNorm", "missing", "msg")),
     "the number of rows": (lambda: Between(lambda x: x / len(x)), ("Between", "number of rows by len()", "line")),

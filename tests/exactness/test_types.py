@@ -306,10 +306,11 @@ def test_types_are_in_the_order_of_the_data(of_data: bool, tmp_path: Path) -> No
     assert trained(model, data, tmp_path)[0] == pytest.approx(expected, rel=TOLERANCE)
 
 
-def test_labels_of_data_with_types_are_not_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", [lambda out, y: out * y[:, None], lambda out, y: torch.cat((out, y), dim=1)])
+def test_labels_of_data_with_types_are_not_given(use: Callable[[Tensor, Tensor], Tensor], tmp_path: Path) -> None:
     class Asking(InTurn):
         def of_data(self, data: HeteroData) -> Tensor:
-            return super().of_data(data) * data["paper"].y[:, None]
+            return use(super().of_data(data), data["paper"].y)
 
     with pytest.raises(ModelError, match="asks data for y, which it is not given"):
         trained(Asking(graph(), True).double(), graph(), tmp_path)

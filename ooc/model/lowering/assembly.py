@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
 from math import inf, prod
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -533,8 +534,10 @@ def _compared(name: str, function: RowFunction, inputs: Sequence[Tensor], piece:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, for one that is told in one line."""
+    """Type and first line of an error, for one that is told in one line; of a bare assertion what it asserts."""
     lines = str(error).strip().splitlines()
+    if not lines and isinstance(error, AssertionError):
+        lines = [frame.line or "" for frame in extract_tb(error.__traceback__)[-1:]]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -72,6 +72,12 @@ class _Way:
         kind, types = type(model).__name__, setting.types
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise ModelError(f"{kind} is not supported: give the model in it, its module")
+        for path, part in model.named_modules():
+            if type(part).__module__.startswith("torch_geometric.nn.pool."):
+                raise ModelError(
+                    f"{type(part).__name__} ({path}): which nodes are kept, or put together, depends on all of the "
+                    "graph; of many small graphs ooc.GraphTrainer trains such models"
+                )
         as_data = takes_data(model)
         taken = edge_arguments(model, setting.edge_data, setting.weights_name, by_type=types is not None)
         numbered = types is not None and len(types.nodes) == 1 and (as_data or _EDGE_TYPE in _arguments_of(model))
@@ -93,7 +99,8 @@ class _Way:
             there = " and ".join(ARGUMENTS[one] for one in EdgeData if one in setting.edge_data)
             more = f", and edge_weight or edge_attr where the store has them, here {there or 'neither'}"
             more = more.replace("edge_weight or edge_attr", "edge_weight_dict or edge_attr_dict") if types else more
-            more += "" if types else ", by name what its data has of nodes beside x, but no labels or masks"
+            beside = "what its data has of nodes beside x"
+            more += f", and {beside} as columns of x" if types else f", by name {beside}, but no labels or masks"
             more += f"; or (data), which has all this. It takes {inspect.signature(model.forward)}"
             raise ModelError(f"model {kind} is not supported: its forward must take {arguments}{more}") from error
         if types is None and _is_called_by_type(model):

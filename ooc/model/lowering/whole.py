@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data, HeteroData
 
 from ooc.errors import ModelError
@@ -141,6 +142,8 @@ def _not_given(name: str) -> ModelError:
     why = f"its forward asks data for {name}, which it is not given: data has x, edge_index and what edges carry"
     if name in ("pos", "z", "norm", "pe") or name.endswith("_pe"):  # as PyG's transforms call them
         why += f"; columns beside x are given as some of it: data.x = torch.cat([data.x, data.{name}], dim=-1)"
+    elif name in ("n_id", "node_id"):
+        why += "; rows of weights for nodes by their numbers are an embedding: embedding=64 trains such"
     return ModelError(why)
 
 
@@ -149,6 +152,13 @@ class _NotGiven:
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise next(_not_given(one.name) for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
+
+    def __fx_create_arg__(self, tracer: fx.Tracer) -> Any:
+        raise _not_given(self.name)
 
     def __getattr__(self, name: str) -> Any:
         raise _not_given(self.name)
