@@ -146,7 +146,7 @@ def norms_of_pyg(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
 
 def laplacian(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     """Whose function asks, as this one does, whether stand-ins are tensors."""
-    assert isinstance(x, Tensor) and torch.is_tensor(e)
+    assert isinstance(x, Tensor) and torch.is_tensor(e) and isinstance(x.max(dim=1), tuple)
     edge_index, weight = get_laplacian(edge_index, e.mean(dim=1).exp(), "sym", num_nodes=x.size(0))
     return net.plain(net.plain(x, edge_index, weight).tanh(), edge_index, weight)  # type: ignore[no-any-return]
 
@@ -316,7 +316,18 @@ def view_of_sums(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return view.flatten(1)
 
 
+def product(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return torch.spmm(edge_index, x)
+
+
+def matrix(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    weight = e.mean(dim=1)
+    return torch.sparse_coo_tensor(torch.stack([*edge_index]), weight, (x.size(0), x.size(0))) @ x
+
+
 REFUSED: dict[Forward, tuple[str, ...]] = {
+    product: ("mm takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')",),
+    matrix: ("sparse_coo_tensor takes the edges for a matrix",),
     dropped: ("dropout of what edges carry", "line"),
     noise: ("rand_like: dropout of what edges carry",),
     other_edges: ("dropout_edge: other edges in every epoch are not supported",),

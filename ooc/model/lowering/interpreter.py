@@ -72,6 +72,8 @@ _ACTIVATIONS |= {
 """Modules, names of methods, and functions."""
 _OF_DRAWING = "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
 _DRAWING = frozenset(_OF_DRAWING.split())
+_MATRICES = "sparse_coo_tensor", "sparse_csr_tensor", "to_torch_coo_tensor", "to_torch_csr_tensor", "to_dense_adj"
+_PRODUCTS = "matmul", "mm", "spmm", "_sparse_mm", "sparse_mm"
 _DRAWS = (
     "it draws random numbers; F.dropout does, of torch.ones_like(x) for a mask, of torch.ones(x.size(0), 1) for whole "
     "rows, and torch.randn_like of rows"
@@ -511,6 +513,11 @@ class Interpreter:
             name = "an index" if target is operator.getitem else name
             if name.startswith("dropout_"):
                 raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
+            if name in _MATRICES or (name in _PRODUCTS and isinstance(args[0], Graph)):
+                raise ModelError(
+                    f"{name} takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')(x, "
+                    "edge_index, edge_weight), whose weights are the matrix's numbers"
+                )
             if target is assigned:
                 raise ModelError(f"{name} is given the edges; scatter and index_add say what becomes of several")
             return self._of_edges(node, name)
