@@ -44,8 +44,8 @@ class All(nn.Module):
         self.last = GINConv(nn.Linear(H, classes))
 
     def forward(self, z: Tensor, x: Tensor, edge_index: Tensor, pos: Tensor, level: Tensor) -> Tensor:
-        counted = x + z.to(x.dtype) / KINDS + level.float().view(-1, 1)
-        rows = torch.cat([counted, pos, self.table(z.squeeze()) + self.table(level)], dim=1)
+        counted = x + z.to(x.dtype) / KINDS + level.int().float().view(-1, 1)
+        rows = torch.cat([counted, pos, self.table(z.squeeze().long()) + self.table(level.to(torch.long))], dim=1)
         out: Tensor = self.last(self.encoder(rows, edge_index).relu(), edge_index)
         return out
 

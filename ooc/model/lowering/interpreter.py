@@ -495,8 +495,11 @@ class Interpreter:
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
         kind = [*args[1:], *kwargs.values()] if target in ("to", "type") else [torch.int] if target == "int" else []
-        if kind in ([torch.long], [torch.int]) and isinstance(args[0], (Value, Graph, EdgeInput)):
+        is_whole = kind in ([torch.long], [torch.int])
+        if is_whole and isinstance(args[0], (Value, Graph, EdgeInput)):
             target, args, kwargs = "long", args[:1], {}
+        if isinstance(args[0] if args else None, Codes) and (is_whole or target == "long"):
+            return args[0]
         if target in ("to", "float", "double") and isinstance(args[0], (Value, Graph, EdgeInput)):
             return self._as_it_is(name, args, kwargs)
         if target in ("to", "float", "double") and isinstance(args[0], Codes):
@@ -521,7 +524,7 @@ class Interpreter:
             if target is assigned:
                 raise ModelError(f"{name} is given the edges; scatter and index_add say what becomes of several")
             return self._of_edges(node, name)
-        in_place = target is not node.target or target is assigned or bool(kwargs.get("inplace"))
+        in_place = (target is not node.target and not is_whole) or target is assigned or bool(kwargs.get("inplace"))
         self._check_in_place(node, name, in_place)
         if target is assigned:
             self._check_assigned(*args)
