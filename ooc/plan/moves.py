@@ -4,11 +4,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, groupby, product
-from math import inf
 from operator import itemgetter
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
-from ooc.plan.layout.layout import Choice, Layout, SlabChoice
+from ooc.plan.layout.layout import Choice, Layout, SlabChoice, widths_and_frame_bytes
+from ooc.plan.layout.passes import STEPS_AT_ONCE
 from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program.capacity import ExchangeForm
 
@@ -144,18 +144,22 @@ class Moves:
             yield replace(like, cuts=cuts)
 
     def minimum_memory(
-        self, height: int, bucketed: frozenset[str], *, direct: bool, parts: int = 1, alone: bool = False
-    ) -> tuple[Choice, Layout]:
+        self, height: int, bucketed: frozenset[str], most: float, *, direct: bool, parts: int = 1, alone: bool = False
+    ) -> tuple[Choice, Layout] | None:
         """Steps of ``height`` rows in the least memory: slabs as narrow as they go, but where blocks of many slabs take
-        more. Found once for all budgets of a workload; of small graphs, every beginning tries the same heights, too."""
+        more; None where that is more than ``most`` bytes. Found once for all budgets of a workload; of small graphs,
+        every beginning tries the same heights, too."""
         known, limits, spare_writes = self.workload.leanest, self.limits, self.problem.most_written is not None
         way = height, bucketed, direct, parts, alone
         asked = *way, spare_writes, self.on_device, limits.slab_columns, limits.exchange
-        if asked not in known:
-            known[asked] = self._minimum_memory(*way)
-        return known[asked], self.problem.layout(known[asked])
+        found = known.get(asked, -1)  # or than how much it is more
+        if not isinstance(found, Choice) and found < most:
+            found = known[asked] = self._minimum_memory(*way, most) or most
+        return (found, self.problem.layout(found)) if isinstance(found, Choice) else None
 
-    def _minimum_memory(self, height: int, bucketed: frozenset[str], direct: bool, parts: int, alone: bool) -> Choice:
+    def _minimum_memory(
+        self, height: int, bucketed: frozenset[str], direct: bool, parts: int, alone: bool, limit: float
+    ) -> Choice | None:
         widest = max(self.sources.values(), default=1)
         of_frame = -(-widest // parts)  # in a slab of which a step fills a frame
         few = [width for width in _FEW_COLUMNS if not self.on_device or width & (width - 1) == 0]
@@ -181,9 +185,9 @@ class Moves:
         if self.spillable:
             choices += [replace(choice, spilled_sums=self.spillable) for choice in choices]
         tried: dict[int, tuple[tuple[int, int], Choice, Layout]] = {}
-        least, most = self.problem.capacity.least, inf
+        least, most = self.problem.capacity.least, limit
         for choice in choices:
-            if bucketed or self._gathered_bytes(choice) <= most:
+            if bucketed or self._bound_bytes(choice) <= most:
                 layout = self.problem.layout(choice)
                 known = tried.pop(id(layout)) if id(layout) in tried else (least(layout, most), choice, layout)
                 tried[id(layout)] = known
@@ -194,17 +198,33 @@ class Moves:
             smaller = replace(choice, bucketed=dict.fromkeys(leaner_bucketed(passes, layout.matrices), 0))
             layout = self.problem.layout(smaller)
             layouts.append((least(layout), smaller, layout))
-        return min(layouts, key=itemgetter(0))[1]
+        found = min(layouts, key=itemgetter(0), default=None)
+        return None if found is None or found[0][0] > limit else found[1]
 
-    def _gathered_bytes(self, choice: Choice) -> int:
-        """A bound: no layout of ``choice`` takes less memory than what is always there and one source that is gathered
-        from, whole or a slab of it."""
+    def _bound_bytes(self, choice: Choice) -> int:
+        """No layout of ``choice`` takes less memory: what is always there, a tile of rows, and one source that is
+        gathered from, whole or a slab of it, or a block of each slab that a stage loads and stores."""
+        work, cuts = self.workload, choice.cuts
         if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
             return 0
-        sources = ((self.workload.matrices[name], cut.columns) for name, cut in choice.cuts.items())
-        slabs = (m.rows * min(m.columns, columns or m.columns) * m.itemsize for m, columns in sources)
-        host = 0 if self.on_device else self.workload.fixed_host_bytes
-        return self.workload.fixed_device_bytes + host + max(slabs, default=0)
+        widths, frame_bytes = widths_and_frame_bytes(work, choice)
+        gathered = max(
+            (work.matrices[name].rows * widths[name] * work.matrices[name].itemsize for name in cuts), default=0
+        )
+        whole = {name for name, cut in cuts.items() if cut == WHOLE}.union(*(pull.added_to for pull in work.pulls))
+        direct = whole.union(name for name, cut in cuts.items() if cut.direct)
+        slabs = {name: -(-matrix.columns // widths[name]) for name, matrix in work.matrices.items()}
+        most = 0
+        for stage in chain(*work.programs.values()):
+            names, pull = {*stage.loads}.difference(whole).union({*stage.stores}.difference(direct)), stage.pull
+            blocks = 0
+            if pull is not None and pull.source not in whole:
+                blocks = slabs[pull.source]  # of what is pulled
+                names.discard(pull.kept or "")
+            most = max(most, blocks + sum(slabs[name] for name in names))
+        frames_bytes = (1 if choice.alone else STEPS_AT_ONCE) * most * frame_bytes
+        always = work.fixed_device_bytes + (0 if self.on_device else work.fixed_host_bytes)
+        return always + work.tile_bytes + max(gathered, frames_bytes)
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at

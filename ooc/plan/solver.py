@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
+from math import inf
 
 from ooc.errors import BudgetError
 from ooc.plan.cost import tasks_are_few
@@ -120,20 +121,26 @@ def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
     beginnings = _BEGINNINGS + _SMALLER_BEGINNINGS + _LAST_BEGINNINGS
-    ways = product(beginnings, dict.fromkeys((frozenset[str](), moves.bucketable)))
-    tried = (layout for way, bucketed in ways for _, layout in _leanest(moves, way, bucketed))
-    return min(tried, key=problem.capacity.least)
+    found: list[Layout] = []
+    for way, bucketed in product(beginnings, dict.fromkeys((frozenset[str](), moves.bucketable))):
+        most, _ = problem.capacity.least(found[0]) if found else (inf, 0)
+        tried = (layout for _, layout in _leanest(moves, way, bucketed, most))
+        found = [min(chain(found, tried), key=problem.capacity.least)]
+    return found[0]
 
 
-def _leanest(moves: Moves, beginning: _Beginning, bucketed: frozenset[str]) -> Iterator[tuple[Choice, Layout]]:
-    """What takes the least memory, for steps of every height, the tallest first."""
+def _leanest(
+    moves: Moves, beginning: _Beginning, bucketed: frozenset[str], most: float
+) -> Iterator[tuple[Choice, Layout]]:
+    """What takes the least memory, for steps of every height, the tallest first, where that is no more than ``most``
+    bytes."""
     most_steps, direct, parts, alone = beginning
     if moves.on_device and (alone or parts.bit_length() % 2 == 0):  # no power of four
         return
     for height in moves.heights(most_steps):
-        choice, layout = moves.minimum_memory(height, bucketed, direct=direct, parts=parts, alone=alone)
-        if parts == 1 or _may_be_finer(layout, moves.workload):
-            yield choice, layout
+        found = moves.minimum_memory(height, bucketed, most, direct=direct, parts=parts, alone=alone)
+        if found is not None and (parts == 1 or _may_be_finer(found[1], moves.workload)):
+            yield found
 
 
 def _may_be_finer(layout: Layout, workload: Workload) -> bool:
@@ -275,30 +282,31 @@ class _Solver:
 
     def _least_memory(self) -> Candidate:
         """What takes the least memory, with the tallest blocks that leave three quarters of it for other things."""
-        too_large: list[Layout] = []
         buckets = dict.fromkeys((frozenset[str](), self.moves.bucketable))  # which have to be counted first
         kinds = product((_BEGINNINGS, _SMALLER_BEGINNINGS, _LAST_BEGINNINGS), buckets)
         ways = [(beginning, bucketed) for beginnings, bucketed in kinds for beginning in beginnings]
         for number, way in enumerate(ways[self.began :], self.began):
-            fitting = self._fitting(too_large, *way)
+            fitting = self._fitting(*way)
             if fitting is not None:
                 found, self.began = self.problem.candidate(fitting), number
                 assert found is not None, "it fits"
                 return found
-        raise BudgetError(self.problem.capacity.shortage(too_large))
+        if self.problem.limits.one_memory:
+            raise BudgetError(self.problem.capacity.shortage([minimum_memory(self.problem)]))
+        raise BudgetError(
+            self.problem.capacity.shortage([layout for way in ways for _, layout in _leanest(self.moves, *way, inf)])
+        )
 
-    def _fitting(self, too_large: list[Layout], beginning: _Beginning, bucketed: frozenset[str]) -> Choice | None:
-        """The choice of least memory to begin with; what was tried and does not fit is added to ``too_large``. Laying
-        out takes most of a plan's time, so no lower blocks are laid out than are asked for."""
+    def _fitting(self, beginning: _Beginning, bucketed: frozenset[str]) -> Choice | None:
+        """The choice of least memory to begin with. Laying out takes most of a plan's time, so no lower blocks are laid
+        out than are asked for."""
         capacity, fitting = self.problem.capacity, None
-        for choice, layout in _leanest(self.moves, beginning, bucketed):
+        for choice, layout in _leanest(self.moves, beginning, bucketed, capacity.most_bytes):
             if capacity.fits(layout):
                 fitting = choice
                 needed_bytes = frames_needed(layout, self.problem.workload) * layout.frame_bytes
                 if beginning[0] > FEW_STEPS or 4 * needed_bytes <= capacity.arena_bytes(layout):
                     return fitting
-            else:
-                too_large.append(layout)
         return fitting
 
     def _taller(self, least: Candidate) -> Iterator[Candidate]:
@@ -309,8 +317,9 @@ class _Solver:
             return
         while tasks_are_few(height // workload.tile_rows, workload.threads) and height < workload.rows:
             height *= 2
-            choice, layout = self.moves.minimum_memory(height, frozenset(least.choice.bucketed), direct=True)
-            found = self.problem.candidate(choice) if self.problem.capacity.fits(layout) else None
+            most, bucketed = self.problem.capacity.most_bytes, frozenset(least.choice.bucketed)
+            leanest = self.moves.minimum_memory(height, bucketed, most, direct=True)
+            found = None if leanest is None else self.problem.candidate(leanest[0])
             if found is None:
                 return
             yield found

@@ -442,6 +442,13 @@ class Workload:
         return tuple(stage.pull for stages in self.programs.values() for stage in stages if stage.pull)
 
     @cached_property
+    def tile_bytes(self) -> int:
+        """What all threads compute tiles of rows in, at least."""
+        stages = (stage for stages in self.programs.values() for stage in stages)
+        tiles = (min(one.rows, self.tile_rows, one.rows_at_once) * one.scratch_bytes_per_row for one in stages)
+        return self.threads * max(tiles, default=0)
+
+    @cached_property
     def shardable(self) -> frozenset[str]:
         """The matrices whose slabs may be sharded among the processes, each of which pulls its own for all rows:
         those that are pulled over edges, by no opaque layer, and that a program writes before it pulls them, as it does

@@ -137,7 +137,7 @@ def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
             counted = Counted(layout.lay_out, lambda *_: 1)
             patched.setattr(problem, "lay_out", counted)
             if not is_known:
-                patched.setattr(Moves, "_gathered_bytes", lambda *_: 0)
+                patched.setattr(Moves, "_bound_bytes", lambda *_: 0)
             found.append(minimum_memory(Problem(large_gcn(rows, 15 * rows, 256, 19), Limits(0, 0), hardware)))
         numbers.append(len(counted.sizes))
     few, all_of_them = numbers
@@ -146,10 +146,31 @@ def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
 
 
 @pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
+@pytest.mark.parametrize(
+    "work", [workload(), in_groups(workload(), 4), large_gcn(2000, 30_000, 256, 19)], ids=["plain", "groups", "small"]
+)
+def test_no_layout_takes_less_than_its_bound(
+    work: Workload, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that the search for the least memory tries; and where that is known, few are laid out."""
+    problem, bound, choices = Problem(work, Limits(0, 0), hardware), Moves._bound_bytes, list[Choice]()
+    with monkeypatch.context() as patched:
+        patched.setattr(Moves, "_bound_bytes", lambda _, choice: choices.append(choice) or 0)
+        minimum_memory(problem)
+    assert len(choices) > 100
+    for choice in choices:
+        assert bound(Moves(problem), choice) <= problem.capacity.least(problem.layout(choice))[0]
+    work.leanest.clear()
+    again = Problem(work, Limits(0, 0), hardware)
+    minimum_memory(again)
+    assert len(again._layouts) < 0.8 * len(problem._layouts)
+
+
+@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
 def test_the_least_memory_of_a_workload_is_looked_for_once(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the budgets; and the plans are those of workloads that nobody has planned before."""
     known, numbers, plans = workload(), [], []
-    limits = [Limits(mb * 1_000_000, mb * 1_000_000) for mb in (8, 9)]
+    limits = [Limits(mb * 1_000_000, mb * 1_000_000) for mb in (9, 8)]
     for one in limits:
         with monkeypatch.context() as patched:
             counted = Counted(layout.lay_out, lambda *_: 1)

@@ -115,9 +115,10 @@ def pulled_sources(workload: Workload) -> dict[str, int]:
     return {pull.source: workload.matrices[pull.source].columns for pull in workload.pulls}
 
 
-def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> int:
-    """Bytes of a frame: a step's rows, or a part of them, of the widest slab of any matrix, what is pulled included;
-    ``widths``: columns of the slabs of each matrix."""
+def widths_and_frame_bytes(workload: Workload, choice: Choice) -> tuple[dict[str, int], int]:
+    """Columns of the slabs of each matrix; and bytes of a frame: a step's rows, or a part of them, of the widest slab
+    of any matrix, what is pulled included."""
+    widths = _widths(workload, choice)
     rows = {name: widths[name] * matrix.itemsize for name, matrix in workload.matrices.items()}
     for pull in workload.pulls:
         source = workload.matrices[pull.source]
@@ -127,7 +128,8 @@ def _frame_bytes(workload: Workload, choice: Choice, widths: dict[str, int]) -> 
     arrays = [array for topology in workload.topologies.values() for array in topology.arrays.values()]
     widest = max(1, *rows.values(), *(array.itemsize for array in arrays))
     widest_edge = max((array.edge_bytes for array in arrays), default=1)
-    return align_up(max(divisor_below(choice.step_rows, choice.step_rows // choice.parts) * widest, widest_edge))
+    part_rows = divisor_below(choice.step_rows, choice.step_rows // choice.parts)
+    return widths, align_up(max(part_rows * widest, widest_edge))
 
 
 class LayoutKey(NamedTuple):
@@ -146,7 +148,7 @@ class LayoutKey(NamedTuple):
 def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
     """What ``lay_out`` goes by of a choice."""
     cuts: list[tuple[str, int, int, bool, bool, bool]] = []
-    widths = _widths(workload, choice)
+    widths, frame_bytes = widths_and_frame_bytes(workload, choice)
     for name, cut in sorted(choice.cuts.items()):
         width, slabs, direct = 0, 1, True
         if _in_slabs(cut):
@@ -154,15 +156,14 @@ def layout_key(choice: Choice, workload: Workload) -> LayoutKey:
             slabs, direct = -(-workload.matrices[name].columns // width), cut.direct
         buffers = _buffers(cut, slabs, processes_of(workload.share))
         cuts.append((name, width, buffers, direct, cut.overlap_last and slabs > 1, cut.sharded))
-    bucketed, frame_bytes = tuple(sorted(choice.bucketed.items())), _frame_bytes(workload, choice, widths)
+    bucketed = tuple(sorted(choice.bucketed.items()))
     ways = choice.spare_writes, choice.spilled_sums, choice.lean, choice.alone
     return LayoutKey(choice.step_rows, frame_bytes, tuple(cuts), *ways, bucketed)
 
 
 def lay_out(workload: Workload, choice: Choice) -> Layout:
     """Passes, grids and regions. Pure; whether it fits is for ``frames_needed`` and the caller."""
-    widths = _widths(workload, choice)
-    frame_bytes = _frame_bytes(workload, choice, widths)
+    widths, frame_bytes = widths_and_frame_bytes(workload, choice)
     matrices = {
         name: _plan_matrix(matrix, choice, frame_bytes, workload, widths[name])
         for name, matrix in workload.matrices.items()

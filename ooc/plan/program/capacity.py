@@ -156,6 +156,11 @@ class Capacity:
         host_frames = self.host_frames(layout)
         return host_frames is None or host_frames >= IN_TRANSFER
 
+    @property
+    def most_bytes(self) -> int:
+        """That ``least`` of a layout may come to first, at most, where it fits."""
+        return self.limits.device_bytes if self.has_tiers else self.limits.memory_bytes
+
     # ---- what is needed ------------------------------------------------------------------------------------
 
     def needed_bytes(self, layout: Layout) -> int:
