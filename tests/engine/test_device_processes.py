@@ -95,7 +95,7 @@ def test_results_are_those_of_one_process_on_the_cpu(
 ) -> None:
     """A few rows at a time, in several parts; of a graph whose edges lead to rows nearby. Gloo, by a group of its own,
     sends from device to device."""
-    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 500)
+    monkeypatch.setattr(exchange, "_AT_ONCE_BYTES", 1500)
     monkeypatch.setattr(received, "_PART_BYTES", 4000)
 
     def work(rank: int) -> dict[str, dict[str, Any]]:
