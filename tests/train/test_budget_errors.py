@@ -53,7 +53,8 @@ def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
     """Asking for what the message says works and runs; a tenth less, the rounding of the message, does not."""
 
     def build(gpu: str, host: str):  # type: ignore[no-untyped-def]
-        return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, gpu_budget=gpu, host_budget=host)
+        options = {"gpu_budget": gpu, "host_budget": host, "block_rows": 8}
+        return make_trainer(MODEL, store, tmp_path, dtype=torch.float32, **options)
 
     gpu, host = least_budgets(build)
     with build(str(gpu), str(host)) as trainer:
