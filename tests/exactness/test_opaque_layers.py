@@ -556,7 +556,7 @@ class ByDegrees(MessagePassing):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         row, col = edge_index
-        degrees = degree(col, x.size(0), dtype=x.dtype) + 1
+        degrees = torch.bincount(col, minlength=x.size(0)).to(x.dtype) + 1
         out: Tensor = self.propagate(edge_index, x=self.linear(x), norm=1 / (degrees[row] * degrees[col]))
         return out
 

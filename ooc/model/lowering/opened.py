@@ -19,7 +19,7 @@ from ooc.errors import ModelError, OocError
 from ooc.model.graph import ends_of_edges
 from ooc.model.layers.layer import EdgeInput, Graph, Layer, NoFormulaError, given_as, layer_of, side_by_side
 from ooc.model.layers.opaque import lower_opaque
-from ooc.model.layers.propagation import ADD_UP, OfEdges, lower_propagation
+from ooc.model.layers.propagation import ADD_UP, COUNTS, OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
@@ -183,8 +183,10 @@ class _OfConvolution(Interpreter):
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         step = self._put_by(node, self._where)
-        adds_up = step.target in ADD_UP and any(
-            isinstance(one, RowCount) for one in (*step.args[1:], *step.kwargs.values())
+        adds_up = node in self._tails and any(
+            one.target in (*ADD_UP, *COUNTS)
+            and any(isinstance(n, RowCount) for n in (*one.args[1:], *one.kwargs.values()))
+            for one in step.with_all_before()
         )
         if step.target != "propagate" and not adds_up:
             return step
