@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Too small a budget is found before anything is written, and what the message asks for is enough."""
 
+import gc
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from torch_geometric.nn.models import GCN
 import ooc
 from ooc.errors import BudgetError
 from ooc.storage.store import Store
+from ooc.train import job
 from tests.exactness.comparison import least_budgets, make_trainer, store_of
 from tests.exactness.reference import ModelCase
 from tests.graphs import GraphCase, random_data
@@ -47,6 +50,25 @@ def test_too_small_is_one_line_and_leaves_nothing(gpu: str, host: str, store: St
 def test_of_data_of_pyg_it_is_told_in_the_trainers_words(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"the memory is 1.00 MB; give memory='34M'$"):
         ooc.Trainer(GCN(30, 8, 2, 4), random_data(GRAPH, dtype=torch.float32), memory="1M", spill_dir=tmp_path)
+
+
+@pytest.mark.parametrize("memory", ["1M", "100M"])
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_while_a_plan_is_made_no_garbage_is_collected(
+    memory: str, is_enabled: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a quarter of the time; afterwards it is as before, whether there is a plan or not."""
+    during = []
+    describe = job.describe_workload
+    monkeypatch.setattr(job, "describe_workload", lambda *a, **k: (during.append(gc.isenabled()), describe(*a, **k))[1])
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with suppress(BudgetError), ooc.Trainer(GCN(30, 8, 2, 4), store, memory=memory, spill_dir=tmp_path):
+            pass
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
+    assert during and not any(during)
 
 
 def test_the_least_that_is_named_does(store: Store, tmp_path: Path) -> None:
