@@ -43,7 +43,7 @@ def counted_rows(store: Store, direction: EdgesKey = Direction.IN) -> ScatterCou
 def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
     """Those of a graph, or of links, of which only degrees are known: an entry for each edge out of the rows, in
     direction ``reverse``, which is the most."""
-    return lambda rows, others, tile_rows, edges_at_once, pads: tile_edges(reverse, tile_rows)
+    return lambda rows, others, tile_rows, *runs: tile_edges(reverse, tile_rows)
 
 
 def counted_gathers(store: Store, direction: EdgesKey = Direction.IN) -> GatheredRows:
@@ -89,10 +89,10 @@ def _sweep(
 
 
 def _count_sums(
-    store: Store, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool
+    store: Store, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool, apart: bool
 ) -> Sequence[int]:
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
-    behind = nodes if are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
+    behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
     for start, stop, offsets in _sweep(store, direction, rows, tile_rows):
         neighbours = torch.from_numpy(indices.read(int(offsets[0]), int(offsets[-1])))

@@ -159,8 +159,8 @@ class PerEdge:
     ``slices``: how many groups, from the first on, are slices of one head: where a slab has several of them, what is
     computed for an edge is computed once. ``work``: how long that takes (None: as to stream the temporaries of edges).
     ``as_kept``: it takes the source's values as they are kept, however narrow. ``pads``: rows that are run together
-    have to be of about as many edges, since all have room for those of any. ``together``: what needs a row's edges at
-    once.
+    have to be of about as many edges, since all have room for those of any. ``apart``: rows that pull are of another
+    matrix than the source, so that none of them is a neighbour. ``together``: what needs a row's edges at once.
     """
 
     groups: int
@@ -180,6 +180,7 @@ class PerEdge:
     beside: str | None = None
     as_kept: bool = False
     pads: bool = False
+    apart: bool = False
     together: str = ""
 
     def heads(self, groups: int) -> int:

@@ -38,9 +38,9 @@ from ooc.storage.versioned_array import VersionedArray
 TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
-ScatterCounts = Callable[[int, int, int, int, bool], Sequence[int]]
+ScatterCounts = Callable[[int, int, int, int, bool, bool], Sequence[int]]
 """By rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and whether these
-are padded (``kernels.neighbourhood.runs``): how many gradients are scattered to tiles 0…i-1 of the scattered rows, for
+are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to tiles 0…i-1 of the scattered rows, for
 every i up to their number."""
 
 
@@ -139,7 +139,9 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(direction)(rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads)
+            name: counts.scatter_counts(direction)(
+                rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads, kind.apart
+            )
             for name, (direction, rows, kind) in scattering.items()
             if kind is not None
         },

@@ -176,7 +176,7 @@ def test_counts_are_those_of_the_graph(
                 near = neighbourhood(run, others)
                 if not near.stands_in:
                     expected[1:] += torch.bincount(near.others_S // TILE_ROWS, minlength=len(expected) - 1)
-        assert counted_rows(store)(rows, others, TILE_ROWS, 1 << 14, False) == expected.cumsum(0).tolist()
+        assert counted_rows(store)(rows, others, TILE_ROWS, 1 << 14, False, False) == expected.cumsum(0).tolist()
         assert expected.sum() > 0
 
 
@@ -189,7 +189,7 @@ def test_damaged_offsets_are_found(tmp_path: Path) -> None:
     content[3] = 1 << 40
     content.tofile(path)
     with pytest.raises(StoreError, match="in/indptr"):
-        counted_rows(store)(40, 40, TILE_ROWS, 1 << 14, False)
+        counted_rows(store)(40, 40, TILE_ROWS, 1 << 14, False, False)
 
 
 def test_other_bytes_than_were_written_are_told(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that run as they are, where sources' gradients do not fit in memory: spilled as runs, results are the same."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import FeaStConv, SAGEConv
 
 from ooc.errors import BudgetError, OocError
 from ooc.kernels import neighbourhood
@@ -81,6 +82,28 @@ def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tupl
     """Losses and gradients of some epochs, and the trainer, closed."""
     with make_trainer(CASE, store, folder, **OPTIONS | options) as trainer:
         return [train_epoch(trainer) for _ in range(epochs)], trainer
+
+
+class Apart(nn.Module):
+    """A layer whose targets' own rows lie in another matrix than sources'."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(features, WIDTH), FeaStConv(WIDTH, classes, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+        return found
+
+
+def test_neighbours_in_the_tile_are_counted_where_targets_lie_apart(tmp_path: Path) -> None:
+    store = store_of(random_data(replace(GRAPH, nodes=1024), dtype=torch.float32), tmp_path)
+    case, losses, given = CustomCase(make=Apart), [], OPTIONS | {"tile_rows": 256}
+    for options in ({}, least(case, store, tmp_path, **given)):
+        with make_trainer(case, store, tmp_path, **given, **options) as trainer:
+            assert bool(options) == bool(trainer.plan.partial_sums)
+            losses.append([train_epoch(trainer).loss for _ in range(2)])
+    assert losses[0] == losses[1]
 
 
 def test_budgets_too_small_for_both_matrices_do(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:

@@ -369,6 +369,7 @@ class Opaque(EdgeAggregate):
             *(self.groups, columns, own, at_once, of_edge, of_row),
             opaque=True,
             pads=bool(found.padding_bytes),
+            apart=self.target is not None,
             together=found.together,
             held_bytes=sum(call.held_bytes for call in found.calls),
             waiting_bytes_per_edge=waiting,
