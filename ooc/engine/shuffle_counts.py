@@ -89,7 +89,14 @@ def _sweep(
 
 
 def _count_sums(
-    store: Store, direction: EdgesKey, rows: int, others: int, tile_rows: int, edges_at_once: int, pads: bool, apart: bool
+    store: Store,
+    direction: EdgesKey,
+    rows: int,
+    others: int,
+    tile_rows: int,
+    edges_at_once: int,
+    pads: bool,
+    apart: bool,
 ) -> Sequence[int]:
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile

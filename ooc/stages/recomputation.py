@@ -51,8 +51,11 @@ class Recomputation:
         self._messages = {schedule.source_stage(a): a for a in first_messages_of(schedule)} if first_messages else {}
         self._recomputed = frozenset(recomputed)
         self._read: set[Value] = set()
-        """What later forward stages load, the loss among them, and the backward part that goes with it."""
+        """What later forward stages load, the loss among them, and the backward part that goes with it; and the own
+        rows that targets bring to what they pull."""
         if recomputed:
+            pulled = (schedule.pulled(stage) for stage in range(schedule.last + 1))
+            self._read.update(one.target for one in pulled if isinstance(one, EdgeAggregate) and one.target is not None)
             self._read.update(self.loss_recipe().leaves)
             for stage in range(schedule.last - 1, -1, -1):
                 self._read.update(self.forward(stage).recipe.leaves)

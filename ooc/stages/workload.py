@@ -40,8 +40,8 @@ TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 
 ScatterCounts = Callable[[int, int, int, int, bool, bool], Sequence[int]]
 """By rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and whether these
-are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to tiles 0…i-1 of the scattered rows, for
-every i up to their number."""
+are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to tiles 0…i-1 of
+the scattered rows, for every i up to their number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric.nn import AGNNConv, GATv2Conv, SAGEConv
 
 import ooc
 from ooc.plan import Hardware, Limits, Workload, make_plan
@@ -97,7 +98,23 @@ def test_every_set_of_what_is_computed_again_gives_the_same(
         assert_same(outcome(case, store, tmp_path, **plan), expected, (recomputed, plan))
 
 
+class Behind(nn.Module):
+    """A layer whose targets bring rows of their own to what they pull, between one that may be run again and a norm."""
+
+    def __init__(self, features: int, classes: int, second: nn.Module) -> None:
+        super().__init__()
+        self.zeroth, self.first, self.second = SAGEConv(features, 8), SAGEConv(8, 8), second
+        self.norm, self.out = nn.BatchNorm1d(8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(self.zeroth(x, edge_index).relu(), edge_index).tanh()
+        found: Tensor = self.out(self.norm(self.second(x, edge_index)))
+        return found
+
+
 OTHERS: dict[str, ModelCase] = {
+    "agnn behind": CustomCase(make=lambda *sizes: Behind(*sizes, AGNNConv(add_self_loops=False))),
+    "gatv2 behind": CustomCase(make=lambda *sizes: Behind(*sizes, GATv2Conv(8, 4, heads=2))),
     "dropped input": ModelCase(kind="gcn", layers=3, dropout=0.3, input_dropout=0.2),
     "dropped input, sage": ModelCase(kind="sage", layers=3, dropout=0.3, input_dropout=0.2),
     "batch norm": ModelCase(kind="gcn", layers=3, dropout=0.2, options={"norm": "batch_norm"}),
