@@ -106,11 +106,11 @@ def _descend(kept: PlannedLayout, variants: Variants) -> tuple[Recomputed, Plann
     """The best set of recomputed stages that is found, and how to run it. ``kept``: where nothing is recomputed."""
     limits, hardware = kept.problem.limits, kept.problem.hardware
     best, recomputed, tried = kept, NOTHING, {NOTHING}
-    stages = _sparing(kept, variants)
-    for start in (_greedy(kept, stages, variants), NOTHING) if stages else ():
+    promising, sparing = _promising(kept, variants)
+    for start in (_greedy(kept, promising, variants), NOTHING) if promising else ():
         centre: Recomputed | None = start
         while centre is not None:
-            around = _worth_trying(kept, {centre, *_neighbours(centre, stages, kept.problem)} - tried, variants)
+            around = _worth_trying(kept, {centre, *_neighbours(centre, sparing, kept.problem)} - tried, variants)
             tried.update(around)
             centre = None
             for candidate in around:
@@ -183,13 +183,14 @@ def _added_s(kept: PlannedLayout, variants: Variants) -> dict[int, float]:
     return {stage: by_shape[problem.shape_of(stage)] for stage in problem.kept_bytes}
 
 
-def _sparing(kept: PlannedLayout, variants: Variants) -> list[int]:
-    """The stages that may be worth recomputing: those that take less than to move what they keep, and than an epoch
-    waits if everything is kept."""
+def _promising(kept: PlannedLayout, variants: Variants) -> tuple[list[int], list[int]]:
+    """The stages that may be worth recomputing: those that take less than an epoch waits if everything is kept. And of
+    these the ones that take less than to move what they keep: others pay only if what then has their memory is moved
+    no longer, which greedy sets tell."""
     problem, hardware = kept.problem, kept.problem.hardware
     waiting = kept.seconds - problem.computing_s(kept.layout)
     if waiting <= 0:  # known before any of them is described
-        return []
+        return [], []
     request_bytes = kept.layout.frame_bytes
 
     def moving_s(nbytes: int) -> float:
@@ -199,8 +200,9 @@ def _sparing(kept: PlannedLayout, variants: Variants) -> list[int]:
         over_pcie = pcie_seconds(hardware, to_device_bytes=nbytes, to_host_bytes=0)
         return written + read + over_pcie + pcie_seconds(hardware, to_device_bytes=0, to_host_bytes=nbytes)
 
-    added_s = _added_s(kept, variants)
-    return [s for s, nbytes in problem.kept_bytes.items() if added_s[s] < min(waiting, moving_s(nbytes))]
+    nbytes, added_s = problem.kept_bytes, _added_s(kept, variants)
+    promising = [stage for stage in nbytes if added_s[stage] < waiting]
+    return promising, [stage for stage in promising if added_s[stage] < moving_s(nbytes[stage])]
 
 
 def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Variants) -> list[Recomputed]:

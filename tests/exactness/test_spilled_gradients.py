@@ -236,7 +236,7 @@ def test_a_disk_that_fails_ends_the_run_with_one_line(
         return faulty_engine(Faults(seed=3, **faults), depth=8, bulk_depth=4), "a test"
 
     monkeypatch.setattr("ooc.engine.runtime.choose_engine", engine)
-    with pytest.raises(OocError, match=r"^\S+: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
+    with pytest.raises(OocError, match=r"^[^:\n]+: (reading|writing) .* at byte \d+ failed: [^\n]+$"):
         trained(store, tmp_path, **scarce)
     assert_no_more_held(before)
     assert list((tmp_path / "spill").iterdir()) == []

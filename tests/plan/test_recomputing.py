@@ -110,7 +110,7 @@ def test_where_the_disk_is_fast_no_pull_is_run_again(machine: Hardware) -> None:
     assert choose_workload(gcn, memory, machine).recomputed <= {0}
 
 
-def test_of_stages_that_take_longer_to_run_again_than_to_move_none_is_tried() -> None:
+def test_stages_that_take_longer_to_run_again_than_to_move_are_tried_in_greedy_sets_alone() -> None:
     """Each set of a deep model takes long to describe, to lay out and to forecast."""
     asked: set[Recomputed] = set()
 
@@ -119,7 +119,7 @@ def test_of_stages_that_take_longer_to_run_again_than_to_move_none_is_tried() ->
         return gcn(recomputed, layers=16)
 
     assert choose_workload(variants, limits(3.0), UNMEASURED).recomputed == NOTHING
-    assert len(asked) <= 4
+    assert len(asked) <= 9
 
 
 def test_of_stages_that_are_alike_one_is_tried() -> None:
