@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form of tools/network_campaign, and that it notices other results than PyG's."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.tools.loaded import load_tool
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield load_tool("network_campaign", monkeypatch)
+    torch.set_default_dtype(before)
+
+
+def test_random_networks_train_as_by_pyg(tool: ModuleType) -> None:
+    found = [tool.verdict(seed) for seed in range(4)]
+    assert all(what in ("the same", "refused", "not by PyG") for what, _ in found), found
+    assert [what for what, _ in found].count("the same") >= 2
+
+
+def test_other_results_are_noticed(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_pyg(given: object, original: object = tool.by_pyg) -> object:
+        losses, weights, out = original(given)  # type: ignore[operator]
+        return losses, {name: tensor + 1e-4 for name, tensor in weights.items()}, out
+
+    monkeypatch.setattr(tool, "by_pyg", by_pyg)
+    what, why = next(found for seed in range(4) if (found := tool.verdict(seed))[0] not in ("refused", "not by PyG"))
+    assert what == "failed" and "is not PyG's" in why
