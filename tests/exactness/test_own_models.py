@@ -225,7 +225,7 @@ class Asking(nn.Module):
             largest = x.topk(2, dim=-1)
             gate = torch.zeros_like(x).scatter_(1, largest.indices, 1.0) + F.one_hot(x.min(1)[1], H)
             x = x + gate * x.gather(1, largest.indices).sum(-1, keepdim=True)
-            x = self.scaled(x)
+            x = self.scaled(torch.clone(x)) + 0.1 * torch.detach(x)
             seen.append(x.masked_fill(x < -2, 0.0) + largest.values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)
         together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 3, H]

@@ -26,7 +26,7 @@ _TORCH_NAMES = (
     "cumsum cumprod flip topk sort var std prod nan_to_num sinh cosh tan log2 log10 floor ceil round "
     "acos asin atan2 hypot erfc fmod remainder addcmul addcdiv clamp_min clamp_max roll diff narrow select tile "
     "repeat_interleave movedim swapaxes gather scatter scatter_add index_select take_along_dim "
-    "tensordot dot mv addmm"
+    "tensordot dot mv addmm clone detach"
 )
 _FUNCTIONAL_NAMES = (
     "relu elu leaky_relu gelu glu silu tanh sigmoid softplus softsign softshrink hardshrink tanhshrink hardswish "
@@ -61,7 +61,7 @@ ROWWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     ]
 )
 ROWWISE_METHODS = frozenset(
-    f"{_TORCH_NAMES} contiguous clone detach view type_as size dim t unflatten new_zeros new_ones new_full expand "
+    f"{_TORCH_NAMES} contiguous view type_as size dim t unflatten new_zeros new_ones new_full expand "
     "expand_as repeat __and__ __or__ __xor__".split()
 )
 _TRUTH_NAMES = (
