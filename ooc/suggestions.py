@@ -64,8 +64,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
             ) from None
         for argument, value in given.items():
             of = plain.get(argument, (object,))
-            if isinstance(value, str) and Callable in of:
-                continue  # the name of one, of which there may be more to say
+            if isinstance(value, str) and {Callable, NoneType} <= {*of}:
+                continue  # where one may be left out, others have names, and there is more to say
             if not isinstance(value, of) or (isinstance(value, str) and Sequence in of and str not in of):
                 types = " or ".join(kind.__name__ for kind in of).replace("NoneType", "None")
                 said = repr(value) if isinstance(value, str | Number) else type(value).__name__
