@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyG's convolutions as values: what each computes, by its own options.
 
-    GCNConv     A (X Wᵀ) + b                            APPNP     K times: (1 - α) A X + α X₀
-    SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    SGConv    (A^K X) Wᵀ + b
-    GINConv     nn(A X + (1 + ε) X)                     GCN2Conv  (1 - β) U + β U W₁, U = (1 - α) A X + α X₀
-    GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
+    GCNConv     A (X Wᵀ) + b                            SGConv    (A^K X) Wᵀ + b
+    SAGEConv    (A X) Wlᵀ + b + X Wrᵀ                    TAGConv   Σ_k A^k X W_kᵀ + b
+    GINConv     nn(A X + (1 + ε) X)                     GraphConv   (A X) W₁ᵀ + b + X W₂ᵀ
     GINEConv    nn(Σ_j relu(x_j + lin(e_ij)) + (1 + ε) X)
     GENConv     mlp(softmax-weighted Σ_j of relu(x_j + lin(e_ij)) + ε, + X)
 
@@ -14,8 +13,8 @@
     ClusterGCNConv, GeneralConv, LEConv, MFConv, WLConvContinuous                           see simple_sums.py
     PNAConv                                 see principal.py
     any other, and those of any other aggregation of SAGEConv, GraphConv and GINConv, are opened: they call sums, as
-    GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look at edges: see
-    lowering/opened.py, propagation.py and opaque.py
+    APPNP, GCN2Conv, GatedGraphConv, LGConv, MixHopConv and SimpleConv do, or else run as they are, as far as they look
+    at edges: see lowering/opened.py, propagation.py and opaque.py
     SAGEConv, GraphConv and GINConv with aggr="max"    the largest over in-neighbours in the place of A X
 
 A W that is something else in a model, a subclass of Linear for one, is traced as modules between convolutions are.
@@ -34,9 +33,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.aggr import (
     MaxAggregation,
@@ -253,18 +251,6 @@ def _term(call: Call, linear: Any, source: Value) -> EdgeTerm:
     return term
 
 
-def _appnp(conv: Any, call: Call) -> Value:
-    scaling = gcn_scaling(conv, call)
-    if conv.dropout:
-        raise call.refuse(f"dropout={conv.dropout} drops edges, which is not supported")
-    start = value = call.matrix("x")
-    alpha = float(conv.alpha)
-    for _ in range(conv.K):
-        terms = [(1.0 - alpha, call.aggregate(value, scaling)), (alpha, start)]
-        value = call.assembly.sum([(factor, term) for factor, term in terms if factor])
-    return value
-
-
 def _sg(conv: Any, call: Call) -> Value:
     scaling = gcn_scaling(conv, call)
     if conv.K < 1:
@@ -295,26 +281,6 @@ def _tag(conv: Any, call: Call) -> Value:
     return total if conv.K else assembly.sum([(1.0, total)], biases)
 
 
-def _gcn2(conv: Any, call: Call) -> Value:
-    assembly = call.assembly
-    scaling = gcn_scaling(conv, call)
-    alpha, beta = float(conv.alpha), float(conv.beta)
-    aggregated = call.aggregate(call.matrix("x"), scaling)
-    start = call.matrix("x_0")
-    weight1, weight2 = conv.weight1, conv.weight2
-
-    def mixed(rows: Tensor, weight: Tensor) -> Tensor:
-        return torch.addmm(rows, rows, weight, beta=1.0 - beta, alpha=beta)
-
-    if weight2 is None:
-        total = assembly.sum([(1.0 - alpha, aggregated), (alpha, start)])
-        return assembly.rowwise(call.where, lambda rows: mixed(rows, weight1), [total], (weight1,), heavy=True)
-    own = assembly.sum([(1.0 - alpha, aggregated)])
-    first = assembly.rowwise(call.where, lambda rows: mixed(rows, weight1), [own], (weight1,), heavy=True)
-    second = assembly.rowwise(call.where, lambda rows: mixed(alpha * rows, weight2), [start], (weight2,), heavy=True)
-    return assembly.sum([(1.0, first), (1.0, second)])
-
-
 _AGGREGATIONS: dict[str, type[nn.Module]] = {
     "add": SumAggregation,
     "sum": SumAggregation,
@@ -338,8 +304,6 @@ _LOWERINGS: dict[type[nn.Module], Callable[[Any, Call], Any]] = {
     gnn.GENConv: _gen,
     gnn.GINConv: _gin,
     gnn.GINEConv: _gine,
-    gnn.GCN2Conv: _gcn2,
-    gnn.APPNP: _appnp,
     gnn.ARMAConv: several_hops.lower_arma,
     gnn.ChebConv: several_hops.lower_cheb,
     gnn.EGConv: several_hops.lower_eg,

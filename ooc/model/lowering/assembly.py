@@ -313,8 +313,9 @@ class Assembly:
         return self.sites
 
     def sum(self, terms: Sequence[tuple[float, Value]], biases: Sequence[nn.Parameter] = ()) -> Value:
-        """Σ c · value + Σ bias; of one value as it is, that value. Sums over types of edges are added to one another as
-        they are there, in their order."""
+        """Σ c · value + Σ bias; of one value as it is, that value. A multiple is what it is of, times its factor. Sums
+        over types of edges are added to one another as they are there, in their order."""
+        terms = [_without_factor(factor, value) for factor, value in terms]
         while len(terms) > 2 and all(_begins_a_stage(value) for _, value in terms[:2]):
             terms = [(1.0, Sum(self.next_index(), terms[:2], ())), *terms[2:]]
         if len(terms) == 1 and terms[0][0] == 1 and not biases:
@@ -460,6 +461,12 @@ class Assembly:
         """Of the value that is made next."""
         self._count += 1
         return self._count
+
+
+def _without_factor(factor: float, value: Value) -> tuple[float, Value]:
+    if isinstance(value, Sum) and len(value.inputs) == 1 and not value.parameters:
+        return factor * value.factors[0], value.inputs[0]
+    return factor, value
 
 
 def _begins_a_stage(value: Value) -> bool:

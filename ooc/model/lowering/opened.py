@@ -162,6 +162,9 @@ class _OfConvolution(Interpreter):
         self._calls, self._sums = opened.calls, opened.sums
         self._conv = layer.module
         self._layer, self._where = layer, layer.where
+        self._draws: set[OfEdges] = set()
+        self._drawn: set[OfEdges] = set()
+        """Calls that draw random numbers, and those that some sum takes."""
 
     def run_on(self, rows: Sequence[Value]) -> Value:
         """What it gives for these, which count as what it is given."""
@@ -183,6 +186,7 @@ class _OfConvolution(Interpreter):
         if node.op == "output" or not any(isinstance(one, (OfEdges, Graph, EdgeInput)) for one in found):
             return super()._result(node)
         step = self._put_by(node, self._where)
+        self._draws.update([step] if node in self._drawing else [])
         adds_up = node in self._tails and any(
             one.target in (*ADD_UP, *COUNTS)
             and any(isinstance(n, RowCount) for n in (*one.args[1:], *one.kwargs.values()))
@@ -190,6 +194,10 @@ class _OfConvolution(Interpreter):
         )
         if step.target != "propagate" and not adds_up:
             return step
+        drawn = self._draws.intersection(step.with_all_before())
+        if drawn & self._drawn:
+            raise ModelError(f"{self._where} drops edges, or what these carry, once for several sums")
+        self._drawn |= drawn
         if step.target == "propagate" and takes_rows_alone(self._conv):
             with suppress(ModelError), self._assembly.attempt():
                 return lower_sum(self._conv, self._where, step, self._assembly, self._lower_as_it_is)

@@ -80,7 +80,7 @@ MAY_BE_SUMS = frozenset(
 ARITHMETIC = frozenset(["add", "sub", "mul", "truediv", "div", "true_divide", "pow"])
 """By name, those that may be given the number of all rows."""
 HEAVY_FUNCTIONS: frozenset[object] = frozenset(
-    [F.linear, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
+    [F.linear, torch.addmm, torch.matmul, torch.mm, torch.bmm, torch.einsum, operator.matmul, "matmul", "mm", "bmm"]
 )
 """Those that are dense products, by function or method name."""
 MAKE_ROWS: frozenset[object] = frozenset([torch.zeros, torch.ones, torch.full, "expand", "repeat"])
