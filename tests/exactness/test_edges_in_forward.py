@@ -131,6 +131,15 @@ def both_ways(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return found - scatter(x[col], row, dim=0, dim_size=x.size(0), reduce="mean")
 
 
+def ends_stacked(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    """They are the graph's edges as they are, and the other way round: for formulas, and for a softmax over edges from
+    a node."""
+    row, col = edge_index
+    x, back = net.gcn(x, torch.stack((row, col))).tanh(), torch.stack([col, row], dim=0)
+    shares = softmax(net.score(torch.cat((x[back[0]], x[back[1]]), dim=1)), back[1], num_nodes=x.size(0))
+    return net.sage(x, back) + scatter(shares * (x[back[0]] + e), back[1], dim=0, dim_size=x.size(0))  # type: ignore[no-any-return]
+
+
 def norms_of_degrees(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     row, col = edge_index
     roots = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
@@ -211,6 +220,7 @@ def processors(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
 MODELS: list[Forward] = [
     *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, laplacian),
     *(
+        ends_stacked,
         whole_numbers,
         self_loops,
         in_order,

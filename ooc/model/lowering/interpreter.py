@@ -492,6 +492,11 @@ class Interpreter:
                 return replace(args[0], flipped=not args[0].flipped)
             if target in ("long", "contiguous", "clone") and len(args) == 1:
                 return args[0]
+        if target is torch.stack and kwargs.get("dim", args[1] if len(args) > 1 else 0) in (0, -2):
+            ends = [one.args if isinstance(one, OfEdges) and one.target is operator.getitem else () for one in args[0]]
+            graph = ends[0][0] if ends[0] else None
+            if isinstance(graph, Graph) and ends in ([(graph, 0), (graph, 1)], [(graph, 1), (graph, 0)]):
+                return graph if ends[0][1] == 0 else replace(graph, flipped=not graph.flipped)
         if target is operator.getitem and isinstance(args[0], dict):
             return args[0].get(args[1])
         kind = [*args[1:], *kwargs.values()] if target in ("to", "type") else [torch.int] if target == "int" else []
