@@ -93,7 +93,8 @@ class PanelSums:
         told: list[list[Any]] = []
         room = 0
         for panel in found:
-            nbytes = sum(gradient.nbytes for _, gradient in panel.gradients)
+            gradients = (one._values() if one.is_sparse else one for _, one in panel.gradients)
+            nbytes = sum(one.nbytes for one in gradients)
             if not told or nbytes > room:
                 told.append([])
                 room = _TOLD_BYTES

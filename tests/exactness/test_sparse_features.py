@@ -13,10 +13,12 @@ from torch_geometric.nn import FiLMConv, GINConv, SAGEConv, SGConv, TAGConv
 
 import ooc
 from ooc.errors import StoreError
+from ooc.stages import panels
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least, make_trainer
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
+from tests.processes import together
 
 GRAPH = GraphCase(nodes=90, edges=260, features=60, self_loops=6, isolated=6, unlabelled=30)
 JK = {"jk": "cat"}
@@ -172,3 +174,19 @@ def test_a_column_outside_the_matrix_is_refused(data: Data, tmp_path: Path) -> N
     path.write_bytes((60).to_bytes(4, "little") + path.read_bytes()[4:])
     with make_trainer(MODELS["gcn"], store, tmp_path) as trainer, pytest.raises(StoreError, match="x/indices"):
         trainer.fit(epochs=1)
+
+
+def test_several_processes_train_what_one_does(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They send each other what panels of rows find for a weight's gradient, of columns that are not zero there."""
+    monkeypatch.setattr(panels, "PANELS", 8)
+    case = MODELS["gcn input dropout"]
+
+    def work(rank: int) -> list[Any]:
+        with make_trainer(case, store, tmp_path, gpu_budget="20M", host_budget="200M", threads=1) as trainer:
+            return [trainer.fit(2, progress=False)[-1].loss, *trainer.model.state_dict().values()]
+
+    (alone,) = together(1, tmp_path, work)
+    for found in together(2, tmp_path, work):
+        assert all(
+            torch.equal(torch.as_tensor(one), torch.as_tensor(two)) for one, two in zip(found, alone, strict=True)
+        )
