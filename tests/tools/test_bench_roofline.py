@@ -70,6 +70,12 @@ def test_rates_kernels_and_epochs_are_told(tool: Any, tmp_path: Path, capsys: py
     assert [path.name for path in (tmp_path / "scratch").iterdir()] == []
 
 
+def test_a_kernel_that_is_none_is_refused(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tool.main(["--kernels", "mean,gcn"])
+    assert "argument --kernels: 'gcn' is none of mean,normalised," in capsys.readouterr().err
+
+
 def test_an_edge_moves_its_neighbours_row_and_its_share_of_its_own(tool: Any, tmp_path: Path) -> None:
     """A mean pulls both ways: rows of 64 columns, an index, and of a row of its results and offsets a tenth or so."""
     from roofline_parts import kernels, rates
