@@ -247,7 +247,7 @@ class Weighing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = GCNConv(ROUGH.features, ROUGH.classes)
+        self.conv = SGConv(ROUGH.features, ROUGH.classes, K=2)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
         return self.conv(x, edge_index, edge_weight.sigmoid())

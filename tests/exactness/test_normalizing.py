@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import DNAConv, FAConv, PDNConv
+from torch_geometric.nn import DNAConv, FAConv, GCN2Conv, GCNConv, LGConv, PDNConv
 
 from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
@@ -54,6 +54,30 @@ class Wide(nn.Module):
         return out
 
 
+class Weighing(nn.Module):
+    """Weights of edges that are learnt, of what these carry or of rows at their ends, for layers that normalise."""
+
+    def __init__(self, features: int, classes: int, make: Callable[[], nn.Module], of_rows: bool) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(features, WIDTH), nn.Linear(WIDTH, classes)
+        self.first, self.second, self.of_rows = make(), make(), of_rows
+        self.weigh = nn.Linear(2 * WIDTH if of_rows else K, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        start = x = self.before(x)
+        for conv in (self.first, self.second):
+            of_edges = torch.cat((x[edge_index[0]], x[edge_index[1]]), dim=-1) if self.of_rows else edge_attr
+            weight = self.weigh(of_edges).sigmoid()
+            given = [x, start] if isinstance(conv, GCN2Conv) else [x]
+            x = conv(*given, edge_index, edge_weight=weight if self.of_rows else weight.squeeze(-1)).tanh()
+        out: Tensor = self.after(x)
+        return out
+
+
+def weighing(make: Callable[[], nn.Module], of_rows: bool = False) -> CustomCase:
+    return CustomCase(make=lambda features, classes: Weighing(features, classes, make, of_rows))
+
+
 def stacked(make: Callable[[], nn.Module]) -> CustomCase:
     return CustomCase(make=lambda features, classes: Stacked(features, classes, make))
 
@@ -76,8 +100,16 @@ CASES: dict[str, tuple[CustomCase, dict[str, Any]]] = {
     "DNAConv": (stacked(lambda: DNAConv(WIDTH, heads=2, groups=2)), {"weighted": True}),
     "PDNConv": (carrying(lambda i, o: PDNConv(i, o, K, 4)), {"edge_features": K}),
     "PDNConv, no loops": (carrying(lambda i, o: PDNConv(i, o, K, 4, add_self_loops=False)), {"edge_features": K}),
+    "GCNConv of computed weights": (weighing(lambda: GCNConv(WIDTH, WIDTH)), {"edge_features": K}),
+    "GCNConv of weights computed of rows": (weighing(lambda: GCNConv(WIDTH, WIDTH, improved=True), of_rows=True), {}),
+    "GCNConv of computed weights, no loops": (
+        weighing(lambda: GCNConv(WIDTH, WIDTH, add_self_loops=False, flow="target_to_source")),
+        {"edge_features": K},
+    ),
+    "GCN2Conv of computed weights": (weighing(lambda: GCN2Conv(WIDTH, 0.2)), {"edge_features": K}),
+    "LGConv of computed weights": (weighing(lambda: LGConv()), {"edge_features": K}),
 }
-IN_LEAST_MEMORY = ("PDNConv",)
+IN_LEAST_MEMORY = ("PDNConv", "GCNConv of computed weights")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,8 +9,10 @@ import operator
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import islice, product
 from math import inf, prod
 from typing import Any
@@ -20,7 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils.parametrize import is_parametrized
-from torch_geometric.nn import HeteroBatchNorm, HeteroLayerNorm, HeteroLinear, MessageNorm, MessagePassing
+from torch_geometric.nn import (
+    GCN2Conv,
+    GCNConv,
+    HeteroBatchNorm,
+    HeteroLayerNorm,
+    HeteroLinear,
+    LGConv,
+    MessageNorm,
+    MessagePassing,
+)
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
 from ooc.errors import ModelError
@@ -53,11 +65,12 @@ from ooc.model.lowering.symbolic import (
     join_relations,
     place_of_node,
     replaced_functions,
+    small_inputs,
     small_rows,
     writes_in_place,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import Whole, both_types, side_by_side
+from ooc.model.lowering.whole import Whole, both_types, side_by_side, with_arguments
 from ooc.plan.workload import EdgeData
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
@@ -142,6 +155,25 @@ class _Together(nn.Module):
         self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
 
 
+class _Normalizing(nn.Module):
+    """``conv``, which would normalise weights of edges, with that done before it. Its arguments have these ``names``;
+    ``whole`` has the modules that weights are computed by."""
+
+    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str]) -> None:
+        super().__init__()
+        for name, part in whole.named_children():
+            setattr(self, name, part)
+        self.normalized, self.names = copy(conv), names
+        self.normalized.normalize = False
+
+    def call(self, *given: Tensor) -> Any:
+        conv, arguments = self.normalized, dict(zip(self.names, given, strict=True))
+        options = getattr(conv, "improved", False), getattr(conv, "add_self_loops", False), conv.flow
+        edges, rows = (arguments["edge_index"], arguments["edge_weight"]), arguments["x"]
+        arguments["edge_index"], arguments["edge_weight"] = gcn_norm(*edges, rows.size(0), *options, rows.dtype)
+        return conv(**arguments)
+
+
 @dataclass(frozen=True)
 class Stacked:
     """Several matrices one above the other, [K, N, …], or a tensor of which a later dimension, the one ``at``, is that
@@ -155,6 +187,8 @@ class Parts(Computed):
     """Several results of one function of rows, or truths, which are not kept by themselves."""
 
 
+_NORMALIZING = GCNConv, GCN2Conv, LGConv
+"""Convolutions of one hop that call ``gcn_norm``, unless they are told not to."""
 _ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
@@ -394,6 +428,15 @@ class Interpreter:
 
     def _with_edges(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
         """What a convolution gives that is given such, or by number or name what it gives: all of it runs as it is."""
+        if (
+            type(conv) in _NORMALIZING
+            and conv.normalize
+            and not (getattr(conv, "cached", False) or replaced_functions(conv))
+        ):
+            args, kwargs = self._arguments(node)
+            given = signature(type(conv).forward).bind(conv, *args, **kwargs).arguments
+            if isinstance(given["edge_index"], Graph) and isinstance(given.get("edge_weight"), OfEdges):
+                return self._normalizing(conv, where, given)
         last = self._put_by(node, where)
         users = [user for user in node.users if user.target is operator.getitem and user.users]
         asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
@@ -411,6 +454,23 @@ class Interpreter:
                 "layer of your own may compute it in its forward, and call gcn_norm there as PDNConv does"
             )
             raise ModelError(f"{error}; {more}") from error
+
+    def _normalizing(self, conv: Any, where: str, given: Mapping[str, Any]) -> Value:
+        """What a convolution gives that normalises weights which are computed: that is done before it, as
+        ``gcn_norm`` has degrees of sources, which the graph around a row does not tell."""
+        setting, names = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
+        key = conv, "normalizing", *(given[name].tail for name in names)
+        if key not in setting.traced:
+            _, edge_index, weight, _ = small_inputs(1, 0, dtype=setting.dtype)
+            tried = [*(small_rows(given[name].tail, dtype=setting.dtype) for name in names), edge_index, weight]
+            arguments = [*names, "edge_index", "edge_weight"]
+            whole = with_arguments(_Normalizing, arguments, self._whole, conv, arguments)
+            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(names)}
+            setting.traced[key] = whole, Calls(whole, where, tried, **options)
+        whole, calls = setting.traced[key]
+        inner = Interpreter(whole, self._assembly, self._lower_as_it_is)
+        inner.known.update(self.known)  # what is called later has higher numbers
+        return inner.run(calls, [*(given[name] for name in names), given["edge_index"], given["edge_weight"]])
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
