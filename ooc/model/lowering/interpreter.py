@@ -31,6 +31,7 @@ from torch_geometric.nn import (
     LGConv,
     MessageNorm,
     MessagePassing,
+    SimpleConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
@@ -163,14 +164,18 @@ class _Normalizing(nn.Module):
         super().__init__()
         for name, part in whole.named_children():
             setattr(self, name, part)
-        self.normalized, self.names = copy(conv), names
-        self.normalized.normalize = False
+        self.conv, self.names = copy(conv), names
+        self.conv.normalize = False
+        self.sum = SimpleConv("sum", flow=conv.flow)
 
     def call(self, *given: Tensor) -> Any:
-        conv, arguments = self.normalized, dict(zip(self.names, given, strict=True))
+        conv, arguments = self.conv, dict(zip(self.names, given, strict=True))
         options = getattr(conv, "improved", False), getattr(conv, "add_self_loops", False), conv.flow
         edges, rows = (arguments["edge_index"], arguments["edge_weight"]), arguments["x"]
         arguments["edge_index"], arguments["edge_weight"] = gcn_norm(*edges, rows.size(0), *options, rows.dtype)
+        if isinstance(conv, GCNConv):  # whose product is of each row once so
+            found = self.sum(**arguments | {"x": conv.lin(rows)})
+            return found if conv.bias is None else found + conv.bias
         return conv(**arguments)
 
 
