@@ -165,7 +165,7 @@ class TensorBoardLog(EpochLog):
 # ---- what a run is told when training starts ------------------------------------------------------------------------
 
 
-_PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
+_PACKAGES = ("ooc", "torch", "torch-geometric", "numpy")
 
 
 def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metric: Metric) -> None:
