@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from ooc import __version__
 from ooc.cli import EXIT_ERROR, EXIT_INTERRUPTED, describe_os_error
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import COUNT, GroupedCommand, Option, SeedsType, verbosity_options
+from ooc.cli.arguments.options import COUNT, SEEDS, GroupedCommand, Option, verbosity_options
 from ooc.cli.arguments.settings import (
     CHANGEABLE,
     RUN,
@@ -67,7 +67,7 @@ _REPORT = "Write a page about the run, as ooc report does, when it ends or is st
         Option(
             ["--resume"], is_flag=True, help="Go on with the run at --out; its options hold unless given.", group=RUN
         ),
-        Option(["--seeds"], type=SeedsType(), metavar="N", help=_SEEDS, group=RUN),
+        Option(["--seeds"], type=SEEDS, metavar="N", help=_SEEDS, group=RUN),
         Option(["--nproc"], type=COUNT, default=1, metavar="N", help=_NPROC, group=RUN),
         Option(["--dry-run"], is_flag=True, help="Plan, show the plan and write nothing.", group=RUN),
         *verbosity_options(RUN),

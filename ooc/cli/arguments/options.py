@@ -13,14 +13,10 @@ from ooc.sizes import parse_size
 from ooc.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    _IntType = click.ParamType[int]
-    _TextType = click.ParamType[str]
-    _TupleType = click.ParamType[tuple[int, ...]]
     _AnyType = click.ParamType[Any]
     _TextChoice = click.Choice[str]
 else:  # generic only in newer versions of click
-    _IntType = _TextType = _TupleType = _AnyType = click.ParamType
-    _TextChoice = click.Choice
+    _AnyType, _TextChoice = click.ParamType, click.Choice
 
 HIGHEST_SEED = 2**63 - 1
 _MOST_SEEDS = 1000
@@ -28,7 +24,7 @@ _MOST_SEEDS = 1000
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
-class SizeType(_IntType):
+class SizeType(_AnyType):
     """Bytes: ``800M``, ``40G``, ``512GiB``."""
 
     name = "size"
@@ -92,84 +88,79 @@ def class_weights(text: str) -> str | None:
     return text if "," in text else None
 
 
-class EdgeTypeType(_TextType):
-    """``SOURCE,RELATION,TARGET``, kept as text."""
+class ReadType(_AnyType):
+    """What ``read`` makes of a value, of which it says by a ValueError what is wrong with it."""
 
-    name = "edge type"
+    def __init__(self, name: str, read: Callable[[Any], Any]) -> None:
+        self.name, self._read = name, read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if len(parts := str(value).split(",")) != 3 or not all(parts):
-            self.fail(f"{str(value)!r} is not of the form SOURCE,RELATION,TARGET", param, ctx)
-        return str(value)
-
-
-class AssignmentType(_TextType):
-    """``KEY=VALUE``, kept as text: what the value may be is for whoever has such a key."""
-
-    name = "assignment"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return "KEY=VALUE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        key, equals, content = value.partition("=")
-        if not (key.isidentifier() and equals and content):
-            self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
-        return str(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-class ColumnsType(_AnyType):
+def _edge_type(value: Any) -> str:
+    if len(parts := str(value).split(",")) != 3 or not all(parts):
+        raise ValueError(f"{str(value)!r} is not of the form SOURCE,RELATION,TARGET")
+    return str(value)
+
+
+def _assignment(value: Any) -> str:
+    """Kept as text: what the value may be is for whoever has such a key."""
+    key, equals, content = value.partition("=")
+    if not (key.isidentifier() and equals and content):
+        raise ValueError(f"{value!r} is not of the form KEY=VALUE")
+    return str(value)
+
+
+def _columns(value: Any) -> int | str:
     """A number of columns, or ``author=64,topic=32``: one for each type of nodes, kept as text."""
-
-    name = "columns"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if not isinstance(value, str) or "=" not in value:
-            return COUNT_OR_ZERO.convert(value, param, ctx)  # type: ignore[arg-type]  # a text, too
-        parts = [part.rpartition("=") for part in value.split(",")]
-        if len({name for name, _, _ in parts if name}) < len(parts):
-            self.fail(f"{value!r} is not of the form TYPE=COLUMNS,…, each type once", param, ctx)
-        for _, _, columns in parts:
-            COUNT.convert(columns, param, ctx)  # type: ignore[arg-type]  # a text, too
-        return value
+    if not isinstance(value, str) or "=" not in value:
+        return COUNT_OR_ZERO.convert(value, None, None)  # type: ignore[arg-type]  # a text, too
+    parts = [part.rpartition("=") for part in value.split(",")]
+    if len({name for name, _, _ in parts if name}) < len(parts):
+        raise ValueError(f"{value!r} is not of the form TYPE=COLUMNS,…, each type once")
+    for _, _, columns in parts:
+        COUNT.convert(columns, None, None)  # type: ignore[arg-type]
+    return value
 
 
-class FanoutsType(_TextType):
+def _paths(value: Any) -> int:
+    """How many edges paths have, or how many hops there are."""
+    edges = COUNT_OR_ZERO.convert(value, None, None)
+    if edges not in (0, 2, 3):
+        raise ValueError(f"{value} is none of 2, 3, and 0 for none")
+    return edges
+
+
+def _fanouts(value: Any) -> str:
     """``15,10,-1``: a number a hop, kept as text."""
-
-    name = "fanouts"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            numbers = [int(part) for part in str(value).split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is no list of whole numbers, such as 15,10,5", param, ctx)
-        if any(number < -1 or number == 0 for number in numbers):
-            self.fail(f"{value!r}: a hop draws at least 1 neighbour, or -1, which is all", param, ctx)
-        return ",".join(map(str, numbers))
+    try:
+        numbers = [int(part) for part in str(value).split(",")]
+    except ValueError:
+        raise ValueError(f"{value!r} is no list of whole numbers, such as 15,10,5") from None
+    if any(number < -1 or number == 0 for number in numbers):
+        raise ValueError(f"{value!r}: a hop draws at least 1 neighbour, or -1, which is all")
+    return ",".join(map(str, numbers))
 
 
-class SeedsType(_TupleType):
+def _seeds(value: Any) -> tuple[int, ...]:
     """``5``: the seeds 0 to 4; ``0,3,7``: these, and ``3,`` one alone."""
-
-    name = "seeds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        listed = "," in value
-        try:
-            numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
-        except ValueError:
-            self.fail(f"{value!r} is neither how many, such as 5, nor seeds, such as 0,3,7", param, ctx)
-        if not listed and not 1 <= numbers[0] <= _MOST_SEEDS:
-            hint = f"; for one training by that seed give --seed {value}" if numbers[0] > _MOST_SEEDS else ""
-            self.fail(f"{value} is not in the range 1 to {_MOST_SEEDS}{hint}", param, ctx)
-        if not numbers or not all(0 <= number <= HIGHEST_SEED for number in numbers):
-            self.fail(f"{value!r}: seeds are whole numbers from 0 on", param, ctx)
-        if len(set(numbers)) < len(numbers):
-            self.fail(f"{value!r} has a seed twice", param, ctx)
-        return tuple(numbers) if listed else tuple(range(numbers[0]))
+    listed = "," in value
+    try:
+        numbers = [int(part) for part in value.split(",") if part.strip() or not listed]
+    except ValueError:
+        raise ValueError(f"{value!r} is neither how many, such as 5, nor seeds, such as 0,3,7") from None
+    if not listed and not 1 <= numbers[0] <= _MOST_SEEDS:
+        hint = f"; for one training by that seed give --seed {value}" if numbers[0] > _MOST_SEEDS else ""
+        raise ValueError(f"{value} is not in the range 1 to {_MOST_SEEDS}{hint}")
+    if not numbers or not all(0 <= number <= HIGHEST_SEED for number in numbers):
+        raise ValueError(f"{value!r}: seeds are whole numbers from 0 on")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{value!r} has a seed twice")
+    return tuple(numbers) if listed else tuple(range(numbers[0]))
 
 
 class WholeType(click.IntRange):
@@ -202,18 +193,6 @@ _OTHER = "Other options"
 def option_names(option: click.Option) -> list[str]:
     """What an option is called, without its dashes: ``gpu-budget``."""
     return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
-
-
-class PathsType(WholeType):
-    """How many edges paths have, or how many hops there are: 2, 3, or 0 for none."""
-
-    name = "paths"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        edges = super().convert(value, param, ctx)
-        if edges not in (0, 2, 3):
-            self.fail(f"{value} is none of 2, 3, and 0 for none", param, ctx)
-        return edges
 
 
 class Option(click.Option):
@@ -254,6 +233,12 @@ NON_NEGATIVE = RealType(min=0.0)
 COUNT = WholeType(min=1)
 WIDTH = WholeType(min=1, max=2**20)
 COUNT_OR_ZERO = WholeType(min=0)
+EDGE_TYPE = ReadType("edge type", _edge_type)
+ASSIGNMENT = ReadType("KEY=VALUE", _assignment)
+COLUMNS = ReadType("columns", _columns)
+FANOUTS = ReadType("fanouts", _fanouts)
+PATHS = ReadType("N", _paths)
+SEEDS = ReadType("seeds", _seeds)
 
 HOST_BUDGET = click.option(
     "--memory",

@@ -14,24 +14,24 @@ import click
 from click.core import ParameterSource
 
 from ooc.cli.arguments.options import (
+    ASSIGNMENT,
+    COLUMNS,
     COUNT,
     COUNT_OR_ZERO,
+    EDGE_TYPE,
+    FANOUTS,
     FRACTION,
     HIGHEST_SEED,
     NON_NEGATIVE,
+    PATHS,
     POSITIVE,
     PROBABILITY,
     PROPER_FRACTION,
     SIZE,
     SIZE_OR_ZERO,
     WIDTH,
-    AssignmentType,
     ChoiceType,
-    ColumnsType,
-    EdgeTypeType,
-    FanoutsType,
     Option,
-    PathsType,
     WholeType,
     class_weights,
     hits,
@@ -163,11 +163,11 @@ class TrainSettings:
         "Of many graphs: how the rows of a graph become one, before the output.",
     )
     paths: int = _MODEL(
-        0, PathsType(), "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone."
+        0, PATHS, "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone."
     )
     hops: int = _MODEL(
         0,
-        PathsType(),
+        PATHS,
         "Of many graphs: send messages to all nodes within 2 or 3 hops, too; 0: along edges alone.",
         metavar="HOPS",
     )
@@ -196,7 +196,7 @@ class TrainSettings:
     )
     embedding: int | str = _EMBEDDING(
         0,
-        ColumnsType(),
+        COLUMNS,
         "Train so many numbers for every node, the model's input, behind the features if there are such; of a graph "
         "with types for types without features, or as TYPE=COLUMNS,… says; 0: none.",
         metavar="COLUMNS",
@@ -211,7 +211,7 @@ class TrainSettings:
     )
     embedding_option: list[str] = _EMBEDDING(  # noqa: RUF009
         [],
-        AssignmentType(),
+        ASSIGNMENT,
         "An argument that torch has for its optimizer, as weight_decay=0.01, or std=0.1: how far apart its first rows "
         "lie. May be given several times.",
     )
@@ -235,7 +235,7 @@ class TrainSettings:
         metavar="NAME",
     )
     optimizer_option: list[str] = _STEPS(  # noqa: RUF009
-        [], AssignmentType(), "An argument that torch has for it, as betas=0.9,0.99. May be given several times."
+        [], ASSIGNMENT, "An argument that torch has for it, as betas=0.9,0.99. May be given several times."
     )
     lr: float = _STEPS(0.01, POSITIVE, "Learning rate.")
     weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
@@ -250,7 +250,7 @@ class TrainSettings:
     )
     fanouts: str | None = _SAMPLING(
         None,
-        FanoutsType(),
+        FANOUTS,
         "The most neighbours that are drawn of a node, hop by hop; -1: all. [default: 10 a layer]",
         metavar="N,N,…",
     )
@@ -272,7 +272,7 @@ class TrainSettings:
     )
     link_type: str | None = _LINKS(
         None,
-        EdgeTypeType(),
+        EDGE_TYPE,
         "Of a graph with types: the type of edges that links are of; heads are its sources.",
         metavar="SOURCE,RELATION,TARGET",
     )
@@ -291,7 +291,7 @@ class TrainSettings:
     )
     schedule_option: list[str] = _RATE(  # noqa: RUF009
         [],
-        AssignmentType(),
+        ASSIGNMENT,
         "An argument that torch has for its own, as gamma=0.95. May be given several times.",
     )
     warmup: int = _RATE(0, COUNT_OR_ZERO, "Let it rise linearly first.", metavar="EPOCHS")
