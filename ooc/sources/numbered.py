@@ -9,7 +9,7 @@ several, which are numbered one after the other. N nodes, E edges.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypedDict
 
@@ -23,7 +23,7 @@ from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.tables import Table
 from ooc.sources.labels import ClassNames
 from ooc.sources.node_ids import IdFile, collect, encoded, join, keys_of, take_rows
-from ooc.sources.source import EdgeBlock, Ids, ranges
+from ooc.sources.source import EdgeBlock, Ids, RelationSource, Source, ranges
 from ooc.storage.array import AnyArray, replace_file
 
 _BLOCK_ROWS = 1 << 18
@@ -89,6 +89,11 @@ class BareGraph:
     text_ids: tuple[bool, bool] = (False, False)
     notes: tuple[str, ...] = ()
 
+    @property
+    def relation(self) -> RelationSource:
+        """The edges, and what they carry."""
+        return RelationSource(self.num_edges, self.edges, self.has_edge_weight, self.num_edge_features)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
@@ -117,6 +122,10 @@ class Counts(TypedDict):
     class_names: list[str]
 
 
+OfCounts = Callable[[Mapping[str, int], Sequence[RelationSource], ClassNames], Source]
+"""The source of so many nodes of each type, these edges, and classes of these names."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
     """``nodes`` by type, and ``edges`` with the types that they lead from and to. ``class_names()``: see
@@ -138,17 +147,30 @@ class Numbering:
         found: Counts = json.loads(path.read_text())
         return found
 
-    def ids(self, kind: str, folder: Path, counts: Counts) -> tuple[Callable[[int], Iterator[AnyArray]] | None, int]:
-        """What a source says of its ``ids`` and ``id_bytes``."""
-        found = counts["nodes"][kind]
-        if not found["called"]:
-            return None, 0
-        path = folder / f"ids-{[*self.nodes].index(kind)}"
-        return IdFile(path, rows=found["nodes"], width=found["width"]).stored, found["width"]
+    def preparing(self, source: Source, labelled: str, of: OfCounts) -> Source:
+        """``source``, which counts nodes and edges as far as that is known, to be prepared; it is then ``of`` what was
+        found, and has the ids of the nodes of type ``labelled``."""
 
-    def between_nodes(self, at: int, folder: Path, counts: Counts) -> Callable[[int], Iterator[EdgeBlock]]:
-        """The edges of the type ``at``, with what they carry."""
-        (source, target, graph), count = self.edges[at], counts["edges"][at]
+        def prepare(folder: Path, listener: Listener) -> Source:
+            counts = self.counts(folder, listener)
+            nodes = {kind: found["nodes"] for kind, found in counts["nodes"].items()}
+            edges = [
+                replace(graph.relation, num_edges=count, edges=self._between_nodes(at, count, folder))
+                for at, (count, (_, _, graph)) in enumerate(zip(counts["edges"], self.edges, strict=True))
+            ]
+            found, made = counts["nodes"][labelled], of(nodes, edges, tuple(counts["class_names"]))
+            if not found["called"]:
+                return made
+            path = folder / f"ids-{[*self.nodes].index(labelled)}"
+            ids = IdFile(path, rows=found["nodes"], width=found["width"])
+            return replace(made, ids=ids.stored, id_bytes=ids.width)
+
+        nodes = sum(one.num_nodes for one in source.nodes_of.values())
+        return replace(source, prepare=prepare, prepare_bytes=16 * nodes + 8 * source.num_edges)
+
+    def _between_nodes(self, at: int, count: int, folder: Path) -> Callable[[int], Iterator[EdgeBlock]]:
+        """The ``count`` edges of the type ``at``, with what they carry."""
+        source, target, graph = self.edges[at]
         sides = [(0, 1)] if source == target else [(0,), (1,)]
         arrays = [NpyArray(_ends_path(at, one, folder), raw=((count, len(one)), _NODE)) for one in sides]
 

@@ -7,18 +7,18 @@ of features is of a type without features. Edges name nodes by the column of ids
 between, or by row numbers where there is none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ooc.errors import SourceError
-from ooc.events import Listener
 from ooc.sources.columns import EDGES, LABEL, NODES, NodeTables, as_argument, check_all_found
 from ooc.sources.files.lines import plain_suffix
 from ooc.sources.files.tables import Table, is_table, open_table
 from ooc.sources.formats.edges.edge_table import table_graph
+from ooc.sources.labels import ClassNames
 from ooc.sources.node_data import NodeFeatures, NodeLabels, node_features, node_labels
-from ooc.sources.numbered import BareGraph, Nodes, Numbering
+from ooc.sources.numbered import Nodes, Numbering
 from ooc.sources.reading import COLUMNS, SPLIT, Reader, Request
 from ooc.sources.source import RelationSource, Source, fingerprint_of
 from ooc.sources.typed import nodes_alone, typed_source
@@ -42,11 +42,6 @@ class _Nodes:
         return nodes_alone(str(self.table.path), count, self.features.columns, lambda size: blocks(count, size))
 
 
-def _relation(graph: BareGraph, count: int) -> RelationSource:
-    """So many edges, and what they carry, not to be read."""
-    return RelationSource(count, lambda size: iter(()), graph.has_edge_weight, graph.num_edge_features)
-
-
 def _open(path: Path, request: Request) -> Source:
     """The graph in the folder ``path``."""
     files = {part: _by_type(path / part) for part in (NODES, EDGES)}
@@ -55,15 +50,17 @@ def _open(path: Path, request: Request) -> Source:
         for part, found in files.items()
     }
     _check_roles(request, tables)
-    of_types = {kind: _for_table(request, kind) for part in files.values() for kind in part}
+    of_types = {  # Columns may be written TYPE.NAME.
+        kind: replace(request, columns={t.removeprefix(f"{kind}."): role for t, role in request.columns.items()})
+        for part in files.values()
+        for kind in part
+    }
     edges = {}
     for name, table in tables[EDGES].items():
         if len(parts := name.split("__")) != 3:
             raise SourceError(f"{table.path} is not called SOURCE__RELATION__TARGET")
         edges[EdgeType(*parts)] = table_graph(table, str(table.path), of_types[name])
     opened = {kind: NodeTables(of_types[kind], {table.path: table}) for kind, table in tables[NODES].items()}
-    for kind, table in tables[NODES].items():
-        opened[kind].open(table.path)
     labelled = _labelled(path, opened, tables[NODES])
     nodes = {
         kind: _nodes(kind, table, opened[kind], of_types[kind], labelled=kind == labelled)
@@ -73,8 +70,7 @@ def _open(path: Path, request: Request) -> Source:
     labels = own.labels
     assert labels is not None, "the type that is labelled has labels"
 
-    def of(counts: Mapping[str, int], relations: Mapping[EdgeType, RelationSource], names: tuple[str, ...]) -> Source:
-        """The graph of so many nodes of each type, and classes of these names."""
+    def of(counts: Mapping[str, int], relations: Sequence[RelationSource], names: ClassNames) -> Source:
         alone = {kind: one.alone(counts[kind]) for kind, one in nodes.items()}
         source = replace(
             alone.pop(labelled),
@@ -91,7 +87,7 @@ def _open(path: Path, request: Request) -> Source:
                 *(note for graph in edges.values() for note in graph.notes),
             ),
         )
-        return typed_source(source, labelled, alone, relations)
+        return typed_source(source, labelled, alone, dict(zip(edges, relations, strict=True)))
 
     numbering = Numbering(
         nodes={kind: Nodes(ids=one.ids, table=one.table, count=one.table.rows) for kind, one in nodes.items()},
@@ -100,27 +96,15 @@ def _open(path: Path, request: Request) -> Source:
         budget_bytes=request.budget_bytes,
     )
 
-    def prepare(folder: Path, listener: Listener) -> Source:
-        counts = numbering.counts(folder, listener)
-        relations = {
-            kind: replace(_relation(graph, counts["edges"][at]), edges=numbering.between_nodes(at, folder, counts))
-            for at, (kind, graph) in enumerate(edges.items())
-        }
-        ids, width = numbering.ids(labelled, folder, counts)
-        nodes_of = {kind: one["nodes"] for kind, one in counts["nodes"].items()}
-        return replace(of(nodes_of, relations, tuple(counts["class_names"])), ids=ids, id_bytes=width)
-
     about = {kind: max(1, one.table.rows_about) for kind, one in nodes.items()}
-    relations = {kind: _relation(graph, graph.num_edges) for kind, graph in edges.items()}
-    total = 16 * sum(about.values()) + 8 * sum(graph.num_edges for graph in edges.values())
-    return replace(of(about, relations, ()), prepare=prepare, prepare_bytes=total)
+    return numbering.preparing(of(about, [graph.relation for graph in edges.values()], ()), labelled, of)
 
 
 def _nodes(kind: str, table: Table, tables: NodeTables, request: Request, *, labelled: bool) -> _Nodes:
     tables.of_types(labelled=labelled)
-    ids = tables.ids(kind)
     features = node_features(str(table.path), tables, request)
     labels = node_labels(kind, str(table.path), tables, request) if labelled else None
+    ids = tables.ids(kind)
     notes = (*tables.notes(), *(() if labels is None else labels.notes))
     return _Nodes(table, ids, features, labels, notes)
 
@@ -149,12 +133,6 @@ def _by_type(folder: Path) -> dict[str, Path]:
     if not found:
         raise SourceError(f"{folder} holds no table: CSV, Parquet or JSON lines")
     return found
-
-
-def _for_table(request: Request, kind: str) -> Request:
-    """The request as it is to the table of one type, whose columns may be written ``TYPE.NAME``."""
-    own = {text.removeprefix(f"{kind}."): role for text, role in request.columns.items()}
-    return replace(request, columns=own)
 
 
 def _check_roles(request: Request, tables: dict[str, dict[str, Table]]) -> None:

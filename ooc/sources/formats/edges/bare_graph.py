@@ -4,18 +4,18 @@
 Of edges ``--edge-weight`` and ``--edge-features`` ask for columns beside them, or npy files in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ooc.errors import OptionError, SourceError
-from ooc.events import Listener
 from ooc.sources.columns import EDGES, NODES, NodeTables, check_all_found
 from ooc.sources.files.npy import NpyArray
+from ooc.sources.labels import ClassNames
 from ooc.sources.node_data import NONE, RANDOM, node_features, node_labels
 from ooc.sources.numbered import NUMBERS, BareGraph, Ends, Nodes, Numbering
 from ooc.sources.reading import COLUMNS, SPLIT, Request
-from ooc.sources.source import EdgeBlock, Source, fingerprint_of, with_data
+from ooc.sources.source import EdgeBlock, RelationSource, Source, fingerprint_of, with_data
 
 EDGE_OPTIONS = ("edge_weight", "edge_features")
 
@@ -81,12 +81,6 @@ def asked_columns(request: Request, columns: tuple[str, ...], where: str) -> Edg
     return EdgeColumns(weight[0] if weight else None, features)
 
 
-def asked_files(request: Request, num_edges: int | None) -> EdgeFiles:
-    """The npy files that the request names; see :func:`edge_files`."""
-    paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked(request))
-    return edge_files(*paths, num_edges=num_edges)
-
-
 def edge_files(weight_path: Path | None, features_path: Path | None, *, num_edges: int | None) -> EdgeFiles:
     """The npy files at these paths; SourceError for those of another number of edges, where that is known."""
     weight, features = (NpyArray(path) if path is not None else None for path in (weight_path, features_path))
@@ -144,7 +138,8 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
 
     SourceError, with the remedy, where it asks for none, or for those of another number of nodes.
     """
-    graph = _with_edge_files(graph, asked_files(request, graph.num_edges if graph.counted else None))
+    paths = (Path(text) if text is not None and _is_file(text) else None for text in _asked(request))
+    graph = _with_edge_files(graph, edge_files(*paths, num_edges=graph.num_edges if graph.counted else None))
     texts = _asked_of_nodes(graph, request)
     tables = NodeTables(request, graph.held)
     for part, text in texts.items():
@@ -168,15 +163,12 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         name=graph.name,
         format=graph.format,
         num_nodes=nodes or graph.said.get("nodes") or max(_LEAST_NODES, *about),
-        num_edges=graph.num_edges,
+        **vars(graph.relation),
         num_features=features.columns,
         feature_entries=features.entries,
         num_classes=labels.num_classes,
         task=labels.task,
         unlabelled=labels.unlabelled,
-        edges=graph.edges,
-        has_edge_weight=graph.has_edge_weight,
-        num_edge_features=graph.num_edge_features,
         weight_unless_ones=graph.weight_unless_ones,
         features=lambda size: features.blocks(0, size),
         labels=lambda size: labels.blocks(0, size, ()),
@@ -187,14 +179,16 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         notes=(*tables.notes(), *graph.notes, *labels.notes),
     )
 
-    def of(nodes: int, edges: int, names: tuple[str, ...]) -> Source:
-        """The source of so many nodes and edges, and classes of these names."""
+    def of(counts: Mapping[str, int], relations: Sequence[RelationSource], names: ClassNames) -> Source:
+        nodes, (edges,) = counts[""], relations
         if not _LEAST_NODES <= nodes <= _MOST_NODES:
             raise SourceError(f"{graph.name} has {nodes} nodes, which cannot be converted")
+        if not edges.num_edges and graph.num_nodes is None:
+            raise SourceError(f"{graph.name} has no edge: it is empty, damaged or incomplete")
         return replace(
             source,
             num_nodes=nodes,
-            num_edges=edges,
+            **vars(edges),
             features=lambda size: features.blocks(nodes, size),
             labels=lambda size: labels.blocks(nodes, size, names),
             num_classes=len(names) or source.num_classes,
@@ -202,25 +196,14 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         )
 
     if graph.num_nodes is not None and ids is None and graph.counted and labels.class_names is None:
-        return of(graph.num_nodes, graph.num_edges, ())
+        return of({"": graph.num_nodes}, [graph.relation], ())
     numbering = Numbering(
         nodes={"": Nodes(ids=ids, table=features.table or labels.table, count=nodes)},
         edges=[("", "", graph)],
         class_names=labels.class_names,
         budget_bytes=request.budget_bytes,
     )
-
-    def prepare(folder: Path, listener: Listener) -> Source:
-        counts = numbering.counts(folder, listener)
-        if not counts["edges"][0]:
-            raise SourceError(f"{graph.name} has no edge: it is empty, damaged or incomplete")
-        found, width = numbering.ids("", folder, counts)
-        edges = numbering.between_nodes(0, folder, counts)
-        counted = of(counts["nodes"][""]["nodes"], counts["edges"][0], tuple(counts["class_names"]))
-        return replace(counted, edges=edges, ids=found, id_bytes=width)
-
-    bytes_there = 16 * source.num_nodes + 8 * source.num_edges
-    return replace(source, prepare=prepare, prepare_bytes=bytes_there)
+    return numbering.preparing(source, "", of)
 
 
 def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
