@@ -138,9 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ooc`` with ``arguments`` (the process's by default); returns the exit code."""
     _prepare_streams()
     import_late()
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given, often = sys.argv[1:] if arguments is None else list(arguments), gc.get_threshold()
     try:
-        with interruptible(), _rare_collections(), _warnings_in_a_line():
+        # What is imported, and a plan, are hundreds of thousands of objects, none of them garbage.
+        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
+        with interruptible(), _warnings_in_a_line():
             code = cli.main(args=given, prog_name="ooc", standalone_mode=False, obj=given)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "ooc"
@@ -162,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(error) != "can't start new thread":
             raise
         return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
+    finally:
+        gc.set_threshold(*often)
     return code if isinstance(code, int) else 0
 
 
@@ -179,18 +183,6 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """What is imported, and a plan, are hundreds of thousands of objects, none of them garbage, among which Python
-    would look for some every 700 new ones: until :func:`collect_as_usual`."""
-    often = gc.get_threshold()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *often[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*often)
 
 
 def collect_as_usual() -> None:

@@ -2,7 +2,7 @@
 """``ooc reorder``: a store's rows in another order."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from ooc.cli import print_json
 from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
 from ooc.cli.info import describe, describe_shortly
 from ooc.progress.reporter import Reporter, Verbosity
-
-if TYPE_CHECKING:
-    from ooc.storage.store import Store
 
 
 @click.command(short_help="Put a store's rows in hop order.")
@@ -51,14 +48,10 @@ def command(
     if as_json:
         print_json(describe(written))
     elif verbosity > Verbosity.ERROR:
-        shares = [f"{share:.3g}" for share in _shares(written)[:4]]
+        types = written.types
+        hops = [written.attributes["hops"]] if types is None else [one for one, _ in types.hops.values()]
+        nodes, farthest = sum(written.node_counts.values()), max(map(len, hops))
+        rows = (sum(one[min(hop, len(one) - 1)] for one in hops) for hop in range(min(4, farthest)))
+        shares = [f"{count / nodes:.3g}" for count in rows]
         click.echo(describe_shortly(written))
         click.echo(f"rows within 0, 1, 2, … steps of the scored ones: {', '.join(shares)} of all")
-
-
-def _shares(store: "Store") -> list[float]:
-    """Of the rows of all types of nodes, those within 0, 1, … steps of the scored ones."""
-    if store.types is None:
-        return [rows / store.num_nodes for rows in store.attributes["hops"]]
-    hops, nodes = [hops for hops, _ in store.types.hops.values()], sum(store.types.nodes.values())
-    return [sum(one[min(hop, len(one) - 1)] for one in hops) / nodes for hop in range(max(map(len, hops)))]

@@ -128,7 +128,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
     made = partial(_trainer, run, settings, relay)
     with made() if ranks is None else ranks.all_of(made) as trainer:
         report = trainer.report(settings.eval_every)
-        done = trainer.ranks.told(lambda: _epochs_done(run))
+        done = trainer.ranks.told(lambda: int((run.last() or {"epoch": 0})["epoch"]))
         if verbosity >= Verbosity.INFO:
             _brief(trainer, settings, report, settings.epochs - done, verbosity)
         if call.as_json and call.is_first:
@@ -162,11 +162,6 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
         tables.print_outcome(
             run.records(), report, output(), metric=trainer.metric, store_bytes=trainer.store.nbytes, run=run.path
         )
-
-
-def _epochs_done(run: RunFolder) -> int:
-    last = run.last()
-    return 0 if last is None else int(last["epoch"])
 
 
 def _trainer(run: RunFolder, settings: TrainSettings, listener: Listener) -> Trainer:

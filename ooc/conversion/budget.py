@@ -96,7 +96,7 @@ class Sizes:
             label_bytes=source.task.dtype("float64").itemsize,
             resident_bytes=source.resident_bytes,
             prepare_bytes=source.prepare_bytes,
-            edge_numbers=max(part.num_edge_numbers for part in edges),
+            edge_numbers=max(part.has_edge_weight + part.num_edge_features for part in edges),
             feature_entries=source.feature_entries,
             feature_numbers=None if source.types is None else sum(one.num_nodes * one.num_features for one in parts),
         )

@@ -203,7 +203,8 @@ class Sorter:
                     self._read_ahead(pool)
                     self._waiting.popleft()
                     if bucket.least == bucket.largest:
-                        yield self._repeated(bucket)
+                        keys = np.full(min(bucket.count, self._block), bucket.least, dtype=np.uint64)
+                        yield (Run(keys[:count], values) for count, values in self._carried(bucket, len(keys)))
                     else:
                         future, buffer = self._reading.pop(bucket)
                         pool.result(future)
@@ -225,11 +226,6 @@ class Sorter:
             if bucket not in self._reading and bucket.least != bucket.largest:
                 buffer = self._buffers.pop()
                 self._reading[bucket] = pool.submit(buffer.fill, self._folder / bucket.file, bucket.count), buffer
-
-    def _repeated(self, bucket: Bucket) -> Iterator[Run]:
-        keys = np.full(min(bucket.count, self._block), bucket.least, dtype=np.uint64)
-        for count, values in self._carried(bucket, len(keys)):
-            yield Run(keys[:count], values)
 
     def _carried(self, bucket: Bucket, size: int) -> Iterator[tuple[int, Values | None]]:
         """What the keys of ``bucket`` carry, if they do, in the order they came in: of how many, ``size`` at most."""

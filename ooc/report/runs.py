@@ -20,7 +20,7 @@ from ooc.progress.figures import best_record, format_duration
 from ooc.report.console import print_table, say
 from ooc.sizes import format_size
 from ooc.train.metrics import FALLING, Metric
-from ooc.train.runs.run import FORECAST, RunFolder, holds_run
+from ooc.train.runs.run import FORECAST, RunFolder, holds_run, is_locked
 
 _DEPTH = 3
 """Folders below the one that is looked through."""
@@ -75,7 +75,7 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
         found |= _measured(records) | _scores(records, lower=found["metric"] in FALLING)
         state = (
             State.GOING_ON
-            if not held and run.is_going_on
+            if not held and is_locked(path)
             else _state(records, found, _count(config.get("patience")) or 0)
         )
     except (RunError, OSError) as error:
@@ -134,12 +134,6 @@ def ordered(runs: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
     return sorted(runs, key=lambda run: (value(run) is None, value(run) or 0.0))
 
 
-def _loss_of_score(run: dict[str, Any]) -> float | None:
-    """What is the lower, the better the run."""
-    score: float | None = run["best_valid"]
-    return score if score is None or run["metric"] in FALLING else -score
-
-
 def _peak(run: dict[str, Any]) -> int | None:
     if run["host_peak_bytes"] is None:
         return None
@@ -148,7 +142,7 @@ def _peak(run: dict[str, Any]) -> int | None:
 
 ORDERS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "name": lambda run: 0,
-    "score": _loss_of_score,
+    "score": lambda run: run["best_valid"] and run["best_valid"] * (1 if run["metric"] in FALLING else -1),
     "time": lambda run: run["epoch_s"],
     "memory": _peak,
     "date": lambda run: None if run["date"] is None else -datetime.fromisoformat(run["date"]).timestamp(),

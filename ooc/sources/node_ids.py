@@ -226,12 +226,11 @@ def keys_of(ids: AnyArray) -> Keys:
     """The keys [n, 2] of ``ids``, whole numbers or texts, none of which holds a zero byte."""
     if ids.dtype != np.object_:
         return np.stack([ids.view(np.uint64), np.zeros(len(ids), dtype=np.uint64)], axis=1)
-    short = [text if len(text) <= KEY_BYTES else _digest(text) for text in ids.tolist()]
+    size = KEY_BYTES - len(_LONG)
+    short = [
+        text if len(text) <= KEY_BYTES else blake2b(text, digest_size=size).digest() + _LONG for text in ids.tolist()
+    ]
     return np.array(short, dtype=f"S{KEY_BYTES}").view(np.uint64).reshape(-1, 2)
-
-
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=KEY_BYTES - len(_LONG)).digest() + _LONG
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,6 @@ class RelationSource:
     has_edge_weight: bool = False
     num_edge_features: int = 0
 
-    @property
-    def num_edge_numbers(self) -> int:
-        """How many numbers an edge carries."""
-        return self.has_edge_weight + self.num_edge_features
-
 
 @dataclass(frozen=True, kw_only=True)
 class Source(RelationSource):

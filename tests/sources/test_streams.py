@@ -150,7 +150,7 @@ def test_npy_files_are_read_as_numpy_reads_them(version: tuple[int, int], dtype:
     [
         (b"PK\3\4" * 9, "no npy file"),
         (b"\x93NUMPY\x01\x00\x10\x00" + b"{'a': 1}        ", "its header is not numpy's"),
-        (b"\x93NUMPY\x02\x00" + b"\xff" * 4, "its header claims 4294967295 bytes"),
+        (b"\x93NUMPY\x02\x00" + b"\xff" * 4, "its header is not numpy's"),
         (b"\x93NUMPY\x01\x00\x10\x00__import__('os')", "its header is not numpy's"),
     ],
 )

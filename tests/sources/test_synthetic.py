@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooc
-from ooc.sources.formats.synthetic import Parameters, synthetic_source
+from ooc.sources.formats.synthetic import parse, synthetic_source
 from ooc.sources.labels import Shuffle
 from tests.conversion.arrays import edges_of, files_of, in_order
 from tests.examples import examples
@@ -87,7 +87,7 @@ def test_the_smallest_graphs(tmp_path: Path, text: str) -> None:
 
 
 def test_numbers_may_be_written_with_exponents() -> None:
-    parameters = Parameters.parse("synthetic: nodes=1e3, edges=2_000 ,features=4,classes=2,directed=0")
+    parameters = parse("synthetic: nodes=1e3, edges=2_000 ,features=4,classes=2,directed=0")
     assert (parameters.nodes, parameters.edges, parameters.directed) == (1000, 2000, 0)
 
 

@@ -94,9 +94,12 @@ def download(url: str, target: Path, *, md5: str | None, served: Served, listene
             except _Changed:
                 part.forget()
                 raise SourceError(f"{url} has changed on the server while it was downloaded; try again") from None
-        if md5 is not None and (found := _md5(part.path, listener)) != md5:
-            part.forget()
-            raise SourceError(f"{url} has the MD5 checksum {found}, published is {md5}; it was removed, try again")
+        if md5 is not None:
+            with part.path.open("rb") as file, reported(listener, f"checking {part.path.name}", 0, "bytes"):
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if found != md5:
+                part.forget()
+                raise SourceError(f"{url} has the MD5 checksum {found}, published is {md5}; it was removed, try again")
         part.finish()
 
 
@@ -272,11 +275,6 @@ def _reason(error: BaseException) -> tuple[str, bool]:
         passing = passing and not isinstance(cause, socket.gaierror | ConnectionRefusedError)
         cause = cause.__cause__ or cause.__context__
     return " ".join(text.split()), passing
-
-
-def _md5(path: Path, listener: Listener) -> str:
-    with path.open("rb") as file, reported(listener, f"checking {path.name}", 0, "bytes"):
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def unpack(archive: Path, folder: Path, *, listener: Listener) -> None:

@@ -25,8 +25,8 @@ from ooc.sources.source import EdgeBlock, ranges
 from ooc.storage.array import AnyArray
 
 MAGIC = b"\x93NUMPY"
-_MAGIC_BYTES = 8
-_MOST_HEADER_BYTES = 1 << 16
+_MOST_HEADER_BYTES = 1 << 12  # numpy's of a plain array: 128
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BLOCK_BYTES = 4 << 20
 
 
@@ -45,30 +45,17 @@ class NpyHeader:
 
 
 def read_header(stream: IO[bytes], *, size: int, name: str) -> NpyHeader:
-    """Read the header of an npy file of ``size`` bytes; ``stream`` is left at the first value.
+    """Read the header of an npy file of ``size`` bytes.
 
     SourceError for anything but a plain array of numbers that fills the file exactly.
     """
-    begin = read_exactly(stream, _MAGIC_BYTES, name)
-    version = (begin[6], begin[7])
-    if begin[:6] != MAGIC or version not in ((1, 0), (2, 0)):
-        raise damaged(name, "it is no npy file of version 1 or 2")
-    length = read_exactly(stream, 2 if version == (1, 0) else 4, name)
-    header_bytes = int.from_bytes(length, "little")
-    if header_bytes > _MOST_HEADER_BYTES:
-        raise damaged(name, f"its header claims {header_bytes} bytes")
-    text = io.BytesIO(length + read_exactly(stream, header_bytes, name))
-    parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    begin = io.BytesIO(read_exactly(stream, min(size, _MOST_HEADER_BYTES), name))
     try:
-        shape, column_major, dtype = parse(text)
+        shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(begin)](begin)
     except Exception as error:  # Its text is evaluated as a literal, which raises nearly anything.
-        raise damaged(name, f"its header is not numpy's ({type(error).__name__})") from error
-    header = NpyHeader(
-        shape=tuple(shape),
-        dtype=dtype,
-        column_major=bool(column_major),
-        bytes=_MAGIC_BYTES + len(length) + header_bytes,
-    )
+        what = f"it is no npy file of version 1 or 2, or its header is not numpy's ({type(error).__name__})"
+        raise damaged(name, what) from error
+    header = NpyHeader(shape=tuple(shape), dtype=dtype, column_major=bool(column_major), bytes=begin.tell())
     if dtype.hasobject:
         raise SourceError(f"{name} holds an array of Python objects, which are never loaded")
     if dtype.kind not in "biuf" or dtype.names is not None:
@@ -112,11 +99,6 @@ class NpyArray:
         """Of one in a file."""
         return Path(self.name)
 
-    @property
-    def seekable(self) -> bool:
-        """Whether it is in a file."""
-        return self._blob.inside is None
-
     def matrix(self, wanted: str) -> tuple[int, int]:
         """Rows and columns; SourceError where it is no matrix of rows, ``wanted``, that can be converted."""
         if len(self.shape) != 2 or not 0 < self.shape[0] <= 2**32 or self.shape[1] < 1:
@@ -150,7 +132,10 @@ class NpyArray:
     def rows(self, start: int, stop: int) -> AnyArray:
         """The rows ``start:stop`` of an array in a file whose rows lie one after another."""
         width = prod(self.shape[1:])
-        return self._values(start * width, (stop - start) * width).reshape(stop - start, *self.shape[1:])
+        with self._blob.open() as stream:
+            self._seek(stream, start * width)
+            values = read_values(stream, (stop - start) * width, self.dtype, self.name)
+        return values.reshape(stop - start, *self.shape[1:])
 
     def row_blocks(self, size: int) -> Iterator[AnyArray]:
         """All rows, at most ``size`` at a time."""
@@ -164,14 +149,10 @@ class NpyArray:
         """How many edges there are in [2, E] or [E, 2]; ``preferred``: the axis of the two where both could be."""
         return self.shape[1 - self._axis_of_ends(preferred)]
 
-    def ends_one_by_one(self, preferred: int = 0) -> bool:
-        """Whether each edge's two ends lie side by side."""
-        return (self._axis_of_ends(preferred) == 1) != self.header.column_major
-
     def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
         """The edges in order, at most ``size`` at a time."""
         total, size = self.num_edges(preferred), min(size, _BLOCK_BYTES // self.dtype.itemsize)
-        if not self.ends_one_by_one(preferred):
+        if (self._axis_of_ends(preferred) == 1) == self.header.column_major:  # The ends do not lie side by side.
             yield from edges_between(*(self.values(size, first, total) for first in (0, total)))
             return
         for ends in self.values(2 * size):
@@ -192,15 +173,10 @@ class NpyArray:
     def _seek(self, stream: IO[bytes], first: int) -> None:
         """Go to the value ``first``."""
         place = self.header.bytes + first * self.dtype.itemsize
-        if self.seekable:
+        if self._blob.inside is None:
             stream.seek(place)
         else:  # zipfile gives up comparing checksums where a member is sought in
             skip(stream, place, self.name)
-
-    def _values(self, first: int, count: int) -> AnyArray:
-        with self._blob.open() as stream:
-            self._seek(stream, first)
-            return read_values(stream, count, self.dtype, self.name)
 
 
 def edges_between(sources: Iterator[AnyArray], targets: Iterator[AnyArray]) -> Iterator[EdgeBlock]:

@@ -262,15 +262,12 @@ class ParquetTable(ValueTable):
         except (OSError, ValueError, KeyError, MemoryError, arrow.ArrowException) as error:
             if isinstance(error, OSError) and error.strerror:
                 raise SourceError(f"{self.path} cannot be read: {error.strerror}") from error
-            raise SourceError(f"{self.path} cannot be read, it is damaged or no Parquet: {_one_line(error)}") from error
+            what = " ".join(str(error).split())[:200] or type(error).__name__
+            raise SourceError(f"{self.path} cannot be read, it is damaged or no Parquet: {what}") from error
 
 
 def _is_text(types: Any, kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def kind_of_values(values: list[Any]) -> ColumnKind:

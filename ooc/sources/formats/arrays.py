@@ -122,6 +122,8 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     said = unsaid_split_note(options.name) if unsaid else f"{options.name}: split is {note}" if note else None
     if unlabelled:
         said = f"{options.name} has no labels: y is missing; nodes cannot be trained, links can"
+    # What weights are called in PyG, where that is not as usual.
+    named = {"weights": "edge_attr"} if carried.weight is not None and "edge_weight" not in arrays else {}
     source = Source(
         name=options.name,
         format=options.format,
@@ -137,7 +139,7 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         labels=labels,
         task=form.task,
         unlabelled=unlabelled,
-        description=({"split": note} if note else {}) | _name_of_weights(arrays, carried),
+        description=({"split": note} if note else {}) | named,
         notes=tuple(filter(None, (said, form.note))),
     )
     return _by_relation(source, arrays["edge_type"].reshape(-1), columns, options) if "edge_type" in arrays else source
@@ -204,11 +206,6 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     if features is not None and (features.ndim != 2 or len(features) != edges or not features.shape[1]):
         raise SourceError(f"{source}: edge_attr has the shape {features.shape}, not [{edges} edges, features]")
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
-
-
-def _name_of_weights(arrays: Mapping[str, AnyArray], carried: EdgeData) -> dict[str, str]:
-    """That which weights have in PyG, where it is another one than usual."""
-    return {"weights": "edge_attr"} if carried.weight is not None and "edge_weight" not in arrays else {}
 
 
 def _edge_blocks(

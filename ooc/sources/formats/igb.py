@@ -50,16 +50,17 @@ def igb_source(path: Path, request: Request) -> Source:
     check_choice("label", kind, _LABELS)
     features = _array(path / _FEATURES, (_NUM_FEATURES,))
     nodes, num_features = features.matrix("[papers, features]")
-    published = nodes == _PAPERS["full"]
-    full = published or path.resolve().name == "full"
+    size = path.resolve().name
+    published, usual = nodes == _PAPERS["full"], _PAPERS.get(size, nodes)
+    full = published or size == "full"
     least = _LABELLED_OF_FULL[kind] if published else 1
     labels = _open_labels(path / _LABELS[kind], nodes, prefix=full, least=least)
     edges = NpyArray(path / _EDGES)
     labelled = least if published else labels.shape[0]
     train, valid = int(labelled * 0.6), int(labelled * 0.2)
 
-    def label_blocks(size: int) -> Iterator[LabelBlock]:
-        for start, stop in ranges(nodes, size):
+    def label_blocks(rows: int) -> Iterator[LabelBlock]:
+        for start, stop in ranges(nodes, rows):
             row: Ids = np.arange(start, stop)
             y = np.full(stop - start, -1, dtype=np.int64)
             known = max(0, min(stop, labelled) - start)
@@ -69,7 +70,7 @@ def igb_source(path: Path, request: Request) -> Source:
             yield LabelBlock(y, row < train, (row >= train) & (row < train + valid), tested)
 
     source = Source(
-        name=f"igb-{path.resolve().name}",
+        name=f"igb-{size}",
         format="igb",
         num_nodes=nodes,
         num_edges=edges.num_edges(preferred=1),
@@ -80,7 +81,7 @@ def igb_source(path: Path, request: Request) -> Source:
         labels=label_blocks,
         fingerprint=fingerprint_of(*(path / name for name in (_FEATURES, _EDGES, _LABELS[kind]))),
         description={LABEL: kind, "split": f"60 %, 20 % and the rest of the first {labelled} papers, in order"},
-        notes=_notes(path, nodes),
+        notes=(f"{path} has {nodes} papers; the published {size} has {usual}",) if nodes != usual else (),
     )
     return _of_types(path, source, edges) if asks_for_types(request) else source
 
@@ -110,13 +111,6 @@ def _most(edges: RelationSource, axis: int) -> int:
     """The largest id that is an end."""
     ends = ((block.sources, block.targets)[axis] for block in edges.edges(1 << 18))
     return max((int(ids.max()) for ids in ends if len(ids)), default=0)
-
-
-def _notes(path: Path, nodes: int) -> tuple[str, ...]:
-    size = path.resolve().name
-    if _PAPERS.get(size, nodes) == nodes:
-        return ()
-    return (f"{path} has {nodes} papers; the published {size} has {_PAPERS[size]}",)
 
 
 def _open_labels(path: Path, nodes: int, *, prefix: bool, least: int) -> NpyArray:

@@ -148,7 +148,10 @@ _ONE_WAY = "edges lead one way, as published; symmetrize=True adds their reverse
 
 def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
     """The graph in ``files``; its splits are held in memory, the rest is streamed."""
-    counts = {kind: _count(files, kind, text) for kind, text in _row(files, MARK).items()}
+    told = _row(files, MARK)
+    if wrong := [kind for kind, text in told.items() if not text.isdecimal()]:
+        raise SourceError(f"{files.label(MARK)} says that there are {told[wrong[0]][:40]!r} nodes of type {wrong[0]!r}")
+    counts = {kind: int(text) for kind, text in told.items()}
     labelled = [kind for kind, text in _row(files, _LABELLED).items() if text == "True"]
     if len(labelled) != 1 or labelled[0] not in counts:
         raise SourceError(f"{files.label(_LABELLED)} says that {len(labelled)} types of nodes have labels, not one")
@@ -191,12 +194,6 @@ def _row(files: DatasetFiles, name: str) -> dict[str, str]:
     if len(lines) != 2 or len(lines[0]) != len(lines[1]):
         raise SourceError(f"{files.label(name)} has no header of types and one line below it")
     return dict(zip(*lines, strict=True))
-
-
-def _count(files: DatasetFiles, kind: str, text: str) -> int:
-    if not text.isdecimal():
-        raise SourceError(f"{files.label(MARK)} says that there are {text[:40]!r} nodes of type {kind!r}")
-    return int(text)
 
 
 def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:

@@ -49,9 +49,10 @@ class GraphParameters:
     classes: int = 0
     seed: int = 0
 
-    def check(self) -> None:
-        """SourceError for what makes no graphs."""
-        limits = {
+    @property
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """The least and the most of each."""
+        return {
             "graphs": (1, 2**32),
             "nodes": (2, 2**20),
             "edges": (self.nodes - 1, 2**24),
@@ -59,12 +60,10 @@ class GraphParameters:
             "classes": (0, 2**16),
             "seed": (0, 2**63),
         }
-        _check_limits(self, limits)
 
 
 def synthetic_graphs(parameters: GraphParameters, request: Request) -> Source:
     """The graphs that ``parameters`` describe."""
-    parameters.check()
     made = _Made(parameters)
     classes = parameters.classes
     task, width = (Task.CLASSES, None) if classes else (Task.VALUES, 1)
@@ -165,15 +164,10 @@ class Parameters:
     bare: int = 0
     seed: int = 0
 
-    @classmethod
-    def parse(cls, text: str) -> "Parameters":
-        """From ``"synthetic:nodes=1000,edges=5000,…"``; SourceError in one line for anything wrong."""
-        parameters = cls(**_values(text, cls))
-        parameters._check()
-        return parameters
-
-    def _check(self) -> None:
-        limits = {
+    @property
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """The least and the most of each."""
+        return {
             "nodes": (2, 2**32),
             "edges": (0, 2**48),
             "features": (0, 2**20),
@@ -185,20 +179,10 @@ class Parameters:
             "bare": (0, int(self.types == 3)),
             "seed": (0, 2**63),
         }
-        _check_limits(self, limits)
-        if self.types == 2 or (self.types == 3 and (self.nodes < 8 * self.classes or not self.directed)):
-            raise SourceError(f"{PREFIX} types is 1 or 3, the latter of directed graphs of 8 nodes a class")
 
 
-def _check_limits(parameters: Any, limits: dict[str, tuple[int, int]]) -> None:
-    """SourceError for one that is not within its limits."""
-    for name, (least, most) in limits.items():
-        if not least <= getattr(parameters, name) <= most:
-            raise SourceError(f"{PREFIX} {name}={getattr(parameters, name)} is not between {least} and {most}")
-
-
-def _values(text: str, kind: type[Any]) -> dict[str, Any]:
-    """The fields of ``kind`` that ``text`` names."""
+def parse(text: str, kind: type[Any] = Parameters) -> Any:
+    """The parameters in ``"synthetic:nodes=1000,edges=5000,…"``; SourceError in one line for anything wrong."""
     kinds = {field.name: float if field.name in ("labelled", "train") else int for field in fields(kind)}
     values: dict[str, int | float] = {}
     for item in filter(None, text.removeprefix(PREFIX).split(",")):
@@ -216,12 +200,16 @@ def _values(text: str, kind: type[Any]) -> dict[str, Any]:
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in values]:
         raise SourceError(f"{PREFIX} {', '.join(missing)} missing")
-    return values
+    found = kind(**values)
+    for name, (least, most) in found.limits.items():
+        if not least <= getattr(found, name) <= most:
+            raise SourceError(f"{PREFIX} {name}={getattr(found, name)} is not between {least} and {most}")
+    return found
 
 
 def _open(text: str, request: Request) -> Source:
     if "graphs" in (item.partition("=")[0].strip() for item in text.removeprefix(PREFIX).split(",")):
-        return synthetic_graphs(GraphParameters(**_values(text, GraphParameters)), request)
+        return synthetic_graphs(parse(text, GraphParameters), request)
     if request.split is not None:
         raise OptionError(f"synthetic has a split of its own; split={request.split} cannot be chosen")
     return synthetic_source(text)
@@ -229,7 +217,7 @@ def _open(text: str, request: Request) -> Source:
 
 def synthetic_source(text: str) -> Source:
     """The graph that ``text`` describes."""
-    parameters = Parameters.parse(text)
+    parameters: Parameters = parse(text)
     if parameters.types > 1:
         return _typed_source(parameters)
     graph = _Graph(parameters)
@@ -256,12 +244,15 @@ _RELATIONS = {
 
 def _typed_source(parameters: Parameters) -> Source:
     """Each type of nodes is a graph of its own, without edges; those of all types are drawn between them."""
+    if parameters.types == 2 or parameters.nodes < 8 * parameters.classes or not parameters.directed:
+        raise SourceError(f"{PREFIX} types is 1 or 3, the latter of directed graphs of 8 nodes a class")
     graphs, nodes, classes = {}, {}, parameters.classes
+    with_features = [*_NODES][: 1 if parameters.bare else None] if parameters.features else []
     for at, (name, (share, width)) in enumerate(_NODES.items()):
         of_type = replace(
             parameters,
             nodes=max(classes, round(share * parameters.nodes)),
-            features=_width(name, parameters, width),
+            features=max(1, round(width * parameters.features)) if name in with_features else 0,
             edges=0,
             seed=parameters.seed + at,
         )
@@ -279,13 +270,6 @@ def _typed_source(parameters: Parameters) -> Source:
         description=asdict(parameters),
         types=SourceTypes(nodes, edges, "paper"),
     )
-
-
-def _width(name: str, parameters: Parameters, share: float) -> int:
-    """Features of one type; none of those that are ``bare``."""
-    if not parameters.features or (parameters.bare and name != "paper"):
-        return 0
-    return max(1, round(share * parameters.features))
 
 
 def _nodes_of(graph: "_Graph", parameters: Parameters) -> Source:

@@ -131,11 +131,6 @@ class RunFolder:
         files = (self.path / name for name in (CONFIG, METRICS, CHECKPOINT))
         return max(file.stat().st_mtime for file in files if file.exists())
 
-    @property
-    def is_going_on(self) -> bool:
-        """Whether another process is writing to it."""
-        return is_locked(self.path)
-
     def start(self) -> None:
         """Make the folder, lock it and write its configuration. Does nothing while it is locked.
 
