@@ -80,7 +80,7 @@ def _expected(
     return ends, np.array([numbers for _, _, numbers in found]).reshape(ends.shape[1], _numbers(arrays).shape[1])
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     nodes=st.integers(1, 40),
     edges=st.integers(0, 120),

@@ -20,7 +20,7 @@ from tests.conversion.arrays import open_descriptors
 from tests.examples import examples
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(0, 3000),

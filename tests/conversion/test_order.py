@@ -78,7 +78,7 @@ def _check_prefixes(store: Store, hops: list[int], train_hops: list[int]) -> Non
             assert d == depth or (sources[targets < prefixes[d]] < prefixes[d + 1]).all()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     nodes=st.integers(1, 60),
     edges=st.integers(0, 120),

@@ -46,7 +46,7 @@ def _expected(arrays: Arrays, *, symmetrize: bool, self_loops: bool, drop_duplic
     return in_order(edges)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     graphs(),
     st.booleans(),

@@ -273,7 +273,7 @@ def attentive(draw: st.DrawFn) -> ModelCase:
     share=st.sampled_from([1.0, 1.0, 1.2, 3.0, 100.0]),
 )
 @settings(
-    max_examples=examples(5),
+    max_examples=examples(3),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

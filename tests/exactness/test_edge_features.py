@@ -228,7 +228,7 @@ def featured(draw: st.DrawFn) -> ModelCase:
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
 @settings(
-    max_examples=examples(4),
+    max_examples=examples(3),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

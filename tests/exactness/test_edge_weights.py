@@ -169,7 +169,7 @@ def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> 
     share=st.sampled_from([1.0, 1.2, 100.0]),
 )
 @settings(
-    max_examples=examples(5),
+    max_examples=examples(3),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

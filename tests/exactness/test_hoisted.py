@@ -349,7 +349,7 @@ STEPS: tuple[Callable[[nn.Linear, Tensor, Tensor], Tensor], ...] = (
 
 
 @given(messages(), st.sampled_from(["add", "mean", "max"]))
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_random_messages(
     tmp_path_factory: pytest.TempPathFactory, message: Callable[[Any, Tensor, Tensor], Tensor], aggr: str
 ) -> None:

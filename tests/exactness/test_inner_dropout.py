@@ -239,7 +239,7 @@ def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
     share=st.sampled_from([1.0, 1.3, 100.0]),
 )
 @settings(
-    max_examples=examples(3),
+    max_examples=examples(2),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

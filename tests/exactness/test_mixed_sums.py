@@ -229,7 +229,7 @@ def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, t
     shares=st.tuples(st.sampled_from([1.0, 1.3, 100.0]), st.sampled_from([1.0, 1.5, 100.0])),
 )
 @settings(
-    max_examples=examples(4),
+    max_examples=examples(3),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

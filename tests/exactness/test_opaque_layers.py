@@ -348,7 +348,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
     share=st.sampled_from([1.0, 1.3, 100.0]),
 )
 @settings(
-    max_examples=examples(3),
+    max_examples=examples(2),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

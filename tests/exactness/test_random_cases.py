@@ -15,7 +15,7 @@ from tests.exactness.reference import ModelCase
 from tests.examples import examples
 from tests.graphs import GraphCase, graph_cases, random_data
 
-EXAMPLES, EPOCHS = 12, 3
+EXAMPLES, EPOCHS = 8, 3
 
 graphs = graph_cases(
     nodes=st.integers(2, 70),

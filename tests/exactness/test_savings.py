@@ -55,7 +55,7 @@ def assert_same_training(case: ModelCase, store: Store, data: Data, folder: Path
     assert {name: scores[name] for name in expected_scores} == expected_scores
 
 
-@settings(max_examples=examples(10), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     graph=st.builds(
         GraphCase,

@@ -288,7 +288,7 @@ def test_what_is_told_by_the_number_of_edges(
     assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(
     way=st.sampled_from((*WAYS, "sorted")),
     sources=st.lists(st.integers(0, 6), min_size=2, max_size=14),

@@ -39,7 +39,7 @@ def also_loading(work: Workload, loaded: bool) -> Workload:
 
 
 @pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     cuts=st.tuples(*[CUTS] * 5),
     rows=st.sampled_from([12_000, 24_000]),
@@ -78,7 +78,7 @@ def test_what_fits_can_run(
     verify_plan(PlannedLayout(Problem(work, limits, machine), choice, layout, 0.0).plan)
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     cuts=st.lists(CUTS, min_size=2, max_size=2),
     groups=st.sampled_from([1, 2, 4]),

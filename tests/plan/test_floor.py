@@ -63,7 +63,7 @@ WIDTHS = st.integers(4, 14).map(lambda power: 1 << power)
 MODELS = st.sampled_from(["gat", "gcn", "gin", "sage"])
 
 
-@settings(max_examples=examples(4), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(3), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(NODES, NUMBERS, st.integers(2, 16) | st.just(128), WIDTHS, WIDTHS, st.integers(2, 3), MODELS, st.booleans())
 @example(1 << 16, 0, 15, 512, 1 << 12, 2, "gin", True)
 @example(0, 1 << 39, 15, 1024, 256, 3, "gat", False)
@@ -113,7 +113,7 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
     assert 0.9 * least <= sum(floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4])
 
 
-@settings(max_examples=examples(2), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(1), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     nodes=st.integers(14, 20).map(lambda power: 1 << power),
     degree=st.integers(2, 12),

@@ -35,7 +35,7 @@ def moved(timeline: Timeline, *resources: Resource) -> list[int]:
     return [timeline.moved_bytes.get(resource, 0) for resource in resources]
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     budgets=st.sampled_from([(12 << 20, 4 << 20), (5 << 20, 64 << 20), (48 << 20, 11 << 20), (128 << 20, 128 << 20)]),
     disk=st.floats(1e7, 1e10),
@@ -78,7 +78,7 @@ def test_copies_wait_for_what_they_are_behind_and_for_those_before_them() -> Non
     assert streams.drain() == 3.5
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     device_bytes=st.sampled_from([5 << 20, 12 << 20, 40 << 20]),
     wire=st.floats(1e8, 1e11),

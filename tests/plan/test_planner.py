@@ -79,7 +79,7 @@ def test_what_one_budget_lacks_the_other_may_give() -> None:
     assert made.host_peak_bytes > host
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4))
 def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
     device_part: float, host_part: float, layers: int
@@ -96,7 +96,7 @@ def test_every_plan_keeps_its_budgets_and_passes_the_verifier(
     assert made.host_peak_bytes <= host
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     budget=st.floats(0, 1),
     rows=st.integers(1, 9000),

@@ -32,7 +32,7 @@ def planned(device_bytes: int, work: Workload = WORK) -> Plan:
         return make_plan(work, Limits(1 << 26, 1 << 20))
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     device_bytes=st.integers(8 << 20, 128 << 20),
     rows=st.integers(1, 60_000),
@@ -56,7 +56,7 @@ def test_the_bytes_are_the_programs_and_no_resource_does_two_things_at_once(
     assert timeline.epoch_s >= moved / (1.2 * rate) * (1 - 1e-9), "both ways share the drive"
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(device_bytes=st.integers(8 << 20, 128 << 20))
 def test_memory_in_use_never_passes_the_plans_peak(device_bytes: int) -> None:
     plan = planned(device_bytes)

@@ -232,7 +232,7 @@ def test_more_device_memory_never_means_more_time() -> None:
     assert made[-1].to_device_bytes < made[0].to_device_bytes / 2
 
 
-@settings(max_examples=examples(15), deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(
     device=st.integers(2_000_000, 40_000_000),
     host=st.integers(500_000, 40_000_000),

@@ -62,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
 rates = st.sampled_from([0.0, 0.0, 0.01, 0.2])
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
     short=rates,
@@ -113,7 +113,7 @@ def test_other_bytes_than_were_stored_are_never_computed_with(
 ) -> None:
     """One bit of one request in 300, of the store's arrays and of what was spilled: every one is told."""
     told = []
-    for seed in range(examples(12)):
+    for seed in range(examples(8)):
         disk.append(Faults(seed=seed, wrong=1 / 300))
         try:
             assert losses(store, tmp_path) == undisturbed

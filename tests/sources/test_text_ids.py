@@ -168,7 +168,7 @@ _CHARACTERS = st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]
 _CALLED = st.text(_CHARACTERS, max_size=20).map(str.strip).filter(bool)
 
 
-@settings(deadline=None, max_examples=examples(8))
+@settings(deadline=None, max_examples=examples(5))
 @given(called=st.lists(_CALLED, min_size=2, max_size=12, unique=True), seed=st.integers(0, 9))
 def test_any_text_is_an_id_in_any_kind_of_table(
     tmp_path_factory: pytest.TempPathFactory, called: list[str], seed: int

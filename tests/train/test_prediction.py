@@ -92,7 +92,7 @@ def test_predictions_agree_with_the_scores(store: Store, tmp_path: Path) -> None
     assert scores["valid_score"] == pytest.approx(float(right[DATA.val_mask].mean()), rel=1e-12)
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),

@@ -42,7 +42,7 @@ def assert_same(case: ModelCase, store: Store, folder: Path, fit: dict[str, Any]
     return shared
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     kind=st.sampled_from(["gcn", "sage"]),
     layers=st.integers(1, 3),
