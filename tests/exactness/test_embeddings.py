@@ -95,7 +95,7 @@ def trainer_of(case: ModelCase, store: Store, folder: Path, optimizer: str = "ad
     dtype = options.pop("dtype", torch.float64)
     model = case.build(store.num_features + COLUMNS, store.num_classes, dtype=dtype)
     embedding = ooc.Embedding(COLUMNS, optimizer=optimizer, lr=LR, std=0.7, **OPTIMIZERS[optimizer][1])
-    options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 8, "optimizer": adam(model)} | options
+    options = {"gpu_budget": "64M", "host_budget": "64M", "tile_rows": 16, "optimizer": adam(model)} | options
     return tuned_trainer(
         model, store, embedding=embedding, input_dropout=case.input_dropout, spill_dir=folder, **options
     )
@@ -200,18 +200,18 @@ def outcome(make: Callable[..., ooc.Trainer], **options: Any) -> tuple[list[floa
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin"])
 def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
     """Budgets, block heights and slabs change no bit of the losses, the rows and the weights."""
-    graph = GraphCase(nodes=250, edges=1000, unlabelled=80)
+    graph = GraphCase(nodes=150, edges=600, unlabelled=50)
     store, _ = graph_in(tmp_path, without_features(random_data(graph, dtype=torch.float32)))
 
     def make(**options: Any) -> ooc.Trainer:
         return trainer_of(MODELS[name], store, tmp_path, dtype=torch.float32, **options)
 
-    gpu, host = least_budgets(lambda gpu, host: make(gpu_budget=gpu, host_budget=host, block_rows=8))
+    gpu, host = least_budgets(lambda gpu, host: make(gpu_budget=gpu, host_budget=host, block_rows=16))
     expected = outcome(make)
     plans: list[dict[str, Any]] = [
-        {"gpu_budget": gpu, "host_budget": host, "block_rows": 8},
+        {"gpu_budget": gpu, "host_budget": host, "block_rows": 16},
         {"gpu_budget": gpu * 3 // 2, "host_budget": host * 2, "threads": 2},
-        {"slab_columns": 2, "block_rows": 16},
+        {"slab_columns": 2, "block_rows": 32},
     ]
     for plan in plans:
         losses, rows, weights = outcome(make, **plan)

@@ -10,7 +10,7 @@ from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase, accuracies
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=400, edges=1500, self_loops=20, isolated=30, duplicates=50, unlabelled=50)
+GRAPH = GraphCase(nodes=120, edges=450, self_loops=6, isolated=9, duplicates=15, unlabelled=15)
 MODEL = ModelCase(kind="sage", layers=3, dropout=0.6, input_dropout=0.4)
 
 

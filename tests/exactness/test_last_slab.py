@@ -21,7 +21,7 @@ from tests.exactness.reference import CustomCase, ModelCase
 from tests.exactness.test_mixed_sums import InTurn
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=400, edges=2500, features=24, self_loops=9, isolated=7, duplicates=15, unlabelled=20)
+GRAPH = GraphCase(nodes=260, edges=1600, features=24, self_loops=9, isolated=7, duplicates=15, unlabelled=20)
 EVERY_WAY = [(direct, buffers, last) for direct in (True, False) for buffers in (1, 2) for last in (False, True)]
 IN_PAIRS = [(direct, buffers, last) for direct, buffers, last in EVERY_WAY if (direct ^ last) == (buffers == 2)]
 """Each two of the three in every combination."""

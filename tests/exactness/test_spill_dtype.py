@@ -19,7 +19,7 @@ from tests.exactness.comparison import in_turn, least, make_trainer, store_of
 from tests.exactness.reference import CustomCase, ModelCase
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=800, edges=5000, features=24, self_loops=30, isolated=40, duplicates=100, unlabelled=200)
+GRAPH = GraphCase(nodes=500, edges=3100, features=24, self_loops=20, isolated=25, duplicates=60, unlabelled=125)
 MODELS = {
     "gcn": ModelCase(kind="gcn", layers=3, hidden=40, dropout=0.3),
     "sage": ModelCase(kind="sage", layers=3, hidden=40, dropout=0.3, input_dropout=0.2),

@@ -34,7 +34,7 @@ from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
 
 WIDTH = 24
-GRAPH = GraphCase(nodes=1800, edges=5000, features=5, self_loops=20, isolated=25, duplicates=30, unlabelled=180)
+GRAPH = GraphCase(nodes=1200, edges=3300, features=5, self_loops=13, isolated=17, duplicates=20, unlabelled=120)
 WHOLE_BYTES = GRAPH.nodes * WIDTH * 4
 
 

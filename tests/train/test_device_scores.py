@@ -24,7 +24,7 @@ from tests.train.labelled import labelled, random_labels, random_values, with_so
 from tests.train.test_metrics import CASES, DATA, case_of
 
 MODEL = ModelCase(kind="gcn", layers=2, hidden=8)
-TILE_ROWS = 32
+TILE_ROWS = 64
 MASKS = {"train": "train_mask", "valid": "val_mask"}
 METRICS = {Task.CLASSES: "accuracy", Task.MULTILABEL: "micro-f1", Task.VALUES: "r2"}
 
@@ -49,7 +49,7 @@ def test_scores_are_the_cpus_and_nobody_waits_for_a_tile(
     the host collects. Column sums of R2 are torch's there, and NumPy's on the CPU."""
     store = case_of(labels, tmp_path)[0]
     options: dict[str, Any] = {"dtype": torch.float64, "metric": metric.value}
-    with builder(MODEL, store, tmp_path, threads=1, **options)() as trainer:
+    with builder(MODEL, store, tmp_path, threads=1, tile_rows=TILE_ROWS, block_rows=TILE_ROWS, **options)() as trainer:
         expected = scored(trainer)
     asked = []
     for tile_rows in (TILE_ROWS, TILE_ROWS // 2):
