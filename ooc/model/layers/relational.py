@@ -137,7 +137,7 @@ def _semantic(conv: Any, call: Call, parts: list[Value]) -> Value:
             total = total + share * rows_RC
         return total
 
-    return assembly.with_moments(parts, moments, function, (q,))
+    return assembly.rowwise(call.where, function, parts, (q,), moments=moments)
 
 
 def lower_rgcn(conv: Any, call: Call) -> Value:

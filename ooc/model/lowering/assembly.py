@@ -20,7 +20,7 @@ from ooc.model.graph import AnyScaling, RelationScaling
 from ooc.model.layers.per_edge import EdgeAggregate, Result
 from ooc.model.lowering.products import IN_FULL, Products
 from ooc.model.lowering.projection import ONCE, Projection, Repeated, SparseProduct, Weights
-from ooc.model.lowering.rectified import ExponentialLinear, Rectified, Sigmoidal, Signs
+from ooc.model.lowering.rectified import Rectified, Sigmoidal, Signs
 from ooc.model.lowering.values import (
     Aggregate,
     Dense,
@@ -343,10 +343,6 @@ class Assembly:
         """tanh of ``source``, or the logistic function."""
         return Sigmoidal(self.next_index(), source, logistic=logistic)
 
-    def exponential_linear(self, source: Value, alpha: float) -> Value:
-        """ELU of ``source``."""
-        return ExponentialLinear(self.next_index(), source, alpha)
-
     def rowwise(
         self,
         name: str,
@@ -409,38 +405,10 @@ class Assembly:
         check_matrix(source)
         return Moments(self.next_index(), source, update)
 
-    def with_moments(
-        self,
-        values: Sequence[Value],
-        moments: Sequence[Moments],
-        function: RowFunction,
-        parameters: Sequence[nn.Parameter],
-    ) -> Value:
-        """``function(*rows, mean, variance, …)``, as wide as ``values`` are, with moments of any matrices."""
-        return Normalized(self.next_index(), values, moments, function, parameters)
-
-    def of_totals(
-        self,
-        name: str,
-        source: Value,
-        total: Callable[[Tensor], Tensor],
-        function: Callable[[Tensor, Tensor], Tensor],
-        *,
-        inner_columns: int = 0,
-    ) -> Value:
-        """``function(x, total(x))``, where ``total`` is the sum over all rows of what it makes of each: any rows [R, C]
-        → [K], without parameters. Both are tried on a few rows, and ModelError names ``name``. ``inner_columns``:
-        numbers a row of what either makes on the way, where that is wider than x."""
-        check_matrix(source)
-        dtype = self.setting.dtype
-        found = total(torch.zeros(1, source.columns, dtype=dtype))
-        tail = probe(name, lambda rows: function(rows, torch.ones_like(found)), [source.tail], dtype)
-        moments = Moments(self.next_index(), source, totals=Totals(total, found.numel(), inner_columns))
-        return Normalized(self.next_index(), [source], [moments], function, (), tail, inner_columns=inner_columns)
-
-    def total(self, name: str, inputs: Sequence[Value], function: RowFunction) -> Moments:
-        """The sum over all rows of what ``function`` gives for any rows together. It is tried on a few: one that is no
-        such sum raises ModelError naming ``name``."""
+    def total(self, name: str, inputs: Sequence[Value], function: RowFunction, *, inner_columns: int = 0) -> Moments:
+        """The sum over all rows of what ``function``, without parameters, gives for any rows together. It is tried on a
+        few: one that is no such sum raises ModelError naming ``name``. ``inner_columns``: numbers a row of what it
+        makes on the way, where that is wider than the inputs."""
         source, tails = self.matrix(name, inputs), [one.tail for one in inputs]
 
         def of_rows(rows: Tensor) -> Tensor:
@@ -455,7 +423,7 @@ class Assembly:
         largest = float(found.abs().max())
         if not (largest < inf and torch.allclose(found, parts, rtol=tolerance, atol=tolerance * largest)):
             raise ModelError(f"{name} looks across rows: what it gives depends on all nodes, and is no sum over them")
-        return Moments(self.next_index(), source, totals=Totals(of_rows, found.numel()))
+        return Moments(self.next_index(), source, totals=Totals(of_rows, found.numel(), inner_columns))
 
     def next_index(self) -> int:
         """Of the value that is made next."""

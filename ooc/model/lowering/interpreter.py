@@ -44,6 +44,7 @@ from ooc.model.layers.propagation import OfEdges, lower_propagation
 from ooc.model.lowering.assembly import Assembly, first_line
 from ooc.model.lowering.norms import NORMS, lower_hetero_batch_norm, lower_norm
 from ooc.model.lowering.plain_forwards import GLOBAL_ATTENTIONS, lower_global_attention
+from ooc.model.lowering.rectified import ExponentialLinear
 from ooc.model.lowering.rowwise import (
     ARITHMETIC,
     HEAVY_FUNCTIONS,
@@ -828,7 +829,7 @@ class Interpreter:
             case (Activation.LEAKY_RELU, slope):
                 return self._assembly.rectified(args[0], slope)
             case (Activation.ELU, alpha):
-                return self._assembly.exponential_linear(args[0], alpha)
+                return ExponentialLinear(self._assembly.next_index(), args[0], alpha)
             case (Activation.TANH | Activation.SIGMOID as kind, _):
                 return self._assembly.sigmoidal(args[0], logistic=kind is Activation.SIGMOID)
             case _:

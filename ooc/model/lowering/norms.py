@@ -151,9 +151,11 @@ def lower_hetero_batch_norm(norm: Any, where: str, source: Value, codes: Codes, 
     apart = assembly.unlearnt(where, columns_apart, inputs)
     moments = assembly.moments(apart, update if norm.track_running_stats else None)
     assembly.observed += [moments] if norm.track_running_stats else []
-    return assembly.with_moments(
-        inputs, [moments], lambda x, rows, *both: normalised(x, codes.of(rows), *of_types(*both)[1:]), parameters
-    )
+
+    def by_moments(x: Tensor, rows: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return normalised(x, codes.of(rows), *of_types(mean, variance)[1:])
+
+    return assembly.rowwise(where, by_moments, inputs, parameters, moments=[moments])
 
 
 def _pair_norm(norm: Any, where: str, source: Value, assembly: Assembly) -> Value:

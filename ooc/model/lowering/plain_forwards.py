@@ -192,7 +192,8 @@ def _performer_attention(attention: Any, where: str, x: Value, assembly: Assembl
 
     inner = _KEYS_AT_ONCE * heads * projection.num_rows
     source = assembly.rowwise(where, mapped, [x], _parameters(*maps), heavy=True)
-    found = assembly.of_totals(where, source, total, attended, inner_columns=inner)
+    sums = assembly.total(where, [source], total, inner_columns=inner)
+    found = assembly.rowwise(where, attended, [source], moments=[sums], inner_columns=inner)
     out = assembly.rowwise(where, attention.attn_out, [found], _parameters(attention.attn_out), heavy=True)
     return assembly.dropout(out, float(attention.dropout.p)) if attention.dropout.training else out
 
@@ -230,7 +231,7 @@ def _sgformer_attention(attention: Any, where: str, x: Value, assembly: Assembly
         return found
 
     source = assembly.rowwise(where, mapped, [x], _parameters(*maps), heavy=True)
-    return assembly.of_totals(where, source, total, attended)
+    return assembly.rowwise(where, attended, [source], moments=[assembly.total(where, [source], total)])
 
 
 def _direction(rows_RHM: Tensor) -> Tensor:
@@ -267,7 +268,7 @@ def _polynormer_attention(attention: Any, where: str, x: Value, assembly: Assemb
         return F.relu(attention.lin_out(gated))
 
     source = assembly.rowwise(where, mapped, [x], _parameters(attention.k, attention.v, *of_query), heavy=True)
-    found = assembly.of_totals(where, source, total, attended)
+    found = assembly.rowwise(where, attended, [source], moments=[assembly.total(where, [source], total)])
     after = _parameters(attention.lns, attention.h_lins, attention.lin_out)
     out = assembly.rowwise(where, mixed, [found, x], after, heavy=True)
     return assembly.dropout(out, float(attention.dropout.p)) if attention.dropout.training else out
