@@ -40,7 +40,7 @@ def import_everything() -> None:
         "ooc.train.batched.batches",
     ):
         importlib.import_module(name)
-    for name in ("torch_geometric.nn.models", "ooc.report.console", "ooc.report.logs", "ooc.report.runs"):
+    for name in ("torch_geometric.nn.models", "zarr", "ooc.report.console", "ooc.report.logs", "ooc.report.runs"):
         importlib.import_module(name)
 
 

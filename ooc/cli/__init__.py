@@ -163,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
+        warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # zarr's
         return _fail("the system allows no more threads (ulimit -u, or a limit of its container)")
     finally:
         gc.set_threshold(*often)

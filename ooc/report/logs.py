@@ -165,7 +165,7 @@ class TensorBoardLog(EpochLog):
 # ---- what a run is told when training starts ------------------------------------------------------------------------
 
 
-_PACKAGES = ("ooc", "torch", "torch-geometric", "numpy")
+_PACKAGES = ("ooc", "torch", "torch-geometric", "numpy", "zarr")
 
 
 def note_start(run: RunFolder, report: PlanReport | None, spill_dir: Path, metric: Metric) -> None:

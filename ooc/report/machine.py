@@ -26,7 +26,7 @@ from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_eng
 from ooc.prefetch.engines.kernel_queue import KernelQueue
 from ooc.sizes import format_size
 
-LIBRARIES = ("pyarrow", "torch", "torch-geometric", "numpy", "google-crc32c", "triton", "nvidia-ml-py")
+LIBRARIES = ("pyarrow", "torch", "torch-geometric", "numpy", "zarr", "google-crc32c", "triton", "nvidia-ml-py")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GDS_MODULE = Path("/proc/driver/nvidia-fs")
 _GROUP = "a control group"

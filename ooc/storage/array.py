@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -25,7 +25,10 @@ import numpy.typing as npt
 
 from ooc.errors import OocError, StoreError
 from ooc.storage.checksums import combined, of_zeros
-from ooc.storage.zarr_json import METADATA_FILE, read_array, understood
+from ooc.storage.zarr_json import METADATA_FILE, read_array
+
+if TYPE_CHECKING:
+    import zarr
 
 AnyArray = npt.NDArray[Any]
 
@@ -37,6 +40,7 @@ GAP_BYTES = 1 << 16  # Rows nearer than this are read in one go: about what a di
 READ_BYTES = 4 << 20
 CHECKSUM_FILE = "checksums.bin"
 TEMPORARY_SUFFIX = ".ooc-tmp"
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 _CHECKED_BYTES = 1 << 18
 _MOST_CHUNK_BYTES = 64 * CHUNK_BYTES
@@ -266,19 +270,38 @@ def open_array(group_path: Path, name: str) -> Array:
     path = group_path / name
     try:
         found = read_array(path)
+        array = Array(name, path, found.shape, found.chunks, found.dtype.str)
+        plain = _is_raw(found, array)
     except FileNotFoundError as error:
         raise StoreError(f"the store {group_path} has no array {name!r}") from error
-    with understood(path):
-        array = None if found is None else Array(name, path, *found)
-        if array is None or not _has_whole_rows(array):
-            raise StoreError(f"{path / METADATA_FILE} describes an array that is not stored as raw rows")
+    except (MemoryError, StoreError):
+        raise
+    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+        raise damaged(path, error) from error
+    if not plain:
+        raise StoreError(f"{path / METADATA_FILE} describes an array that is not stored as raw rows")
     return array
 
 
-def _has_whole_rows(array: Array) -> bool:
-    """Whether chunks are whole rows and whole pages, and not too high."""
-    pages = array.chunks[1:] == array.shape[1:] and array.chunk_bytes % PAGE_BYTES == 0
-    return pages and array.chunks[0] <= max(PAGE_BYTES, _MOST_CHUNK_BYTES // array.row_bytes)
+def _is_raw(found: "zarr.Array[Any]", array: Array) -> bool:
+    """Whether the chunk files of ``found`` are whole rows, little endian, and nothing else."""
+    from zarr.codecs import BytesCodec
+
+    chunk = array.chunk_path(1).relative_to(array.path)
+    return (
+        found.dtype.name in DTYPES
+        and found.chunks[1:] == found.shape[1:]
+        and found.metadata.encode_chunk_key((1, 0)[: found.ndim]) == str(chunk)
+        and not (found.filters or found.compressors or found.shards)
+        and found.serializer in (BytesCodec(endian="little"), BytesCodec(endian=None))
+        and array.chunk_bytes % PAGE_BYTES == 0
+        and array.chunks[0] <= max(PAGE_BYTES, _MOST_CHUNK_BYTES // array.row_bytes)
+    )
+
+
+def damaged(path: Path, error: Exception) -> StoreError:
+    """The error that says that the metadata of the group or array at ``path`` make no sense."""
+    return StoreError(f"{path / METADATA_FILE} is damaged: {' '.join(str(error).split())}")
 
 
 def flush(path: Path) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import OocError, StoreError
-from ooc.storage.array import AnyArray, Array, open_array
+from ooc.storage.array import AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
 from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name
-from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group, understood
+from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
 
 FORMAT_VERSION = 7
@@ -388,7 +388,7 @@ def open_store(path: str | Path) -> Store:
     path = Path(path)
     identity = _identity(path)  # before anything is read: what replaces the store meanwhile is told apart
     attributes = _attributes(path)
-    with understood(path):
+    try:
         version = attributes["ooc_format"]
         if not isinstance(version, int) or version < 1:
             raise ValueError(f"ooc_format is {version!r}")
@@ -409,6 +409,8 @@ def open_store(path: str | Path) -> Store:
         store = Store(path, attributes, arrays, identity=identity)
         if any(not 0 <= size <= (store.num_graphs or store.num_nodes) for size in store.split_sizes.values()):
             raise ValueError("a split is larger than what there is")
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        raise damaged(path, error) from error
     for name, shape in shapes.items():
         if arrays[name].shape != shape:
             raise StoreError(f"the store {path} has {name} of shape {arrays[name].shape}, not {shape}")
@@ -429,7 +431,12 @@ def _attributes(path: Path) -> dict[str, Any]:
         raise StoreError(f"there is no store at {path}{did_you_mean_path(path)}")
     if not (path / METADATA_FILE).is_file():
         raise StoreError(f"{path} is not a store: it has no {METADATA_FILE}")
-    attributes = read_group(path)
+    try:
+        attributes = read_group(path)
+    except (MemoryError, StoreError):
+        raise
+    except Exception as error:  # whatever zarr makes of a document that it cannot understand
+        raise damaged(path, error) from error
     if "ooc_format" not in attributes:
         raise StoreError(f"{path} is a Zarr group, but no store made by ooc convert")
     return attributes

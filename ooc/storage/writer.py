@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ooc.errors import StoreError, as_error
-from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, AnyArray, Array, chunk_rows, runs, write_at
-from ooc.storage.zarr_json import DTYPES, METADATA_FILE, of_array
+from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Array, chunk_rows, runs, write_at
+from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
 class _Writer(ABC):

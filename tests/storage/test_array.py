@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from zarr.core.buffer import Buffer
 
 from ooc.errors import StoreError
-from ooc.storage.array import Array, chunk_rows, open_array
+from ooc.storage.array import DTYPES, Array, chunk_rows, open_array
 from ooc.storage.store import write_group
 from ooc.storage.writer import ArrayWriter
-from ooc.storage.zarr_json import DTYPES
 from tests.examples import examples
 
 
