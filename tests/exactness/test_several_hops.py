@@ -163,7 +163,7 @@ CASES = {
     "EGConv, several": twice(
         lambda i, o: EGConv(i, o, num_heads=2, aggregators=["symnorm", "std", "min"], add_self_loops=False)
     ),
-    "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "sum"])),
+    "EGConv as it is": twice(lambda i, o: EGConv(i, o, num_heads=2, num_bases=2, aggregators=["std", "symnorm"])),
     "GENConv with batch norm": twice(lambda i, o: GENConv(i, o, learn_t=True)),
     "GENConv": twice(lambda i, o: GENConv(i, o, norm="layer", t=0.7, msg_norm=True)),
     "AntiSymmetricConv": CustomCase(make=Antisymmetric),
@@ -244,6 +244,7 @@ REFUSED = [
     (lambda i, o: GatedGraphConv(2, 1), "The number of input channels is not allowed to be larger"),
     (lambda i, o: ChebConv(i, o, 3, aggr="mean"), "aggr='mean' is not supported"),
     (lambda i, o: SSGConv(i, o, alpha=0.1, aggr="max"), "aggr='max' is not supported"),
+    (lambda i, o: EGConv(i, o, ["std", "sum"], num_heads=2), "PyG adds no self-loops to the last nodes"),
     (lambda i, o: HypergraphConv(i, o, use_attention=True), "hyperedge_attr must be one matrix of rows"),
 ]
 
