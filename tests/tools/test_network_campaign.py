@@ -19,16 +19,14 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_random_networks_train_as_by_pyg(tool: ModuleType) -> None:
-    found = [tool.verdict(seed) for seed in range(4)]
-    assert all(what in ("the same", "refused", "not by PyG") for what, _ in found), found
-    assert [what for what, _ in found].count("the same") >= 2
+    assert [tool.verdict(seed) for seed in (1, 2)] == [("the same", "")] * 2
 
 
 def test_other_results_are_noticed(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_pyg(given: object, original: object = tool.by_pyg) -> object:
-        losses, weights, out = original(given)  # type: ignore[operator]
-        return losses, {name: tensor + 1e-4 for name, tensor in weights.items()}, out
+        found = original(given)  # type: ignore[operator]
+        return found | {name: tensor + 1e-4 for name, tensor in found.items() if name != "losses"}
 
     monkeypatch.setattr(tool, "by_pyg", by_pyg)
-    what, why = next(found for seed in range(4) if (found := tool.verdict(seed))[0] not in ("refused", "not by PyG"))
+    what, why = tool.verdict(1)
     assert what == "failed" and "is not PyG's" in why
