@@ -21,7 +21,7 @@ def test_damage_is_noticed_or_does_not_matter(tmp_path: Path, name: str) -> None
     made = FIXTURES[name](random_graph(rng, nodes=40, edges=120, features=4), folder, rng)
     trial = Trial(made, work)
     seen: Counter[Outcome] = Counter()
-    for damage in islice(damages(folder, rng), examples(6)):
+    for damage in islice(damages(folder, rng), examples(4)):
         outcome, message = trial.outcome(damage)
         seen[outcome] += 1
         assert judge(damage, outcome) is not Verdict.WRONG, f"{damage}: {outcome.value} {message}"
