@@ -733,6 +733,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "no number of rows, without parameters": (lambda: First(Untold(learns=False)), ("Untold (first)", "dim_size")),
     "degrees of sources": (lambda: Own(out_degree), ("Own", "degrees of sources")),
     "degrees of sources, of roots": (lambda: Own(lambda s, x, e: out_degree(s, x.sqrt(), e)), ("degrees of sources",)),
+    "self-loops of who knows how many nodes": (
+        lambda: Own(lambda s, x, e: x + 0 * add_self_loops(e)[0].sum()),
+        ("Own", "give num_nodes=x.size(0)"),
+    ),
     "no numbers": (lambda: Own(lambda s, x, e: out_degree(s, (-1 - x.abs()).sqrt(), e)), ("Own", "finite number")),
     "degrees of sources, if large": (
         lambda: Own(lambda s, x, e: x / torch.bincount(e[0], minlength=len(x)).clamp(min=40)[:, None]),

@@ -13,10 +13,11 @@ half of the tiles by a copy that has not been run before, since it may keep what
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -623,13 +624,33 @@ class _Probe:
 
     def _whole(self, dropout: AbstractContextManager[Any]) -> Tensor:
         try:
-            with dropout, torch.no_grad():
+            with dropout, self._loops_counted(), torch.no_grad():
                 result: Tensor = self.layer.call(self.module, self.x_NC, self.near)
         except ModelError:
             raise
         except Exception as error:
             raise self.layer.refuse(f"it fails on a small graph: {first_line(error)}") from error
         return result
+
+    @contextmanager
+    def _loops_counted(self) -> Iterator[None]:
+        """Refused where PyG adds self-loops and is not told of how many nodes: it adds none behind the last one that
+        has an edge, which no tile tells."""
+        from torch_geometric.nn.conv import gcn_conv
+        from torch_geometric.utils import laplacian, loop
+
+        def told(edge_index: Tensor, num_nodes: int | None = None) -> int:
+            if num_nodes is None:
+                raise self.layer.refuse(
+                    "it adds self-loops without saying how many nodes there are, and PyG adds none to the last ones "
+                    "where these have no edges; give num_nodes=x.size(0), or data after AddRemainingSelfLoops()"
+                )
+            return num_nodes
+
+        with ExitStack() as stack:
+            for module in (gcn_conv, laplacian, loop):
+                stack.enter_context(mock.patch.object(module, "maybe_num_nodes", told))
+            yield
 
     def _tile(self, start: int, rows: int) -> TileEdges:
         near, offsets = self.near, self.offsets_N1

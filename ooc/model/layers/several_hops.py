@@ -141,12 +141,6 @@ def _activated(call: Call, act: Any, rows: Value) -> Value:
 
 def lower_eg(conv: Any, call: Call) -> Value:
     """Bases are summed as they are, and weighed by each row afterwards."""
-    if conv.add_self_loops and "symnorm" not in conv.aggregators:
-        # add_remaining_self_loops(edge_index) is not told how many nodes there are, those of a tile least of all.
-        raise call.refuse(
-            "PyG adds no self-loops to the last nodes where these have no edges; give add_self_loops=False, and data "
-            "after AddRemainingSelfLoops()"
-        )
     known = {"symnorm"} if conv.add_self_loops else {"symnorm", "sum", "mean", "max", "std", *_OTHERS}
     call.needs(known.issuperset(conv.aggregators) and len(set(conv.aggregators)) == len(conv.aggregators))
     assembly, x, heads = call.assembly, call.matrix("x"), conv.num_heads
