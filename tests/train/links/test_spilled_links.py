@@ -96,7 +96,7 @@ def _spills(plan: Plan) -> bool:
     threads=st.integers(1, 3),
     slab_columns=st.sampled_from([None, 1]),
 )
-@settings(max_examples=examples(1), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(2), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_memory_and_blocks_change_no_bit(
     store: Store, links: ooc.Links, expected: Any, more: float, **options: Any
 ) -> None:
