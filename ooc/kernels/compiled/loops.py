@@ -22,8 +22,6 @@ import numpy.typing as npt
 import torch
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 from torch import Tensor
 
 from ooc.errors import StoreError
@@ -95,34 +93,10 @@ def _by_one_process(compile_loop: Callable[[Any], Any], lock_path: Path) -> Call
     return compile_alone
 
 
-class _Unfinished(JITCodeLibrary):
-    """A part's code, which is never run: it is optimised and made machine code with what it becomes part of alone. To
-    do that with every part as well was a seventh of compiling."""
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalized = True
-
-    @property
-    def codegen(self) -> "_Unfinished":
-        """What numba tells where a function's environment is."""
-        return self
-
-    def set_env(self, name: str, environment: Any) -> None:
-        """No part needs one: they are for what asks Python for something."""
-
-
-class _OfPart(Compiler):
-    def __init__(self, typing: Any, target: Any, library: None, *more: Any) -> None:
-        super().__init__(typing, target, _Unfinished(target.codegen(), "part"), *more)
-
-
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
     """A part of loops, which becomes part of those that call it and is never called otherwise. To hand over dozens of
     matrices took as long as half of what was done with them."""
-    options = _OPTIONS | {"no_cpython_wrapper": True, "forceinline": True, "pipeline_class": _OfPart}
+    options = _OPTIONS | {"no_cpython_wrapper": True, "forceinline": True}
     return cast(Callable[..., Any], njit(**options)(function))
 
 
