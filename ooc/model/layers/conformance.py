@@ -643,7 +643,8 @@ class _Probe:
             if num_nodes is None:
                 raise self.layer.refuse(
                     "it adds self-loops without saying how many nodes there are, and PyG adds none to the last ones "
-                    "where these have no edges; give num_nodes=x.size(0), or data after AddRemainingSelfLoops()"
+                    "where these have no edges; give num_nodes=x.size(0), or have the data's AddRemainingSelfLoops() "
+                    "add them and none here"
                 )
             return num_nodes
 
