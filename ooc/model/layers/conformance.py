@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
+from threading import get_ident
 from typing import Any
 from unittest import mock
 
@@ -639,14 +640,16 @@ class _Probe:
         from torch_geometric.nn.conv import gcn_conv
         from torch_geometric.utils import laplacian, loop
 
-        def told(edge_index: Tensor, num_nodes: int | None = None) -> int:
-            if num_nodes is None:
+        own, as_before = get_ident(), loop.maybe_num_nodes
+
+        def told(edge_index: Tensor, num_nodes: int | None = None) -> Any:
+            if num_nodes is None and get_ident() == own:
                 raise self.layer.refuse(
                     "it adds self-loops without saying how many nodes there are, and PyG adds none to the last ones "
                     "where these have no edges; give num_nodes=x.size(0), or have the data's AddRemainingSelfLoops() "
                     "add them and none here"
                 )
-            return num_nodes
+            return as_before(edge_index, num_nodes)
 
         with ExitStack() as stack:
             for module in (gcn_conv, laplacian, loop):
