@@ -79,13 +79,14 @@ class Loss:
 
 
 def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
-    """What ``labels`` in one column [n] or [n, 1] are, where the loss, or a fraction among them, says that they are no
-    classes; else None."""
-    for task, kinds in _MEANT.items():
-        if loss in kinds or type(loss) in kinds:
-            return task
+    """What ``labels`` [n] or [n, L] are where a fraction among them, or else the loss, says so; None: what their form
+    says."""
     pieces = (piece for y in labels if y.is_floating_point() for piece in torch.split(y.reshape(-1), _BLOCK_ROWS))
-    return Task.VALUES if any(bool(((piece != piece.trunc()) & ~piece.isnan()).any()) for piece in pieces) else None
+    if any(bool(((piece != piece.trunc()) & ~piece.isnan()).any()) for piece in pieces):
+        return Task.VALUES
+    task = next((task for task, kinds in _MEANT.items() if loss in kinds or type(loss) in kinds), None)
+    one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
+    return task if one_column or task is Task.VALUES else None
 
 
 def resolve_loss(
@@ -118,11 +119,17 @@ def resolve_loss(
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and kind in _OF_CLASSES:
         _require(task is Task.CLASSES, loss, "takes one class a node", task)
         return _cross_entropy(loss, store, outputs, place)
-    if kind in _ELEMENTWISE:
+    if isinstance(loss, _ELEMENTWISE) and kind in _ELEMENTWISE:
         _require(task is not Task.CLASSES, loss, "takes a row of targets a node", task)
         labels = label_columns(store)
         if outputs != labels:
             raise ModelError(f"the model has {outputs} outputs, loss {kind.__name__} needs {labels}, one a label")
+        for name, buffer in loss.named_buffers():
+            if buffer.numel() != 1 and not buffer.shape[-1] == buffer.numel() == labels:
+                raise ModelError(
+                    f"loss {kind.__name__}: its {name} {list(buffer.shape)} is not one number a label, [{labels}]; "
+                    "weights of nodes may be a column of y, for a loss of your own"
+                )
         if given is not None and given.spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
             raise ModelError(given.spread)
         count, total = store.split_sizes["train"] * labels, _summed(loss, place)

@@ -757,8 +757,7 @@ def _opened(
 
     names = "x", "y", "edge_weight", "edge_attr", *beside
     labels = _labels_of(graph)
-    one_column = all(y.dim() < 2 or y.shape[1] == 1 for y in labels)
-    task = task_meant(loss, labels) if labels and one_column else None
+    task = task_meant(loss, labels) if labels else None
     reading: dict[str, Any] = {} if task is None else {"task": task.value}
     found = (getattr(part, name, None) for part in _parts_of(graph) for name in names)
     kinds = {one.dtype for one in found if isinstance(one, Tensor) and one.is_floating_point()}

@@ -552,6 +552,7 @@ class OneNumber(nn.Module):
         (torch.arange(120) % 5, nn.MSELoss()),
         (torch.arange(120) % 5, F.l1_loss),
         (torch.arange(120) % 2, nn.BCEWithLogitsLoss()),
+        (torch.arange(120) / 119, nn.BCEWithLogitsLoss()),
         ((torch.arange(120) % 2).double(), F.binary_cross_entropy_with_logits),
     ],
 )
@@ -586,13 +587,13 @@ def test_of_data_fractions_and_the_loss_say_that_labels_are_no_classes(
 
 
 def test_values_are_not_rounded_to_what_features_are(tmp_path: Path) -> None:
-    """Of PyG's Data, whose features may be whole numbers or of 32 bits."""
-    y, mask, losses = random_values(DATA, 2), DATA.train_mask, []
-    for x in (DATA.x.float(), (DATA.x * 9).long()):
+    """Of PyG's Data, whose features may be whole numbers or of 32 bits. To a regression -1 is a number."""
+    values, mask, losses = random_values(DATA, 2), DATA.train_mask, []
+    for x, y in ((DATA.x.float(), values), ((DATA.x * 9).long(), values), (DATA.x, values.sign().long())):
         model = GCN(x.shape[1], 4, 1, 2).double()
-        expected = F.mse_loss(model(x.double(), DATA.edge_index)[mask], y[mask]).item()
+        expected = F.mse_loss(model(x.double(), DATA.edge_index)[mask], y[mask].double()).item()
         data = Data(x, DATA.edge_index, y=y, train_mask=mask)
-        with ooc.Trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
+        with ooc.Trainer(model, data, loss=nn.MSELoss(), memory="64M", spill_dir=tmp_path) as trainer:
             losses.append((trainer.fit(1, eval_every=0, progress=False)[0].loss, expected))
     assert all(found == pytest.approx(expected, rel=1e-12) for found, expected in losses)
 
@@ -604,6 +605,9 @@ def test_outputs_must_be_as_many_as_labels(tmp_path: Path) -> None:
         make_trainer(store, 4, tmp_path)
     with pytest.raises(ModelError, match="takes one class a node, the store's task is 'values'"):
         make_trainer(store, 1, tmp_path, loss=nn.CrossEntropyLoss())
+    of_each_node = nn.BCEWithLogitsLoss(weight=torch.ones(store.split_sizes["train"], 1, dtype=torch.float64))
+    with pytest.raises(ModelError, match=r"its weight \[\d+, 1\] is not one number a label, \[1\]"):
+        make_trainer(store, 1, tmp_path, loss=of_each_node)
 
 
 QUANTILES = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
