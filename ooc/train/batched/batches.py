@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ooc.engine.record import EpochRecord
@@ -72,6 +73,10 @@ five layers it was 0.8 to 1.13."""
 def _has_recurrence(model: nn.Module) -> bool:
     """Whether torch goes through sequences in it, as in ``Set2Set`` and ``JumpingKnowledge("lstm")``."""
     return any(isinstance(part, nn.RNNBase) for part in model.modules())
+
+
+def _as_it_is(saved: Tensor) -> Tensor:
+    return saved
 
 
 class BatchTrainer(Trainer):
@@ -225,8 +230,9 @@ class BatchTrainer(Trainer):
         """Add a batch's gradients, ``scale`` times, to those of its step. Returns the sum of its losses."""
 
     def _backward(self, outputs_rC: Tensor, labels: Tensor, scale: float) -> float:
-        """From outputs to gradients, and the sum of the losses."""
-        total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
+        """From outputs to gradients, and the sum of the losses, which saves what no layer does."""
+        with saved_tensors_hooks(_as_it_is, _as_it_is):
+            total, gradient_rC = self._loss.gradient(outputs_rC.detach(), labels)
         torch.autograd.backward(outputs_rC, gradient_rC * scale)
         return float(total)
 
