@@ -18,11 +18,12 @@ import sys
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.examples import ORDINARY, THOROUGH
+from tests.examples import ORDINARY, THOROUGH, is_thorough
 
 for name, count in ("ordinary", ORDINARY), ("thorough", THOROUGH):
     settings.register_profile(name, deadline=None, max_examples=count)  # a busy machine is no failure
@@ -43,9 +44,27 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What may take longer than other tests begins first: at the end, one process would have it and others nothing."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """An ordinary run leaves out what is marked ``thorough``, unless tests are asked for by name. And what may take
+    longer than other tests begins first: at the end, one process would have it and others nothing."""
+    if not is_thorough() and not any("::" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """For the process that xdist's workers report to: it collects nothing."""
+    output = getattr(items[0].config, "workeroutput", None) if items else None
+    if output is not None:
+        output["deselected"] = output.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Of the summary, what is counted alone matters; every worker leaves out the same."""
+    count = getattr(node, "workeroutput", {}).get("deselected", 0)
+    node.config.pluginmanager.get_plugin("terminalreporter").stats["deselected"] = [node] * count
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,7 +35,7 @@ from tests.exactness.comparison import (
 )
 from tests.exactness.conftest import Converted
 from tests.exactness.reference import CustomCase, ModelCase, smooth_adam
-from tests.examples import examples
+from tests.examples import examples, thorough
 from tests.graphs import GraphCase, graph_cases, random_data
 
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -170,7 +170,10 @@ MODELS = {
 EITHER_WAY = {"GAT", "GAT with dropout", "GATv2", "Transformer", "SAGE of maxima", "all kinds in one"}
 
 
-@pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways=EITHER_WAY))
+@pytest.mark.parametrize(
+    ("name", "undirected"),
+    thorough(in_turn(MODELS, DIRECTIONS, all_ways=EITHER_WAY), "GAT with dropout-undirected"),
+)
 def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Whole in memory on a directed graph, one head after the other on an undirected one; models that differ in an
     option alone on one of them."""
