@@ -242,17 +242,6 @@ def test_an_aggregation_with_other_weights_is_not_taken_for_this_one(tmp_path: P
     assert kept["weight"] == ["gcn_float64", "weighted_gcn_improved_float64"]
 
 
-class Weighing(nn.Module):
-    """Does something with the weights itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = SGConv(ROUGH.features, ROUGH.classes, K=2)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-        return self.conv(x, edge_index, edge_weight.sigmoid())
-
-
 class Named(nn.Module):
     """Convolutions whose weights go by the name of features, or by their own."""
 
@@ -296,7 +285,7 @@ def test_weights_that_pygs_data_calls_edge_attr_are_called_so(kind: type[Named],
 
 
 def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
-    """A model that takes no weights, one that changes them, weights that have no root, an option that is none."""
+    """A model that takes no weights, weights that have no root, an option that is none."""
     data = random_data(ROUGH)
     store = store_of(data, tmp_path)
     sage = GraphSAGE(ROUGH.features, H, 2, ROUGH.classes).double()
@@ -305,11 +294,6 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     tuned_trainer(sage, store, ignore_edge_data="weight").close()
     with pytest.raises(OptionError, match="'some' is not one of none, weight, features, all"):
         tuned_trainer(sage, store, ignore_edge_data="some")
-    with pytest.raises(
-        ModelError,
-        match="is not what the store has but computed of that; a layer of your own may compute it in its forward",
-    ):
-        tuned_trainer(Weighing().double(), store)
     data.edge_weight = data.edge_weight - 5
     gcn = GCN(ROUGH.features, H, 2, ROUGH.classes).double()
     with pytest.raises(ModelError, match=r"sum to -.*PyG gives NaN; use normalize=False"):

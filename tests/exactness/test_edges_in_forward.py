@@ -131,6 +131,10 @@ def both_ways(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return found - scatter(x[col], row, dim=0, dim_size=x.size(0), reduce="mean")
 
 
+def normalizing_again(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    return net.gcn(x * means(net, x, edge_index, e), remove_self_loops(edge_index)[0])  # type: ignore[no-any-return]
+
+
 def ends_stacked(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     """They are the graph's edges as they are, and the other way round: for formulas, and for a softmax over edges from
     a node."""
@@ -220,6 +224,7 @@ def processors(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
 MODELS: list[Forward] = [
     *(means, maxima_at_sources, attention, added_at_sources, both_ways, norms_of_degrees, norms_of_pyg, laplacian),
     *(
+        normalizing_again,
         ends_stacked,
         whole_numbers,
         self_loops,
@@ -300,10 +305,6 @@ def reversed_edges(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor
     return net.sage(x, to_undirected(edge_index, num_nodes=x.size(0)))  # type: ignore[no-any-return]
 
 
-def normalizing_again(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-    return net.gcn(x, remove_self_loops(edge_index)[0])  # type: ignore[no-any-return]
-
-
 def of_unknown_number(net: Net, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return scatter(e, edge_index[1], dim=0)
 
@@ -344,7 +345,6 @@ REFUSED: dict[Forward, tuple[str, ...]] = {
     norm_of_edges: ("its buffer", "running_mean"),
     mean_of_edges: ("depends on more than the node, its in-neighbours",),
     reversed_edges: ("SAGEConv (sage): what it gives for a node depends on more",),
-    normalizing_again: ("GCNConv (gcn): what it gives for a node depends on more",),
     flipped_too: ("the edges both ways round",),
     put_by_edges: ("item assignment is given the edges; scatter and index_add",),
     view_of_sums: ("index_add_ writes into a matrix that is used again",),

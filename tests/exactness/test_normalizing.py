@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import DNAConv, FAConv, GCN2Conv, GCNConv, LGConv, PDNConv
+from torch_geometric.nn import (
+    APPNP,
+    ChebConv,
+    DNAConv,
+    FAConv,
+    GCN2Conv,
+    GCNConv,
+    GraphConv,
+    LEConv,
+    LGConv,
+    PDNConv,
+    SGConv,
+    SSGConv,
+    TAGConv,
+)
 
 from ooc.errors import ModelError
 from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of
@@ -74,6 +88,18 @@ class Weighing(nn.Module):
         return out
 
 
+class OfColumn(nn.Module):
+    """Takes what it is asked to of the features of edges for their weights."""
+
+    def __init__(self, features: int, classes: int, make: Callable[[int, int], nn.Module], asks: list[Any]) -> None:
+        super().__init__()
+        self.conv, self.asks = make(features, classes), asks
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index, self.asks[0](edge_attr))
+        return out
+
+
 def weighing(make: Callable[[], nn.Module], of_rows: bool = False) -> CustomCase:
     return CustomCase(make=lambda features, classes: Weighing(features, classes, make, of_rows))
 
@@ -108,8 +134,29 @@ CASES: dict[str, tuple[CustomCase, dict[str, Any]]] = {
     ),
     "GCN2Conv of computed weights": (weighing(lambda: GCN2Conv(WIDTH, 0.2)), {"edge_features": K}),
     "LGConv of computed weights": (weighing(lambda: LGConv()), {"edge_features": K}),
+    "TAGConv of computed weights": (weighing(lambda: TAGConv(WIDTH, WIDTH)), {"edge_features": K}),
+    "SGConv of weights computed of rows": (weighing(lambda: SGConv(WIDTH, WIDTH, 2), of_rows=True), {}),
+    "SSGConv of computed weights": (weighing(lambda: SSGConv(WIDTH, WIDTH, 0.2, 2)), {"edge_features": K}),
+    "APPNP of computed weights": (weighing(lambda: APPNP(2, 0.1)), {"edge_features": K}),
+    "ChebConv of computed weights": (weighing(lambda: ChebConv(WIDTH, WIDTH, 3)), {"edge_features": K}),
 }
 IN_LEAST_MEMORY = ("PDNConv", "GCNConv of computed weights")
+
+
+COLUMNS: dict[str, tuple[Callable[[int, int], nn.Module], Callable[[Tensor], Tensor], int]] = {
+    "GCNConv of one of two": (GCNConv, lambda e: e[:, 1], 2),
+    "GraphConv of the only one": (GraphConv, lambda e: e.squeeze(), 1),
+    "TAGConv of the only one": (TAGConv, lambda e: e.view(-1), 1),
+    "LEConv of one of two": (LEConv, lambda e: e[:, 0], 2),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
+    make, asks, features = COLUMNS[name]
+    data = random_data(GraphCase(**HUB, edge_features=features))
+    data.edge_attr = data.edge_attr.abs()
+    assert_agrees(CustomCase(make=lambda i, o: OfColumn(i, o, make, [asks])), data, tmp_path, epochs=EPOCHS)
 
 
 @pytest.mark.parametrize("name", CASES)

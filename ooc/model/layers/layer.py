@@ -129,6 +129,7 @@ class Call:
             return False
         if given != EdgeInput(data, self.relation):
             wanted = "[E]" if data is EdgeData.WEIGHT else "[E, F]"
+            self.needs(not isinstance(given, EdgeInput) or not given.steps)
             is_other = isinstance(given, EdgeInput) and given.data is not data
             shape = f", {wanted}; give data with such" if is_other else ""
             raise self.refuse(f"{name} must be the model's own {ARGUMENTS[data]}{shape}")

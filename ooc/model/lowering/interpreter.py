@@ -9,7 +9,6 @@ import operator
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -23,20 +22,15 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.nn import (
-    GCN2Conv,
-    GCNConv,
     HeteroBatchNorm,
     HeteroLayerNorm,
     HeteroLinear,
-    LGConv,
     MessageNorm,
     MessagePassing,
-    SimpleConv,
 )
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
-from ooc.errors import ModelError
+from ooc.errors import ModelError, OocError
 from ooc.kernels.functions import Activation
 from ooc.model.layers.convolutions import lower_convolution
 from ooc.model.layers.layer import EdgeInput, EdgeKinds, Graph
@@ -157,27 +151,17 @@ class _Together(nn.Module):
         self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
 
 
-class _Normalizing(nn.Module):
-    """``conv``, which would normalise weights of edges, with that done before it. Its arguments have these ``names``;
-    ``whole`` has the modules that weights are computed by."""
+class _Called(nn.Module):
+    """``conv`` called with arguments of these ``names``, and with ``plain`` ones; it has what ``whole`` has."""
 
-    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str]) -> None:
+    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
         super().__init__()
         for name, part in whole.named_children():
             setattr(self, name, part)
-        self.conv, self.names = copy(conv), names
-        self.conv.normalize = False
-        self.sum = SimpleConv("sum", flow=conv.flow)
+        self.conv, self.names, self.plain, self.flow = conv, names, plain, conv.flow
 
     def call(self, *given: Tensor) -> Any:
-        conv, arguments = self.conv, dict(zip(self.names, given, strict=True))
-        options = getattr(conv, "improved", False), getattr(conv, "add_self_loops", False), conv.flow
-        edges, rows = (arguments["edge_index"], arguments["edge_weight"]), arguments["x"]
-        arguments["edge_index"], arguments["edge_weight"] = gcn_norm(*edges, rows.size(0), *options, rows.dtype)
-        if isinstance(conv, GCNConv):  # whose product is of each row once so
-            found = self.sum(**arguments | {"x": conv.lin(rows)})
-            return found if conv.bias is None else found + conv.bias
-        return conv(**arguments)
+        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
 
 
 @dataclass(frozen=True)
@@ -193,8 +177,6 @@ class Parts(Computed):
     """Several results of one function of rows, or truths, which are not kept by themselves."""
 
 
-_NORMALIZING = GCNConv, GCN2Conv, LGConv
-"""Convolutions of one hop that call ``gcn_norm``, unless they are told not to."""
 _ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
@@ -434,16 +416,7 @@ class Interpreter:
 
     def _with_edges(self, node: fx.Node, conv: MessagePassing, where: str) -> Any:
         """What a convolution gives that is given such, or by number or name what it gives: all of it runs as it is."""
-        if (
-            type(conv) in _NORMALIZING
-            and conv.normalize
-            and not (getattr(conv, "cached", False) or replaced_functions(conv))
-        ):
-            args, kwargs = self._arguments(node)
-            given = signature(type(conv).forward).bind(conv, *args, **kwargs).arguments
-            if isinstance(given["edge_index"], Graph) and isinstance(given.get("edge_weight"), OfEdges):
-                return self._normalizing(conv, where, given)
-        last = self._put_by(node, where)
+        last, (args, kwargs) = self._put_by(node, where), self._arguments(node)
         users = [user for user in node.users if user.target is operator.getitem and user.users]
         asked: dict[Any, fx.Node] = {user.args[1]: user for user in users}
         if asked and all(type(key) in (int, str) for key in asked):
@@ -453,30 +426,38 @@ class Interpreter:
                 for key, user in asked.items()
             }
         try:
-            return self._rows_of_edges(last, conv, where)
-        except ModelError as error:
-            more = (
-                "it runs as it is, since what it is given of edges is not what the store has but computed of that; a "
-                "layer of your own may compute it in its forward, and call gcn_norm there as PDNConv does"
-            )
-            raise ModelError(f"{error}; {more}") from error
+            with self._assembly.attempt():
+                return self._rows_of_edges(last, conv, where)
+        except ModelError:
+            given = signature(conv.forward).bind(*args, **kwargs).arguments
+            of_edges = {name: given[name] for name in ("edge_index", "edge_weight") if given.get(name) is not None}
+            if not any(isinstance(one, OfEdges) for one in of_edges.values()) or getattr(conv, "cached", False):
+                raise
+            try:
+                return self._opened(conv, where, given, of_edges)
+            except Exception as other:  # of the user's code, which may raise anything where stand-ins are given
+                if isinstance(other, OocError) and not isinstance(other, ModelError):
+                    raise
+                raise ModelError(f"{where}: {message_of(other).removeprefix('propagate: ')}") from other
 
-    def _normalizing(self, conv: Any, where: str, given: Mapping[str, Any]) -> Value:
-        """What a convolution gives that normalises weights which are computed: that is done before it, as
-        ``gcn_norm`` has degrees of sources, which the graph around a row does not tell."""
-        setting, names = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
-        key = conv, "normalizing", *(given[name].tail for name in names)
+    def _opened(self, conv: Any, where: str, given: Mapping[str, Any], of_edges: Collection[str]) -> Any:
+        """What a convolution gives for edges or weights that are computed, by its own calls: as ``gcn_norm`` does,
+        these may look at degrees of sources, which the graph around a row does not tell."""
+        setting, rows = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
+        names = [*rows, *of_edges]
+        plain = {name: one for name, one in given.items() if name not in names}
+        key = conv, "opened", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
         if key not in setting.traced:
-            _, edge_index, weight, _ = small_inputs(1, 0, dtype=setting.dtype)
-            tried = [*(small_rows(given[name].tail, dtype=setting.dtype) for name in names), edge_index, weight]
-            arguments = [*names, "edge_index", "edge_weight"]
-            whole = with_arguments(_Normalizing, arguments, self._whole, conv, arguments)
-            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(names)}
-            setting.traced[key] = whole, Calls(whole, where, tried, **options)
+            small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
+            tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
+            tried += [small[name] for name in of_edges]
+            whole = with_arguments(_Called, names, self._whole, conv, names, plain)
+            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(rows)}
+            setting.traced[key] = whole, Calls(whole, where, tried, **options, opened=conv)
         whole, calls = setting.traced[key]
         inner = Interpreter(whole, self._assembly, self._lower_as_it_is)
         inner.known.update(self.known)  # what is called later has higher numbers
-        return inner.run(calls, [*(given[name] for name in names), given["edge_index"], given["edge_weight"]])
+        return inner.run(calls, [given[name] for name in names])
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the

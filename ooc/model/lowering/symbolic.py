@@ -381,7 +381,8 @@ class _StandIn(fx.Proxy):
         """Of what is chosen by truths, as in ``inverse[inverse == inf] = 0``."""
         if not isinstance(key, _StandIn):
             return _assign(self, key, value)
-        self.masked_fill_(key, value)
+        is_each = isinstance(value, _StandIn) and self.tracer._sample(value.node).dim()  # type: ignore[attr-defined]
+        (self.masked_scatter_ if is_each else self.masked_fill_)(key, value)
 
 
 _isinstance = isinstance
