@@ -48,9 +48,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """An ordinary run leaves out what is marked ``thorough``, unless tests are asked for by name. And what may take
     longer than other tests begins first: at the end, one process would have it and others nothing."""
     if not is_thorough() and not any("::" in argument for argument in config.args):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        left = _left_out(items)
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def _left_out(items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """Those marked ``thorough`` themselves, or by their ids in a mark of the function."""
+    left, known, named = dict[pytest.Item, None](), set(), set()
+    for item in items:
+        case = item.callspec.id if hasattr(item, "callspec") else ""
+        function = item.nodeid.removesuffix(f"[{case}]")
+        known.add((function, case))
+        for mark in item.iter_markers("thorough"):
+            named |= {(function, one) for one in mark.args}
+            if not mark.args or case in mark.args:
+                left[item] = None
+    if named - known:
+        raise pytest.UsageError(f"marked thorough, and not there: {sorted(named - known)}")
+    return left
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

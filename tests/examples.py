@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many random cases a property is tried on, and which of many cases alike an ordinary run leaves out."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -25,6 +26,12 @@ def is_thorough() -> bool:
 def cases(ordinary: Iterable[Case], thorough: Iterable[Case]) -> list[Case]:
     """Those of an ordinary run, or the ``thorough`` ones with that profile."""
     return list(thorough if is_thorough() else ordinary)
+
+
+def every_other(*axes: Iterable[str]) -> list[str]:
+    """Of the ids of a product of cases every other one, of which and of the rest each has any two values together."""
+    counted = itertools.product(*map(enumerate, axes))
+    return ["-".join(part for _, part in one) for one in counted if sum(number for number, _ in one) % 2]
 
 
 def thorough(values: Iterable[Any], *left: Any) -> list[Any]:

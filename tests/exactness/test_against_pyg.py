@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.exactness.comparison import assert_agrees
+from tests.exactness.comparison import DIRECTIONS, assert_agrees
 from tests.exactness.reference import ModelCase, OptimizerFactory, adam, adamw, smooth_adam
+from tests.examples import every_other
 from tests.graphs import GraphCase, random_data
 
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
@@ -15,6 +16,7 @@ ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
 NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
 
 
+@pytest.mark.thorough(*every_other(["plain", "rich"], ["gcn", "sage"], "1234", DIRECTIONS))
 @pytest.mark.parametrize("undirected", [False, True], ids=["directed", "undirected"])
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
@@ -30,6 +32,7 @@ def test_depth_and_direction(kind: str, layers: int, undirected: bool, rich: boo
     assert_agrees(model, random_data(graph), tmp_path)
 
 
+@pytest.mark.thorough(*every_other(["gcn", "sage"], ["1-True", "2-False", "3-True", "4-True"]))
 @pytest.mark.parametrize(("layers", "rich"), [(1, True), (2, False), (3, True), (4, True)])
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_float32(kind: str, layers: int, rich: bool, tmp_path: Path) -> None:
@@ -63,6 +66,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.thorough(*every_other(["gcn", "sage"], GRAPHS))
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_odd_graphs(kind: str, graph: GraphCase, tmp_path: Path) -> None:
@@ -100,12 +104,16 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough(
+    "gcn elu", "sage act_first", "sage input dropout", "sage without bias", "sage dropout", "sage add"
+)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_model_options(model: ModelCase, tmp_path: Path) -> None:
     """What PyG's constructors can be told, aggregate-first as well as transform-first."""
     assert_agrees(model, random_data(ROUGH), tmp_path)
 
 
+@pytest.mark.thorough(*every_other(["gcn", "sage"], ["3", "30"], ["0.0", "0.4"]))
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("features", [3, 30])
 @pytest.mark.parametrize("kind", ["gcn", "sage"])

@@ -34,7 +34,7 @@ from tests.exactness.layers import GatedAsItIs, MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import OfMessages
 from tests.exactness.test_savings import in_hop_order
-from tests.examples import examples
+from tests.examples import cases, examples
 from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
@@ -178,7 +178,8 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
 
 
 @pytest.mark.parametrize(
-    ("spill_dtype", "threads", "others"), [(None, 3, [(192, 0), (64, WHOLE_BYTES // 10)]), ("bfloat16", 1, [(192, 0)])]
+    ("spill_dtype", "threads", "others"),
+    [(None, 3, cases([(192, 0)], [(192, 0), (64, WHOLE_BYTES // 10)])), ("bfloat16", 1, [(192, 0)])],
 )
 def test_plans_and_threads_do_not_matter(
     store: Store,

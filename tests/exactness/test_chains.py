@@ -21,6 +21,12 @@ from tests.graphs import GraphCase, random_data
 ROUGH = GraphCase(self_loops=6, isolated=7, duplicates=15, unlabelled=8)
 
 
+@pytest.mark.thorough(
+    "GCNII, two weights-undirected",
+    "TAG of one hop-undirected",
+    "SGC of one hop-directed",
+    "APPNP without teleport-undirected",
+)
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
 def test_chains(name: str, undirected: bool, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's."""

@@ -147,6 +147,7 @@ def trained(model: nn.Module, store: ooc.Store, folder: Path, **options: Any) ->
         return [record.loss for record in trainer.fit(epochs=typed.EPOCHS, progress=False)]
 
 
+@pytest.mark.thorough("weighted sums", "powers", "gatv2")
 @pytest.mark.parametrize("name", CASES)
 def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> None:
     kind, make, ignored = CASES[name]

@@ -131,6 +131,9 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough(
+    "GAT-undirected", "GATv2-undirected", "Transformer-undirected", "GINE-undirected", "GATv2, no loops-directed"
+)
 @pytest.mark.parametrize(
     ("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways={"GAT", "GATv2", "Transformer", "GINE"})
 )
@@ -161,6 +164,7 @@ def test_float32(name: str, tmp_path: Path) -> None:
     assert_agrees(MODELS[name], data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
 
 
+@pytest.mark.thorough("GATv2")
 @pytest.mark.parametrize("name", ["GAT, dropout", "GATv2", "Transformer", "GINE"])
 def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut."""

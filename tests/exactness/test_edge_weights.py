@@ -100,6 +100,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough("gcn-undirected", "TAG, not normalised-undirected", "gcn wider than its input-directed")
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways={"gcn"}))
 def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Whole in memory, and three columns at a time."""
@@ -126,6 +127,7 @@ def test_float32(tmp_path: Path) -> None:
     assert_agrees(MODELS["gcn"], data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
 
 
+@pytest.mark.thorough("gcn")
 @pytest.mark.parametrize("model", [MODELS["gcn"], MODELS["GCNII and APPNP"]], ids=["gcn", "GCNII and APPNP"])
 def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut."""

@@ -40,6 +40,7 @@ from ooc.model.layers import opaque
 from ooc.storage.store import Store
 from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
 from tests.exactness.reference import CustomCase
+from tests.examples import every_other
 from tests.graphs import GraphCase, random_data
 
 H, K, HUB = 6, 3, 5
@@ -257,6 +258,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Data, Store]:
     return data, store_of(data, tmp_path_factory.mktemp("hub"))
 
 
+@pytest.mark.thorough("norms_of_degrees", "meta_layers", "added_at_sources")
 @pytest.mark.parametrize("between", MODELS, ids=lambda one: one.__name__)
 def test_losses_and_gradients_are_pygs(
     between: Forward, shared: tuple[Data, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,6 +269,7 @@ def test_losses_and_gradients_are_pygs(
     assert_agrees(case_of(between), data, tmp_path, store=store, tile_rows=16)
 
 
+@pytest.mark.thorough("norms_of_pyg", "processors")
 @pytest.mark.parametrize("between", [norms_of_pyg, states, processors], ids=lambda one: one.__name__)
 def test_the_same_bits_in_the_least_memory(between: Forward, shared: tuple[Data, Store], tmp_path: Path) -> None:
     _, store = shared
@@ -379,6 +382,7 @@ def of_categories() -> Data:
     return data
 
 
+@pytest.mark.thorough(*every_other(["squeeze", "whole first", "view", "int"], ["matrix", "vector"]))
 @pytest.mark.parametrize("is_vector", [False, True], ids=["matrix", "vector"])
 @pytest.mark.parametrize(
     "asks",

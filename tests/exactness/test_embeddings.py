@@ -148,6 +148,7 @@ def assert_learns_alike(
     assert {name: scores[name] for name in expected} == expected
 
 
+@pytest.mark.thorough("layers of one's own-undirected", "gcn-undirected", "branches-directed")
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways={"gcn", "layers of one's own"}))
 def test_models(name: str, undirected: bool, tmp_path: Path) -> None:
     """Rows, losses and parameters' gradients equal PyG's, dropout included."""
@@ -157,6 +158,7 @@ def test_models(name: str, undirected: bool, tmp_path: Path) -> None:
     assert_learns_alike(MODELS[name], store, data, tmp_path)
 
 
+@pytest.mark.thorough("adam-hop")
 @pytest.mark.parametrize(("optimizer", "order"), in_turn(OPTIMIZERS, {"none": "none", "hop": "hop"}, all_ways={"adam"}))
 def test_optimizers(optimizer: str, order: str, tmp_path: Path) -> None:
     """As torch.optim steps a dense matrix, those rows too that no gradient reaches."""
@@ -166,6 +168,7 @@ def test_optimizers(optimizer: str, order: str, tmp_path: Path) -> None:
     assert_learns_alike(case, store, data, tmp_path, optimizer, epochs=3)
 
 
+@pytest.mark.thorough("dense")
 @pytest.mark.parametrize("name", ["gat", "sage", "layers of one's own", "dense"])
 def test_rows_that_no_loss_reaches(name: str, tmp_path: Path) -> None:
     """In hop order the backward pass leaves them out; the optimizer does not."""
@@ -197,6 +200,7 @@ def outcome(make: Callable[..., ooc.Trainer], **options: Any) -> tuple[list[floa
         return losses, rows_of(trainer), [p.detach().clone() for p in trainer.model.parameters()]
 
 
+@pytest.mark.thorough("sage", "gin")
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin"])
 def test_results_do_not_depend_on_the_plan(name: str, tmp_path: Path) -> None:
     """Budgets, block heights and slabs change no bit of the losses, the rows and the weights."""
@@ -297,6 +301,7 @@ def test_the_learning_rate_may_be_the_models(tmp_path: Path) -> None:
         assert abs(loss - expected.item()) < 1e-9
 
 
+@pytest.mark.thorough("gat-none")
 @pytest.mark.parametrize(("name", "order"), [("gat", "none"), ("sage", "hop"), ("layers of one's own", "none")])
 def test_gradients_are_clipped_together(name: str, order: str, tmp_path: Path) -> None:
     """The rows' and the parameters', by the norm of all: in the first epoch they are, in a later one not."""

@@ -8,6 +8,7 @@ import torch
 
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase, accuracies
+from tests.examples import every_other
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphCase(nodes=120, edges=450, self_loops=6, isolated=9, duplicates=15, unlabelled=15)
@@ -62,6 +63,7 @@ def test_the_mode_of_the_model_is_left_alone(training: bool, tmp_path: Path) -> 
         assert trainer.model.training is training
 
 
+@pytest.mark.thorough(*every_other(["gcn", "sage"], ["torch.float32", "torch.float64"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_weights_after_training_are_ordinary_pyg_weights(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -223,11 +223,13 @@ def check(make: Make, folder: Path, *, general: bool, graph: dict[str, Any] = RO
     assert any(item.pull.is_opaque for item in plan.programs["train"] if item.pull is not None) is general
 
 
+@pytest.mark.thorough("relu, mean", "a network, mean", "shifted, mean")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas(name: str, tmp_path: Path) -> None:
     check(FORMULAS[name], tmp_path, general=False)
 
 
+@pytest.mark.thorough("std", "pairs, the other way")
 @pytest.mark.parametrize("name", GENERAL)
 def test_general(name: str, tmp_path: Path) -> None:
     check(GENERAL[name], tmp_path, general=True)
@@ -302,6 +304,7 @@ def test_features_of_edges(make: Make, general: bool, tmp_path: Path) -> None:
     check(make, tmp_path, general=general, graph={**ROUGH, "edge_features": EDGE_FEATURES})
 
 
+@pytest.mark.thorough("formula")
 @pytest.mark.parametrize(
     "make", [Gate, Shifted, lambda i, o: Network(i, o, "max")], ids=["formula", "shifted", "general"]
 )

@@ -172,6 +172,7 @@ MODELS: dict[str, ModelCase] = {
 }
 
 
+@pytest.mark.thorough("coefficients, self-loops added-undirected", "coefficients, self-loops removed-directed")
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
 def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, in seven tiles, forward and backward with the same masks."""

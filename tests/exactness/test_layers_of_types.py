@@ -234,6 +234,7 @@ def kinds_of(model: nn.Module, store: ooc.Store, folder: Path) -> list[type]:
         return [type(value) for value in values_of(trainer._prepared.network.training)]
 
 
+@pytest.mark.thorough("mean", "sum", "a subclass of GraphConv", "sized")
 @pytest.mark.parametrize("name", SUMS)
 def test_messages_of_sources_alone_are_sums(name: str, tmp_path: Path) -> None:
     data = typed.graph(topics_reached=True)
@@ -241,6 +242,7 @@ def test_messages_of_sources_alone_are_sums(name: str, tmp_path: Path) -> None:
     assert Opaque not in kinds_of(made(SUMS[name], data), ooc.open(tmp_path / "graph.ooc"), tmp_path)
 
 
+@pytest.mark.thorough("GENConv", "MFConv", "FiLMConv", "both ends, max", "the other way round")
 @pytest.mark.parametrize("name", GENERAL)
 def test_any_others_run_as_they_are(name: str, tmp_path: Path) -> None:
     data = typed.graph(topics_reached=name == "to_hetero")
@@ -341,6 +343,7 @@ def large() -> HeteroData:
     return data
 
 
+@pytest.mark.thorough("Own-True")
 @pytest.mark.parametrize(("conv", "flipped"), [(Own, True), (Differences, False), (Dropping, True)])
 def test_budgets_change_no_bit_and_what_is_gathered_need_not_fit(
     conv: type[Own], flipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +447,7 @@ def test_what_is_not_exact_is_refused_by_name(name: str, tmp_path: Path) -> None
         ooc.Trainer(make(typed.graph()).double(), store_of(typed.graph(), tmp_path))
 
 
+@pytest.mark.thorough("as they are")
 @pytest.mark.parametrize("make", [relations(Differences), OtherWay], ids=["as they are", "the other way round"])
 def test_in_hop_order_losses_are_the_same(make: typed.Make, tmp_path: Path) -> None:
     """Where rows that reach no labelled node are not computed."""

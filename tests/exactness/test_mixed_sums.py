@@ -188,6 +188,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
         prediction.close()
 
 
+@pytest.mark.thorough("in turn-None")
 @pytest.mark.parametrize(
     ("name", "spill_dtype"),
     [

@@ -38,6 +38,13 @@ NORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough(
+    "batch without affine-gin",
+    "layer-gin",
+    "pair, individually-gin",
+    "layer of the graph without affine-gcn, act first",
+    "batch-gcn, act first",
+)
 @pytest.mark.parametrize(
     ("norm", "way"),
     in_turn(NORMS, {"gcn, act first": ("gcn", True), "gin": ("gin", False)}, all_ways=cases(("batch", "layer"), NORMS)),
@@ -59,6 +66,7 @@ def test_norms_in_single_precision(kind: str, tmp_path: Path) -> None:
     assert_agrees(case, data, tmp_path, dtype=torch.float32, make_optimizer=smooth_adam, epochs=EPOCHS)
 
 
+@pytest.mark.thorough("gcn-cat-3", "gcn-lstm-3", "sage-last-3", "sage-max-3", "gin-cat-3", "gin-max-3")
 @pytest.mark.parametrize(
     ("kind", "jk", "layers"),
     [*product(["gcn", "sage", "gin"], ["last", "cat", "max", "lstm"], [3]), ("gcn", "cat", 1), ("gin", "lstm", 1)],
@@ -89,6 +97,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thorough("sage prelu twice-directed", "gin narrow-directed", "gin starts with eps-undirected")
 @pytest.mark.parametrize(("name", "undirected"), in_turn(OPTIONS, DIRECTIONS))
 def test_options(name: str, undirected: bool, tmp_path: Path) -> None:
     """What PyG's constructors can be told, on both kinds of graph."""

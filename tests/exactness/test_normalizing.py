@@ -159,6 +159,12 @@ def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
     assert_agrees(CustomCase(make=lambda i, o: OfColumn(i, o, make, [asks])), data, tmp_path, epochs=EPOCHS)
 
 
+@pytest.mark.thorough(
+    "PDNConv, no loops",
+    "GCNConv of computed weights, no loops",
+    "LGConv of computed weights",
+    "GCN2Conv of computed weights",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, tmp_path: Path) -> None:
     case, form = CASES[name]

@@ -73,7 +73,7 @@ from tests.exactness.layers import (
 )
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.exactness.test_savings import in_hop_order
-from tests.examples import examples
+from tests.examples import cases, examples
 from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 2
@@ -85,6 +85,20 @@ CASES |= {name: CustomCase(make=make) for name, make in MODELS.items()}
 F_IN, C = ROUGH.features, ROUGH.classes
 
 
+@pytest.mark.thorough(
+    "an MLP on edges, mean",
+    "an MLP on edges, std",
+    "an MLP on edges, softmax",
+    "MFConv",
+    "ClusterGCNConv",
+    "GENConv",
+    "PNAConv as it is",
+    "EdgeConv",
+    "partly frozen",
+    "nothing between",
+    "positions",
+    "among others",
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_layers(case: ModelCase, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, in seven tiles."""
@@ -92,6 +106,7 @@ def test_layers(case: ModelCase, converted: Converted, tmp_path: Path) -> None:
     assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
 
 
+@pytest.mark.thorough("among others-directed")
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS, all_ways={"among others"}))
 def test_least_memory(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """So they are where nothing waits in memory, and where in-edges are the only edges of a store."""
@@ -117,6 +132,7 @@ def test_what_edges_carry(tmp_path: Path) -> None:
     agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
 
 
+@pytest.mark.thorough("among others")
 @pytest.mark.parametrize("name", ["an MLP on edges, softmax", "PNAConv as it is", "among others"])
 def test_float32(name: str, tmp_path: Path) -> None:
     """Single precision, to 1e-4."""
@@ -160,6 +176,7 @@ def test_what_has_no_part_has_no_gradient(tmp_path: Path) -> None:
     assert_agrees(CustomCase(make=PartlyFrozen), random_data(ROUGH), tmp_path, make_optimizer=adamw, epochs=EPOCHS)
 
 
+@pytest.mark.thorough("among others-None")
 @pytest.mark.parametrize(("name", "spill_dtype"), [("an MLP on edges, softmax", "bfloat16"), ("among others", None)])
 def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled, on any threads."""
@@ -201,7 +218,7 @@ def test_tiles_of_many_edges_are_run_in_parts(
     """Rows of one tile are then in-neighbours of others of it, and a row of many edges is alone."""
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 5)
     data, store = converted(ROUGH)
-    for name in ("an MLP on edges, std", "among others"):
+    for name in cases(["among others"], ["an MLP on edges, std", "among others"]):
         assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store, tile_rows=32)
 
 
@@ -325,6 +342,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> N
         make_trainer(case, store, tmp_path, tile_rows=64, **budgets | {"gpu_budget": int(0.98 * budgets["gpu_budget"])})
 
 
+@pytest.mark.thorough("among others")
 @pytest.mark.parametrize("name", ["an MLP on edges, mean", "GeneralConv, attention", "among others"])
 def test_predictions(name: str, tmp_path: Path) -> None:
     """Logits of all nodes and of some are those of the model in PyG."""
@@ -643,6 +661,7 @@ AS_A_WHOLE: dict[str, Callable[["Own", Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thorough("a polynomial of the Laplacian")
 @pytest.mark.parametrize("name", OPENED)
 def test_what_looks_at_rows_alone_is_computed_as_between_layers(
     name: str, converted: Converted, tmp_path: Path
@@ -850,6 +869,20 @@ BY_SIZE: dict[str, Callable[[Own, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thorough(
+    "length",
+    "shape",
+    "numbers",
+    "a share before it",
+    "a logarithm by its name",
+    "an equal number",
+    "a tensor of one",
+    "a tensor of the class",
+    "largest index as a number",
+    "a number with a point",
+    "a quotient",
+    "a fraction",
+)
 @pytest.mark.parametrize("what", BY_SIZE.values(), ids=BY_SIZE.keys())
 def test_ways_by_how_many_there_are_are_refused(
     what: Callable[[Own, Tensor, Tensor], Tensor], converted: Converted, tmp_path: Path

@@ -455,6 +455,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough("MetaLayer, rows of edges passed on", "an encoder of edges", "by hand")
 @pytest.mark.parametrize("name", CASES)
 def test_models(name: str, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's."""

@@ -80,6 +80,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
+@pytest.mark.thorough("sage-0.0")
 @pytest.mark.parametrize(("kind", "dropout"), [("gcn", 0.4), ("sage", 0.0)])
 def test_every_set_of_what_is_computed_again_gives_the_same(
     kind: str, dropout: float, store: Store, tmp_path: Path, force: Force
@@ -127,6 +128,7 @@ OTHERS: dict[str, ModelCase] = {
 }
 
 
+@pytest.mark.thorough("gatv2 behind", "dropped input, sage", "initial residual", "branches")
 @pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS.keys())
 def test_so_do_other_models(case: ModelCase, store: Store, tmp_path: Path, force: Force) -> None:
     """Norms over all rows, values that skip layers, weights used twice: each alone, and all at once."""
@@ -170,6 +172,7 @@ def test_so_does_what_the_first_attention_pulls(
             assert repeatable(trainer.workload) == [0]
 
 
+@pytest.mark.thorough("gcn")
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_few_labels_give_the_same(kind: str, tmp_path: Path, force: Force) -> None:
     """In hop order most rows are left out, in what is computed again as in the forward pass that is scored."""

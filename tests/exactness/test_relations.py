@@ -101,6 +101,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough("fast, blocks", "sums")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> None:
     assert_as_pyg(made(**OPTIONS[name]), tmp_path)

@@ -189,6 +189,16 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | {"outside": CustomCase(make=Head)}
 
 
+@pytest.mark.thorough(
+    "GATConv.res, a bias",
+    "GATConv.lin, normalised",
+    "GATConv.lin, low rank",
+    "TransformerConv.lin_query, low rank",
+    "GraphConv.lin_rel, low rank",
+    "SAGEConv.lin_r, a bias",
+    "TAGConv.lins, a bias",
+    "SAGEConv.lin, low rank",
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_replaced_parts(case: CustomCase, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients of all parameters and scores are PyG's."""

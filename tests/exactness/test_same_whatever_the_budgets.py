@@ -61,6 +61,7 @@ def outcome(
         return losses, scores, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
+@pytest.mark.thorough("gcn constant input-torch.float32-undirected", "residual-torch.float32-directed")
 @pytest.mark.parametrize(("model", "dtype", "undirected", "number"), CASES.values(), ids=CASES.keys())
 def test_results_do_not_depend_on_the_plan(
     model: ModelCase, dtype: torch.dtype, undirected: bool, number: int, tmp_path: Path

@@ -106,6 +106,7 @@ SPREAD: dict[str, ModelCase] = {
 """Models whose values reach the output over more or fewer hops than their neighbours."""
 
 
+@pytest.mark.thorough("propagated-dropped", "jumping knowledge-whole", "gin-whole")
 @pytest.mark.parametrize(("name", "input_dropout"), in_turn(SPREAD, {"whole": 0.0, "dropped": 0.2}))
 def test_savings_change_nothing_in_other_models(name: str, input_dropout: float, tmp_path: Path) -> None:
     """Few labels: most rows are left out, unless a norm looks at all of them."""
@@ -243,6 +244,7 @@ PAIRS: dict[str, tuple[Make, Make]] = {
 }
 
 
+@pytest.mark.thorough("as it is and a sum", "attention and a sum")
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_aggregations_of_the_same_rows(name: str, tmp_path: Path) -> None:
     """The gradient that the later one has for these rows reaches further than what lies between the two."""

@@ -176,6 +176,16 @@ CASES = {
 }
 
 
+@pytest.mark.thorough(
+    "SSGConv, no loops-directed",
+    "ARMAConv, shared-directed",
+    "GENConv with batch norm-undirected",
+    "ClusterGCNConv as it is-directed",
+    "EGConv as it is-directed",
+    "ChebConv-undirected",
+    "GatedGraphConv-undirected",
+    "HypergraphConv-directed",
+)
 @pytest.mark.parametrize(
     ("name", "undirected"), in_turn(CASES, DIRECTIONS, all_ways={"ChebConv", "GatedGraphConv", "HypergraphConv"})
 )
@@ -318,6 +328,7 @@ AGAINST = {
 }
 
 
+@pytest.mark.thorough("DirGNNConv-True-none")
 @pytest.mark.parametrize(
     ("name", "undirected", "order"),
     [

@@ -238,6 +238,7 @@ def probed(conv: MessagePassing) -> ProbeResult:
     return probe_layer(layer, module, columns=4, edge_features=0, dtype=torch.float32, record=True)
 
 
+@pytest.mark.thorough("quantiles, lower", "quantiles, midpoint", "quantiles, nearest", "lowest of all", "put")
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
 def test_layers_may_be_split(make: Callable[[int, int], MessagePassing]) -> None:
     """Trying them has shown that pieces give what the whole gives."""
@@ -278,6 +279,7 @@ def test_hubs_are_exact(
     assert_agrees(CustomCase(make=make), data, tmp_path, epochs=2, store=store, tile_rows=16)
 
 
+@pytest.mark.thorough("no more than thirty")
 @pytest.mark.parametrize("way", BY_COUNTS)
 def test_what_is_told_by_the_number_of_edges(
     way: str, shared: tuple[Data, Store], tmp_path: Path, pieces: None

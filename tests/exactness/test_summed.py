@@ -253,6 +253,7 @@ def is_run_as_it_is(make: Callable[[int, int], nn.Module], folder: Path, graph: 
         return any(item.pull.is_opaque for item in trainer.plan.programs["train"] if item.pull is not None)
 
 
+@pytest.mark.thorough("a subclass of SAGE", "sum, the other way", "mean", "normalized")
 @pytest.mark.parametrize("name", SUMS)
 def test_sums(name: str, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, and nothing runs as it is."""
@@ -279,6 +280,7 @@ class Squashed(Weighted):
         return x_j if w is None else (x_j * w.view(-1, 1)).tanh()
 
 
+@pytest.mark.thorough("improved", "a subclass")
 @pytest.mark.parametrize(
     ("make", "as_it_is"),
     [

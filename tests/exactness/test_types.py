@@ -316,6 +316,7 @@ def test_labels_of_data_with_types_are_not_given(use: Callable[[Tensor, Tensor],
         trained(Asking(graph(), True).double(), graph(), tmp_path)
 
 
+@pytest.mark.thorough("attention, residual", "features first")
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_gradients_and_weights_are_pygs(name: str, tmp_path: Path) -> None:
     assert_as_pyg(MODELS[name], graph(), tmp_path, _tuning=Tuning(tile_rows=16))
@@ -378,6 +379,7 @@ def test_to_hetero_is_pygs(layers: int, tmp_path: Path) -> None:
     assert_as_pyg(lambda data: to_hetero(Layers(layers), data.metadata()), data, tmp_path)
 
 
+@pytest.mark.thorough("means, added up", "han")
 @pytest.mark.parametrize("name", ["means, added up", "features first", "hgt", "han"])
 def test_the_same_bits_whatever_the_budgets(name: str, tmp_path: Path) -> None:
     """Memory, blocks, slabs, stages that are recomputed, and a first aggregation that was kept."""
@@ -452,6 +454,7 @@ def test_dropout_on_the_features_is_each_type_s_own(tmp_path: Path) -> None:
     torch.testing.assert_close(losses, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.thorough("hgt")
 @pytest.mark.parametrize("name", ["hgt", "features first"])
 def test_rows_that_reach_no_labelled_node_are_left_out(name: str, tmp_path: Path) -> None:
     """Of every type of nodes, in hop order: losses, gradients, predictions and embeddings are those of the source."""
@@ -659,6 +662,7 @@ class Drawn(nn.Module):
         return result
 
 
+@pytest.mark.thorough("3", "4", "5")
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_models_are_pygs(seed: int, tmp_path: Path) -> None:
     """300 of them, on graphs drawn as well, were compared when this was written."""

@@ -20,6 +20,7 @@ from tests.graphs import GraphCase, random_data
 GRAPH = GraphCase(nodes=150, edges=200, features=1200, undirected=True, self_loops=3, isolated=4)
 
 
+@pytest.mark.thorough("sage")
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat"])
 def test_epochs_are_pygs(kind: str, tmp_path: Path) -> None:
     """With the least budgets and with plenty."""
@@ -43,6 +44,7 @@ def test_narrow_features_are_aggregated_once_as_ever(tmp_path: Path) -> None:
         assert any(name.startswith("ax") for name in trainer.plan.matrices)
 
 
+@pytest.mark.thorough("sage")
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_features_are_scaled_in_low_steps(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is scarcest, of fewer rows than a tile has, and results are PyG's; with plenty in usual ones."""
@@ -69,6 +71,7 @@ class Hops(nn.Module):
         return self.conv(x, edge_index)
 
 
+@pytest.mark.thorough("sage")
 @pytest.mark.parametrize(
     "case", [ModelCase(kind="sage", layers=2, hidden=40), CustomCase(make=Hops)], ids=["sage", "hops"]
 )
