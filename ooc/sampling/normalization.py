@@ -25,11 +25,11 @@ _ARGUMENTS = ("x", "edge_index", "edge_weight")
 
 
 class GcnNormalization:
-    """Of the ``GCNConv`` in ``model``; ``scalings`` are of the store's rows. ModelError for another layer that takes
-    degrees of its edges."""
+    """Of the ``GCNConv`` in ``model``; ``scalings`` are of the store's rows, None where only sizes are asked for.
+    ModelError for another layer that takes degrees of its edges."""
 
-    def __init__(self, model: nn.Module, scalings: Mapping[AnyScaling, RowScaling]) -> None:
-        self._scalings = scalings
+    def __init__(self, model: nn.Module, scalings: Mapping[AnyScaling, RowScaling | None]) -> None:
+        self.scalings = scalings
         self._convs = [m for m in model.modules() if isinstance(m, GCNConv) and m.normalize]
         for module in model.modules():
             if isinstance(module, MessagePassing) and not isinstance(module, GCNConv) and _normalizes(module):
@@ -39,17 +39,21 @@ class GcnNormalization:
                 )
 
     @contextmanager
-    def applied(self, rows_n: Tensor, degrees_n: Tensor, edge_index: Tensor) -> Iterator[None]:
+    def applied(
+        self, rows_n: Tensor, degrees_n: Tensor, edge_index: Tensor, edge_weight: Tensor | None
+    ) -> Iterator[None]:
         """Meanwhile the model is given a batch of these rows of the store, whose in-degrees there are ``degrees_n``. On
-        the meta device what it is given has the right sizes."""
+        the meta device what it is given has the right sizes; ModelError there for a layer that is given other edges or
+        weights than these, or normalizes otherwise than in what the outputs are made of."""
         if not self._convs:
             yield
             return
         share_n = torch.empty_like(degrees_n)
         if not edge_index.is_meta:
             share_n = degrees_n / torch.bincount(edge_index[1], minlength=len(rows_n)).clamp_(min=1)
+        own = {one.untyped_storage()._cdata for one in (edge_index, edge_weight) if one is not None}
         handles = [
-            conv.register_forward_pre_hook(self._hook(rows_n, share_n), with_kwargs=True) for conv in self._convs
+            conv.register_forward_pre_hook(self._hook(rows_n, share_n, own), with_kwargs=True) for conv in self._convs
         ]
         try:
             for conv in self._convs:
@@ -60,14 +64,22 @@ class GcnNormalization:
                 conv.normalize = True
                 handle.remove()
 
-    def _hook(self, rows_n: Tensor, share_n: Tensor) -> Callable[..., Any]:
+    def _hook(self, rows_n: Tensor, share_n: Tensor, own: set[int]) -> Callable[..., Any]:
         def normalize(conv: GCNConv, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             arguments: dict[str, Any] = dict(zip(_ARGUMENTS, given, strict=False)) | named
             x, edge_index, weight_e = arguments["x"], arguments["edge_index"], arguments.get("edge_weight")
+            kind = normalization_of(conv, weighted=weight_e is not None)
             if x.is_meta:
+                are_own = own.issuperset(
+                    one.untyped_storage()._cdata for one in (edge_index, weight_e) if one is not None
+                )
+                if not are_own or kind not in self.scalings:
+                    what = "adds nothing to the outputs" if are_own else "normalizes edges or weights that are computed"
+                    raise ModelError(f"GCNConv {what}, which in a batch is not supported; train it on the full graph")
                 edges = edge_index.shape[1] + len(x)
                 return (x, edge_index.new_empty(2, edges), x.new_empty(edges)), {}
-            scaling = self._scalings[normalization_of(conv, weighted=weight_e is not None)]
+            scaling = self.scalings[kind]
+            assert scaling is not None, "of what is computed"
             return (x, *_normalized(scaling, rows_n[: len(x)], share_n, edge_index, weight_e)), {}
 
         return normalize

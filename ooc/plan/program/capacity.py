@@ -63,7 +63,7 @@ class Limits:
     ``ssd_write_bytes``: the most that a training epoch may write to the SSD (drives wear out). ``one_memory``: both
     budgets are of one memory, of which the user gave the sum; either takes of the other what it cannot do without.
     ``processes``: that have as much each of what the user gave for all of them, and receive ``link_bytes_per_s``, with
-    a device by the way of ``exchange_by``.
+    a device by the way of ``exchange_by``. ``beside_bytes``: what is held of that beside the plan.
     """
 
     device_bytes: int
@@ -73,6 +73,7 @@ class Limits:
     ssd_write_bytes: int | None = None
     one_memory: bool = False
     processes: int = 1
+    beside_bytes: int = 0
     exchange: ExchangeForm = ExchangeForm.AUTO
     link_bytes_per_s: int = LINK_BYTES_PER_S
     exchange_by: ExchangeWay = ExchangeWay.AUTO
@@ -90,9 +91,9 @@ class Limits:
         return min(link, wire.there_and_back_bytes_per_s)
 
     def of_all(self, nbytes: int) -> str:
-        """What the user is to give for all processes, so that each has ``nbytes``."""
+        """What the user is to give for all processes, so that each has ``nbytes`` for the plan."""
         each = f", for {self.processes} processes" if self.processes > 1 else ""
-        return f"'{budget_of(nbytes * self.processes)}'{each}"
+        return f"'{budget_of((nbytes + self.beside_bytes) * self.processes)}'{each}"
 
     @property
     def memory_bytes(self) -> int:

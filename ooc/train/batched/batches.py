@@ -359,7 +359,8 @@ class SampledTrainer(BatchTrainer):
         if any(isinstance(value, Aggregate) and value.scaling.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
         normalized, self._dtype = [scaling for scaling in network.scalings if scaling.normalized], network.dtype
-        self._normalization = GcnNormalization(model, {})  # refuses what it cannot do before anything is read
+        # Refuses what it cannot do before anything is read.
+        self._normalization = GcnNormalization(model, dict.fromkeys(normalized))
         self._scored_columns, self._takes_results = network.outputs, bool(network.result_columns)
         columns = network.result_columns or (network.training.columns,)
         shapes = {"flat_outputs": network.flat_result, "flat_labels": self._asked["flat_labels"]}
@@ -377,8 +378,10 @@ class SampledTrainer(BatchTrainer):
         if normalized:
             scalings = load_rows(store, normalized, network.dtype, on_device=False).scalings
             self._normalization = GcnNormalization(model, scalings)
-        device_bytes, host_bytes = divide_memory(self.memory_bytes - self.loader.retained_bytes - self._rows_bytes)
+        beside, processes = self.loader.retained_bytes + self._rows_bytes, self.ranks.local_count
+        device_bytes, host_bytes = divide_memory(self.memory_bytes - beside)
         limits = replace(resources.limits, device_bytes=device_bytes, host_bytes=host_bytes)
+        limits = replace(limits, beside_bytes=beside, processes=processes)
         own = {"savings": (Saving.ACTIVE_ROWS,), "scoring_only": True, "compute_dtype": "float32"}
         return prepare(model, store, replace(resources, limits=limits), **self._asked | own)
 
@@ -411,9 +414,9 @@ class SampledTrainer(BatchTrainer):
     def _normalized(self, model: nn.Module, batch: "Data") -> AbstractContextManager[None]:
         """Layers take the degrees of the full graph: around both passes, since either may run them."""
         on_meta = batch.x.is_meta
-        normalization = GcnNormalization(model, {}) if on_meta else self._normalization
+        normalization = GcnNormalization(model, self._normalization.scalings) if on_meta else self._normalization
         degrees = batch.row_id if on_meta else torch.from_numpy(self.loader.in_degrees(batch.row_id.numpy()))
-        return normalization.applied(batch.row_id, degrees, batch.edge_index)
+        return normalization.applied(batch.row_id, degrees, batch.edge_index, batch.edge_weight)
 
     def _outputs(self, model: nn.Module, batch: "Data") -> Tensor:
         """What the model gives for a batch's seeds, and maybe for nodes that lie further out."""

@@ -4,6 +4,7 @@
 import copy
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphConv, SGConv
+from torch_geometric.nn import GCNConv, GraphConv, SGConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
@@ -211,6 +212,18 @@ def test_memory_and_scoring_in_between_change_no_bit(store: Store, monkeypatch: 
         assert [trainer.fit(1)[0].loss for _ in range(3)] == losses
 
 
+@pytest.mark.parametrize("kind", [GCN, GraphSAGE])
+def test_memory_that_is_named_for_scoring_is_enough(kind: type[nn.Module], store: Store) -> None:
+    """Beside it lies what is known of every node, of which a loader holds some."""
+    memory, sampling = 1, Sampling(fanouts=[1, 1], batch_size=1)
+    options = {"ignore_edge_data": "weight"}
+    for _ in ("batches", "scoring"):
+        with pytest.raises(ooc.BudgetError) as caught:
+            SampledTrainer(_model(kind), store, sampling, memory=memory, **options)
+        memory = parse_size(str(caught.value).split("memory='")[1].split("'")[0])
+    SampledTrainer(_model(kind), store, sampling, memory=memory, **options).close()
+
+
 def brier(outputs: Tensor, classes: Tensor) -> Tensor:
     """Of every row, which autograd saves several numbers for."""
     return (outputs.softmax(dim=1) - F.one_hot(classes, outputs.shape[1])).square().sum(dim=1)
@@ -285,17 +298,36 @@ def test_on_a_terminal_training_is_shown_by_batches(store: Store, monkeypatch: p
     assert "forecast" not in last and "SSD busy" not in last
 
 
-def test_what_takes_degrees_of_its_edges_is_refused(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("conv", "called", "said"),
+    [
+        (SGConv, lambda conv, x, edges, weight: conv(x, edges), "SGConv takes degrees"),
+        (
+            GCNConv,
+            lambda conv, x, edges, weight: conv(x, edges, weight.sigmoid()),
+            "GCNConv normalizes edges or weights",
+        ),
+        (
+            GCNConv,
+            lambda conv, x, edges, weight: conv(x, edges[:, weight > 0.5]),
+            "GCNConv normalizes edges or weights",
+        ),
+        (GCNConv, lambda conv, x, edges, weight: (conv(x, edges), x[:, :4] - x[:, :4].mean(0))[1], "adds nothing"),
+    ],
+)
+def test_what_takes_degrees_of_its_edges_is_refused(
+    conv: type[nn.Module], called: Callable[..., Tensor], said: str, store: Store
+) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = SGConv(9, 4)
+            self.weighs, self.conv = GCNConv(9, 9), conv(9, 4)
 
-        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-            return self.conv(x, edge_index)
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_weight: torch.Tensor) -> torch.Tensor:
+            return called(self.conv, self.weighs(x, edge_index, edge_weight), edge_index, edge_weight)
 
-    with pytest.raises(ooc.ModelError, match="SGConv takes degrees"):
-        _train(Model().double(), store, _ALL, ignore_edge_data="weight")
+    with pytest.raises(ooc.ModelError, match=said):
+        _train(Model().double(), store, _ALL)
 
 
 # ---- from the command line -------------------------------------------------------------------------------------
