@@ -280,6 +280,26 @@ class Squashed(Weighted):
         return x_j if w is None else (x_j * w.view(-1, 1)).tanh()
 
 
+class Learnt(Weighted):
+    """Weights that are computed of those of edges and of the rows at both ends; those of ``loops`` are 1."""
+
+    def __init__(self, inputs: int, outputs: int, aggr: str, *, loops: bool = False, **options: Any) -> None:
+        super().__init__(inputs, outputs, aggr, **options)
+        self.loops = loops
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None) -> Tensor:
+        assert edge_weight is not None
+        rows = self.own(x).tanh()
+        w = (edge_weight + (rows[edge_index[0]] * rows[edge_index[1]]).sum(dim=-1)).sigmoid()
+        if self.loops:
+            edge_index, w = add_self_loops(edge_index, w, 1.0, num_nodes=x.size(0))
+        return self.propagate(edge_index, x=self.neighbours(x), w=w[:, None] if self.loops else w) + rows
+
+    def message(self, x_j: Tensor, w: OptTensor) -> Tensor:
+        assert w is not None
+        return w.view(-1, 1) * x_j
+
+
 @pytest.mark.thorough("improved", "a subclass")
 @pytest.mark.parametrize(
     ("make", "as_it_is"),
@@ -290,8 +310,14 @@ class Squashed(Weighted):
         (Squared, True),
         (lambda i, o: Weighted(i, o, "mean"), True),
         (lambda i, o: Squashed(i, o, "add"), True),
+        (lambda i, o: Learnt(i, o, "add"), True),
+        (lambda i, o: Learnt(i, o, "mean", flow="target_to_source"), True),
+        (lambda i, o: Learnt(i, o, "mean", loops=True), True),
     ],
-    ids=["own", "a subclass", "improved", "the norm squared", "a mean", "not a factor"],
+    ids=[
+        *("own", "a subclass", "improved", "the norm squared", "a mean", "not a factor"),
+        *("computed", "computed, the other way", "computed, with loops"),
+    ],
 )
 def test_weights(make: Callable[[int, int], nn.Module], as_it_is: bool, tmp_path: Path) -> None:
     """Sums may be weighted by what edges carry."""

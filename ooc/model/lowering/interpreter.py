@@ -61,12 +61,11 @@ from ooc.model.lowering.symbolic import (
     join_relations,
     place_of_node,
     replaced_functions,
-    small_inputs,
     small_rows,
     writes_in_place,
 )
 from ooc.model.lowering.values import Codes, Dense, Features, Moments, RowCount, Rowwise, Sum, Value
-from ooc.model.lowering.whole import Whole, both_types, side_by_side, with_arguments
+from ooc.model.lowering.whole import Whole, both_types, side_by_side
 from ooc.plan.workload import EdgeData
 
 _OF_ANY_SHAPE = (*LINEAR, *ROWWISE_MODULES)
@@ -151,19 +150,6 @@ class _Together(nn.Module):
         self.flow, self.training = getattr(owner, "flow", "source_to_target"), owner.training
 
 
-class _Called(nn.Module):
-    """``conv`` called with arguments of these ``names``, and with ``plain`` ones; it has what ``whole`` has."""
-
-    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, part in whole.named_children():
-            setattr(self, name, part)
-        self.conv, self.names, self.plain, self.flow = conv, names, plain, conv.flow
-
-    def call(self, *given: Tensor) -> Any:
-        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
-
-
 @dataclass(frozen=True)
 class Stacked:
     """Several matrices one above the other, [K, N, …], or a tensor of which a later dimension, the one ``at``, is that
@@ -200,7 +186,7 @@ class Interpreter:
     def __init__(self, whole: nn.Module, assembly: Assembly, as_it_is: AsItIs) -> None:
         self._modules = dict(whole.named_modules())
         self._name = type(self._modules.get("model", whole)).__name__
-        self._whole = whole
+        self.whole = whole
         self._assembly = assembly
         self._lower_as_it_is = as_it_is
         self.known: dict[fx.Node, Any] = {}
@@ -224,10 +210,10 @@ class Interpreter:
                 placed(error, place_of_node(node))
                 raise
             if node.op == "output":
-                if isinstance(self._whole, Whole) and isinstance(result, Value) and not result.tail:
+                if isinstance(self.whole, Whole) and isinstance(result, Value) and not result.tail:
                     self._assembly.flat_result = True
                     result = self._assembly.rowwise("the result", lambda x: x[:, None], [result])
-                if not isinstance(result, Value) or (isinstance(self._whole, Whole) and len(result.tail) != 1):
+                if not isinstance(result, Value) or (isinstance(self.whole, Whole) and len(result.tail) != 1):
                     raise ModelError(
                         f"what forward of {self._name} gives is not one row of numbers a node{_remedy(result)}"
                     )
@@ -253,7 +239,7 @@ class Interpreter:
         """What a node of the trace comes to."""
         match node.op:
             case "get_attr":
-                found = attribute(self._whole, str(node.target))
+                found = attribute(self.whole, str(node.target))
                 parameters = (found,) if isinstance(found, nn.Parameter) else ()
                 return Free(evaluate=lambda known: found, parameters=parameters)
             case "call_module":
@@ -398,7 +384,7 @@ class Interpreter:
         self._check_drawing(node, where)
         made = self._put_by(node, where)
         of_rows = any(isinstance(one, _ROWS) for one in leaves_of((made.args, made.kwargs))) or made.is_part
-        return self._rows_of_edges(made, self._whole, where) if of_rows and node in self._tails else made
+        return self._rows_of_edges(made, self.whole, where) if of_rows and node in self._tails else made
 
     def _put_by(self, node: fx.Node, where: str) -> OfEdges:
         """A call that looks at edges, for when rows of nodes are made of it."""
@@ -425,39 +411,22 @@ class Interpreter:
                 key: self._rows_of_edges(last.part(key), conv, where) if user in self._tails else last.part(key)
                 for key, user in asked.items()
             }
-        try:
-            with self._assembly.attempt():
-                return self._rows_of_edges(last, conv, where)
-        except ModelError:
-            given = signature(conv.forward).bind(*args, **kwargs).arguments
-            of_edges = {name: given[name] for name in ("edge_index", "edge_weight") if given.get(name) is not None}
-            if not any(isinstance(one, OfEdges) for one in of_edges.values()) or getattr(conv, "cached", False):
-                raise
+        given, why = signature(conv.forward).bind(*args, **kwargs).arguments, ""
+        of_edges = [name for name in ("edge_index", "edge_weight") if given.get(name) is not None]
+        if any(isinstance(given[name], OfEdges) for name in of_edges) and not getattr(conv, "cached", False):
             try:
-                return self._opened(conv, where, given, of_edges)
-            except Exception as other:  # of the user's code, which may raise anything where stand-ins are given
-                if isinstance(other, OocError) and not isinstance(other, ModelError):
+                with self._assembly.attempt():
+                    return self._lower_as_it_is(conv, self._assembly, where, of_edges, given, within=self)
+            except Exception as error:  # of the user's code, which may raise anything where stand-ins are given
+                if isinstance(error, OocError) and not isinstance(error, ModelError):
                     raise
-                raise ModelError(f"{where}: {message_of(other).removeprefix('propagate: ')}") from other
-
-    def _opened(self, conv: Any, where: str, given: Mapping[str, Any], of_edges: Collection[str]) -> Any:
-        """What a convolution gives for edges or weights that are computed, by its own calls: as ``gcn_norm`` does,
-        these may look at degrees of sources, which the graph around a row does not tell."""
-        setting, rows = self._assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
-        names = [*rows, *of_edges]
-        plain = {name: one for name, one in given.items() if name not in names}
-        key = conv, "opened", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
-        if key not in setting.traced:
-            small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
-            tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
-            tried += [small[name] for name in of_edges]
-            whole = with_arguments(_Called, names, self._whole, conv, names, plain)
-            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(rows)}
-            setting.traced[key] = whole, Calls(whole, where, tried, **options, opened=conv)
-        whole, calls = setting.traced[key]
-        inner = Interpreter(whole, self._assembly, self._lower_as_it_is)
-        inner.known.update(self.known)  # what is called later has higher numbers
-        return inner.run(calls, [given[name] for name in names])
+                why = message_of(error).removeprefix("propagate: ")
+        try:
+            return self._rows_of_edges(last, conv, where)
+        except ModelError as error:
+            if not why:
+                raise
+            raise ModelError(f"{where}: {why}") from error
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
@@ -471,7 +440,7 @@ class Interpreter:
         paths = dict.fromkeys(str(one.target) for one in steps if one.kind in ("call_module", "get_attr"))
         traced, key = self._assembly.setting.traced, (owner, "with edges", *paths)
         if key not in traced:
-            traced[key] = _Together(owner, {path: attribute(self._whole, path) for path in paths})
+            traced[key] = _Together(owner, {path: attribute(self.whole, path) for path in paths})
         traced[key].train(owner.training)
         own = dict[OfEdges, OfEdges]()
         for one in steps:

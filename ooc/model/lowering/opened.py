@@ -23,7 +23,13 @@ from ooc.model.layers.propagation import ADD_UP, COUNTS, OfEdges, lower_propagat
 from ooc.model.lowering.assembly import Assembly, Setting
 from ooc.model.lowering.interpreter import Interpreter, leaves_of, message_of
 from ooc.model.lowering.messages.hoisted import lower_hoisted
-from ooc.model.lowering.messages.summed import lower_degree, lower_sum, propagates_as_pyg, takes_rows_alone
+from ooc.model.lowering.messages.summed import (
+    lower_degree,
+    lower_sum,
+    propagates_as_pyg,
+    takes_rows_alone,
+    weighted,
+)
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows
 from ooc.model.lowering.values import Codes, RowCount, Value
 from ooc.model.lowering.whole import with_arguments
@@ -50,9 +56,13 @@ def lower_as_it_is(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     parts: tuple[Any, ...] = (),
+    within: Interpreter | None = None,
 ) -> Value:
     """What a convolution without a formula gives, or another module that looks at edges, ``parts`` of it side by side
-    if it gives several; ModelError where it can be run neither opened nor as a whole."""
+    if it gives several; ModelError where it can be run neither opened nor as a whole. ``within``: what runs the model,
+    where that computes the edges or weights that the convolution is given, which have the names ``args``."""
+    if within is not None:
+        return _OfCall.within(within, conv, where, kwargs, args, assembly)
     layer, rows = layer_of(conv, where, args, kwargs, parts)
     if assembly.setting.types is not None and layer.relation is None:
         raise layer.refuse("it takes edges of one type; of a graph with edge_type it would take all alike")
@@ -154,6 +164,59 @@ class _Opened(nn.Module):
         return side_by_side(found, self.parts) if self.parts else found
 
 
+class _Called(nn.Module):
+    """``conv`` called with arguments of these ``names``, and with ``plain`` ones; it has what ``whole`` has."""
+
+    def __init__(self, whole: nn.Module, conv: Any, names: Sequence[str], plain: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, part in whole.named_children():
+            setattr(self, name, part)
+        self.conv, self.names, self.plain, self.flow = conv, names, plain, conv.flow
+
+    def call(self, *given: Tensor) -> Any:
+        return self.conv(**dict(zip(self.names, given, strict=True)), **self.plain)
+
+
+class _OfCall(Interpreter):
+    """Runs what a convolution calls that is given what a model computes of edges."""
+
+    @classmethod
+    def within(
+        cls,
+        outer: Interpreter,
+        conv: Any,
+        where: str,
+        given: Mapping[str, Any],
+        of_edges: Sequence[str],
+        assembly: Assembly,
+    ) -> Value:
+        """What it gives for edges or weights that are computed, by its own calls: as ``gcn_norm`` does, these may look
+        at degrees of sources, which the graph around a row does not tell."""
+        setting, rows = assembly.setting, [name for name, one in given.items() if isinstance(one, Value)]
+        names = [*rows, *of_edges]
+        plain = {name: one for name, one in given.items() if name not in names}
+        key = conv, "within", conv.training, str(plain), *((name, given[name].tail) for name in rows), *of_edges
+        if key not in setting.traced:
+            small = dict(zip(("x", "edge_index", "edge_weight"), small_inputs(1, 0, dtype=setting.dtype), strict=False))
+            tried = [small_rows(given[name].tail, dtype=setting.dtype) for name in rows]
+            tried += [small[name] for name in of_edges]
+            whole = with_arguments(_Called, names, outer.whole, conv, names, plain)
+            options: dict[str, Any] = {"training": setting.training, "fewest": setting.fewest, "rows": len(rows)}
+            setting.traced[key] = whole, Calls(whole, where, tried, **options, opened=conv)
+        whole, calls = setting.traced[key]
+        inner = cls(whole, assembly, lower_as_it_is)
+        inner.known.update(outer.known)  # what is called later has higher numbers
+        return inner.run(calls, [given[name] for name in names])
+
+    def _result(self, node: fx.Node) -> Any:
+        conv = self.whole.conv
+        if node.target == "propagate" and takes_rows_alone(conv):
+            with suppress(ModelError), self._assembly.attempt():
+                step = weighted(conv, "propagate", self._put_by(node, "propagate"), self._assembly, lower_as_it_is)
+                return self._rows_of_edges(step, self.whole, "propagate")
+        return super()._result(node)
+
+
 class _OfConvolution(Interpreter):
     """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
 
@@ -204,6 +267,12 @@ class _OfConvolution(Interpreter):
         if any(one.target is gcn_norm for one in step.with_all_before()):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
+        ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
+        if step.target == "propagate" and takes_rows_alone(self._conv):
+            with suppress(ModelError), self._assembly.attempt():
+                made = self._conv, self._where, step, self._assembly, self._lower_as_it_is
+                by_number = weighted(*made, rows[ends[1]])
+                return lower_propagation(self._conv, self._where, by_number, rows, ends, self._assembly)
         if step.target == "propagate":
             given = self._conv, self._where, step, rows, self._assembly, self._lower_as_it_is
             with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():
@@ -211,5 +280,4 @@ class _OfConvolution(Interpreter):
         if step.target is degree:
             with suppress(ModelError), self._assembly.attempt():
                 return lower_degree(self._where, step, self._assembly, rows)
-        ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
         return lower_propagation(self._conv, self._where, step, rows, ends, self._assembly)

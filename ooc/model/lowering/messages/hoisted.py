@@ -529,7 +529,7 @@ class _OfMessage(Interpreter):
         """What edges themselves bring."""
         if not isinstance(of, _MappedEdges):
             return of
-        name = next(name for name, one in self._whole.named_parameters() if one is of.weight)
+        name = next(name for name, one in self.whole.named_parameters() if one is of.weight)
         weight = self.step("call_function", _of_columns, (self.step("get_attr", name, ()), of.taken))
         return self.step("call_function", F.linear, (of.of, weight))
 

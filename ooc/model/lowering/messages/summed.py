@@ -5,12 +5,13 @@ another known aggregation, of rows over neighbours, as of a convolution with a f
 Most layers that people write are such. What ``message`` makes of x_j is the same for all edges from a node, so it is
 computed once a row (PyG computes it once an edge), and edges move columns of it and nothing else. The number may be the
 edge's weight, what ``gcn_norm`` makes, or a product of numbers of the rows at its ends, as where degrees are looked at:
-Σ_j a_i b_j x_j = a_i Σ_j (b_j x_j).
+Σ_j a_i b_j x_j = a_i Σ_j (b_j x_j). With any other, computed of edges as it is, the sum runs by the general path.
 """
 
 import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree
 
 from ooc.errors import ModelError
+from ooc.kernels.weighted_sum import weighted_sum
 from ooc.model.graph import Scaling, ends_of_edges
 from ooc.model.layers.convolutions import replaced_part
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
@@ -155,6 +157,34 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     for own, end in factors:
         found = _scaled(call, found, own) if end != at_targets else found
     return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
+
+
+def weighted(
+    conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs, like: Value | None = None
+) -> OfEdges:
+    """The same where the number of an edge is anything that is computed of it: a call that makes no row for an edge.
+    ``like``: rows of targets, where these are of another type than sources."""
+    (_, index, *sizes), given = last.args, dict(last.kwargs)
+    sizes.append(given.pop("size", None))
+    asked = {name: of_end(conv, given, name)[0] for name in names_of(conv, "message")}
+    inputs = {name: one for name, one in asked.items() if isinstance(one, Value)}
+    plain = {name: one for name, one in asked.items() if one is None or isinstance(one, PLAIN)}
+    numbers = {name: one for name, one in asked.items() if name not in inputs and name not in plain}
+    is_known = all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes))
+    is_known &= conv.aggr in (*SUMS, "mean") and type(conv).update is MessagePassing.update
+    is_known &= not any(one.target is gcn_norm for one in last.with_all_before())  # which looks at all edges
+    if len(numbers) != 1 or not is_known:
+        raise NoFormulaError(f"{where}: its messages are not rows times a number")
+    ((name, of_edges),) = numbers.items()
+    for number in _COLUMN, _VECTOR:
+        with suppress(ModelError):
+            message = _OfMessage(conv, where, plain, {**inputs, name: number}, assembly, as_it_is)
+            break
+    else:
+        raise NoFormulaError(f"{where}: its messages are not rows times a number")
+    end, count = int(conv.flow == "source_to_target"), RowCount(like or message.rows)
+    arguments = index, message.rows, of_edges, count, end, conv.aggr
+    return OfEdges(last.number, "call_function", weighted_sum, arguments, {})
 
 
 def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
