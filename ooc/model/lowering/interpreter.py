@@ -424,9 +424,8 @@ class Interpreter:
         try:
             return self._rows_of_edges(last, conv, where)
         except ModelError as error:
-            if not why:
-                raise
-            raise ModelError(f"{where}: {why}") from error
+            more = "it runs as it is, since what it is given of edges is not what the store has but computed of that"
+            raise ModelError(f"{where}: {why}" if why else f"{error}; {more}") from error
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
