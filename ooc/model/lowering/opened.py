@@ -27,6 +27,7 @@ from ooc.model.lowering.messages.summed import (
     lower_degree,
     lower_sum,
     propagates_as_pyg,
+    scaled,
     takes_rows_alone,
     weighted,
 )
@@ -212,8 +213,10 @@ class _OfCall(Interpreter):
         conv = self.whole.conv
         if node.target == "propagate" and takes_rows_alone(conv):
             with suppress(ModelError), self._assembly.attempt():
-                step = weighted(conv, "propagate", self._put_by(node, "propagate"), self._assembly, lower_as_it_is)
-                return self._rows_of_edges(step, self.whole, "propagate")
+                made = self._put_by(node, "propagate")
+                step, factors = weighted(conv, "propagate", made, self._assembly, lower_as_it_is)
+                sums = self._rows_of_edges(step, self.whole, "propagate")
+                return scaled(self._assembly, "propagate", sums, factors)
         return super()._result(node)
 
 
@@ -271,8 +274,9 @@ class _OfConvolution(Interpreter):
         if step.target == "propagate" and takes_rows_alone(self._conv):
             with suppress(ModelError), self._assembly.attempt():
                 made = self._conv, self._where, step, self._assembly, self._lower_as_it_is
-                by_number = weighted(*made, rows[ends[1]])
-                return lower_propagation(self._conv, self._where, by_number, rows, ends, self._assembly)
+                by_number, factors = weighted(*made, rows[ends[1]])
+                sums = lower_propagation(self._conv, self._where, by_number, rows, ends, self._assembly)
+                return scaled(self._assembly, self._where, sums, factors)
         if step.target == "propagate":
             given = self._conv, self._where, step, rows, self._assembly, self._lower_as_it_is
             with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():

@@ -142,8 +142,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     call.needs(message.weighs or not edges.scaling)
     call.needs(not (weighted and edges.loops))
     rows, factors = message.rows, factors if message.weighs else []
-    for own, end in factors:
-        rows = _scaled(call, rows, own) if end == at_targets else rows
+    rows = scaled(assembly, where, rows, [own for own, end in factors if end == at_targets])
     if message.weighs or edges.loops:
         scaling = edges.scaling or (Scaling.WEIGHTED_SUM if weighted else Scaling.SUM)
         found: Value = call.aggregate(rows, scaling)
@@ -154,16 +153,16 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     if edges.loops and is_mean:
         count = degree_of(call, call.arguments["edge_index"], {rows.space: rows})
         found = assembly.rowwise(where, lambda total, n: total / (n + 1.0), [found, count])
-    for own, end in factors:
-        found = _scaled(call, found, own) if end != at_targets else found
+    found = scaled(assembly, where, found, [own for own, end in factors if end != at_targets])
     return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
 
 
 def weighted(
     conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs, like: Value | None = None
-) -> OfEdges:
-    """The same where the number of an edge is anything that is computed of it: a call that makes no row for an edge.
-    ``like``: rows of targets, where these are of another type than sources."""
+) -> tuple[OfEdges, list[Value]]:
+    """The same where the number of an edge is anything that is computed of it: a call that makes no row for an edge,
+    and what each row that it gives is to be multiplied by. ``like``: rows of targets, where these are of another type
+    than sources."""
     (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
     asked = {name: of_end(conv, given, name)[0] for name in names_of(conv, "message")}
@@ -182,9 +181,31 @@ def weighted(
             break
     else:
         raise NoFormulaError(f"{where}: its messages are not rows times a number")
-    end, count = int(conv.flow == "source_to_target"), RowCount(like or message.rows)
-    arguments = index, message.rows, of_edges, count, end, conv.aggr
-    return OfEdges(last.number, "call_function", weighted_sum, arguments, {})
+    end, rows = int(conv.flow == "source_to_target"), message.rows
+    of_rows, others = _of_rows(of_edges, index)
+    if not others:
+        raise NoFormulaError(f"{where}: its edges are not the graph's own")
+    rows = scaled(assembly, where, rows, [one for one, at in of_rows if at != end])
+    for place, other in enumerate(others[1:], start=1):
+        others[0] = OfEdges(last.number + place / len(others), "call_function", operator.mul, (others[0], other), {})
+    arguments = index, rows, others[0], RowCount(like or rows), end, conv.aggr
+    step = OfEdges(last.number + 1, "call_function", weighted_sum, arguments, {})
+    return step, [one for one, at in of_rows if at == end]
+
+
+def _of_rows(of_edges: Any, index: Any) -> tuple[list[tuple[Value, int]], list[Any]]:
+    """Factors of a number of every edge: numbers of rows, and of which end of the edge each is, and others."""
+    found, others = list[tuple[Value, int]](), list[Any]()
+    if isinstance(of_edges, OfEdges) and of_edges.target in MULTIPLY and len(of_edges.args) == 2:
+        for part in of_edges.args:
+            more, rest = _of_rows(part, index)
+            found, others = [*found, *more], [*others, *rest]
+        return found, others
+    rows, at = of_edges.args if isinstance(of_edges, OfEdges) and of_edges.target is operator.getitem else (None, None)
+    of, end = _end_of(at)
+    if of is not None and of == index and isinstance(rows, Value) and rows.tail == ():
+        return [(rows, end)], []
+    return [], [of_edges]
 
 
 def lower_degree(where: str, last: OfEdges, assembly: Assembly, like: Mapping[str, Value]) -> Value:
@@ -211,9 +232,11 @@ def degree_of(call: Call, graph: Graph, like: Mapping[str, Value]) -> Value:
     return assembly.degrees[graph]
 
 
-def _scaled(call: Call, rows: Value, own: Value) -> Value:
-    """Rows times a number of each."""
-    return call.assembly.rowwise(call.where, lambda x, one: x * one[:, None], [rows, own])
+def scaled(assembly: Assembly, where: str, rows: Value, factors: Sequence[Value]) -> Value:
+    """Rows times a number of each, and another one."""
+    for own in factors:
+        rows = assembly.rowwise(where, lambda x, one: x * one[:, None], [rows, own])
+    return rows
 
 
 def _are_weights(one: Any, edges: _Edges) -> bool:
@@ -250,14 +273,10 @@ def _edges_of(conv: Any, index: Any, dtype: torch.dtype) -> _Edges | None:
 
 def _factors(where: str, one: Any, edges: _Edges) -> list[tuple[Value, int]]:
     """Numbers of rows, and of which end of an edge each is, whose product ``one`` is for every edge."""
-    if isinstance(one, OfEdges) and one.target in MULTIPLY and len(one.args) == 2 and not edges.scaling:
-        return [factor for part in one.args for factor in _factors(where, part, edges)]
-    if isinstance(one, OfEdges) and one.target is operator.getitem and not edges.scaling:
-        rows, index = one.args
-        of, end = _end_of(index)
-        if of == edges.index and isinstance(rows, Value) and rows.tail == ():
-            return [(rows, end)]
-    raise NoFormulaError(f"{where}: its message takes more than sources' rows")
+    found, others = _of_rows(one, edges.index)
+    if others or edges.scaling:
+        raise NoFormulaError(f"{where}: its message takes more than sources' rows")
+    return found
 
 
 def _end_of(index: Any) -> tuple[Any, int]:
