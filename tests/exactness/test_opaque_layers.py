@@ -744,6 +744,10 @@ class Both(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "the number of nodes": (lambda: Own(lambda s, x, e: x / len(x)), ("Own", "in-neighbours", "number of nodes")),
+    "values for numbers": (
+        lambda: Own(lambda s, x, e: x * float(x.mean())),
+        ("as a whole, since it takes a tensor's values for a Python number", "in Own.", "test_opaque_layers.py line"),
+    ),
     "a largest row": (
         lambda: Own(lambda s, x, e: x - x.amax(0)),
         ("Own", "statistics over nodes", "runs as a whole, since amax looks across rows"),

@@ -256,6 +256,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         ("scatter: it does not give one row of numbers a node",),
     ),
     "values decide": (lambda: Between(branching), ("Between", "cannot be taken apart")),
+    "values for numbers": (
+        lambda: Between(lambda x: x * int(x.sum())),
+        ("cannot be taken apart: it takes a tensor's values for a Python number", "test_refused_models.py line"),
+    ),
     "self-loops by hand": (
         lambda: Between(lambda x, e: x * add_self_loops(e, num_nodes=x.size(0))[0].sum(), edges=True),
         ("depends on more than the node, its in-neighbours",),

@@ -6,6 +6,7 @@ name.
 """
 
 import operator
+import re
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from functools import partial
 from inspect import signature
 from itertools import islice, product
 from math import inf, prod
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -59,6 +61,7 @@ from ooc.model.lowering.symbolic import (
     Calls,
     attribute,
     join_relations,
+    place_in_model,
     place_of_node,
     replaced_functions,
     small_rows,
@@ -167,9 +170,21 @@ _ROWS = Value, RowCount
 _OF_ROWS = (Value, Stacked, Codes, OneBatch, OneGraph, Parts, RowCount)
 
 
+def reason_of(error: Exception) -> str:
+    """What an error of the user's code says, which was given stand-ins for tensors, with its type."""
+    text = str(error)
+    reason = text if text.startswith("it ") else first_line(error)
+    if re.search("Proxy|_StandIn|__array_", text) or isinstance(error, NotImplementedError):
+        reason = re.sub("'Proxy'( object)?|_StandIn|Proxy", "a stand-in for a tensor", reason)
+        reason += "; values and numbers of rows are not known here: tensors go to tensors' functions, edges to layers"
+    return reason
+
+
 def message_of(error: Exception) -> str:
-    """What it says, with its type where it is none of ours."""
-    return str(error) if isinstance(error, ModelError) else first_line(error)
+    """What it says, and where in the model that was."""
+    said = str(error) if isinstance(error, ModelError) else reason_of(error)
+    place = place_in_model(reversed([*walk_tb(error.__traceback__)]))
+    return said if getattr(error, "place", "") or not place else f"{said} (in {place})"
 
 
 def placed(error: ModelError, place: str) -> ModelError:

@@ -739,7 +739,10 @@ def _number(kind: Callable[[Any], Any]) -> Callable[[fx.Proxy], Any]:
 
     def number(of: fx.Proxy) -> Any:
         if not isinstance(of.tracer, _Tracer) or not _is_of_sizes(of.node):
-            raise TypeError(f"'Proxy' object is no {kind.__name__}")
+            raise TypeError(
+                "it takes a tensor's values for a Python number, as int(), float(), range() and a list's index do, and "
+                "values are not known here; torch's functions of tensors go by them, as torch.where and x * x.sum() do"
+            )
         return of.tracer.only_answer(of.node, kind)
 
     return number
@@ -772,7 +775,10 @@ def _no_length(of: fx.Proxy) -> int:
     """Of a parameter or buffer, or a shape; else TypeError: ``(*x,)`` asks for a hint, and does without."""
     if (of.node.op == "get_attr" or _is_of_sizes(of.node)) and isinstance(of.tracer, _Tracer):
         return len(of.tracer._sample(of.node))
-    raise TypeError(f"'len' is not supported of {of.node.name}")
+    raise TypeError(
+        "it asks for the number of rows by len(), which is another one for every tile; x.size(0) of all may be added "
+        "and multiplied with, and sums, means and norms are over all"
+    )
 
 
 @cache

@@ -23,7 +23,7 @@ from torch_geometric.nn import Sequential as GraphSequential
 from ooc.errors import ModelError, OocError
 from ooc.model.layers.layer import ARGUMENTS, EdgeInput, EdgeKinds, Graph
 from ooc.model.lowering.assembly import Assembly, Inputs, Results, Setting, first_line
-from ooc.model.lowering.interpreter import Interpreter, placed
+from ooc.model.lowering.interpreter import Interpreter, placed, reason_of
 from ooc.model.lowering.opened import lower_as_it_is
 from ooc.model.lowering.symbolic import (
     Calls,
@@ -37,12 +37,6 @@ from ooc.model.lowering.values import Value
 from ooc.model.lowering.whole import EDGES, ROWS, Whole, counts_of, with_arguments
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
-
-_COUNTED = (
-    "it asks for the number of rows by len(), which is another one for every tile; x.size(0) of all may be added and "
-    "multiplied with, and sums, means and norms are over all"
-)
-
 
 _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
@@ -211,14 +205,9 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             error.args = (f"{error}{_rows_of_its_own(model, setting)}",)
         if isinstance(error, OocError):  # of the store, it may be
             raise
-        reason = _COUNTED if str(error).startswith("'len' is not supported") else first_line(error)
+        reason = reason_of(error)
         if way.as_data and isinstance(error, AttributeError):
             reason += "; data has x, edge_index and what edges carry"
-        if "Proxy" in str(error) or isinstance(error, NotImplementedError):
-            reason = reason.replace("'Proxy' object", "'Proxy'").replace("'Proxy'", "a stand-in for a tensor")
-            reason += (
-                "; values and numbers of rows are not known here: tensors go to tensors' functions, edges to layers"
-            )
         if own := _rows_of_its_own(model, setting):
             reason += own
         elif bare := [name for name in (types.nodes if types else ()) if name not in columns]:
