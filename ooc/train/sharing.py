@@ -59,6 +59,15 @@ class SharedJob(Job):
         parts = ((Share(rank, self._shares), halo) for rank, halo in enumerate(halos))
         return [self._own_part(candidate.workload, plan, share, halo, limits, hardware) for share, halo in parts]
 
+    def floor(self, limits: Limits, hardware: Hardware) -> dict[str, int]:
+        """As if every process was sent all rows of the others: which are wanted takes memory to know."""
+        self._shares, memory = self._divided(self._panels()), HaloMemory()
+        for direction in self._directions():
+            nodes = self.store.node_counts[self._ends(direction)[1]]
+            memory += HaloMemory(3 * nodes * (4 if nodes < 2**31 else 8), nodes, nodes)
+        self._admit_halos(memory)
+        return super().floor(limits, hardware)
+
     def _planned_here(self) -> tuple[Candidate, Plan, Exchange]:
         resources = self.resources
         exchange, candidate, plan = self._shared_out(self._found_halos, self._choose_measured)
@@ -216,6 +225,9 @@ class SharedJob(Job):
         there = limits.memory_bytes if limits.one_memory else limits.host_bytes
         if self._fixed_host_bytes + 5 * sum(self.store.node_counts.values()) > there:
             return []
+        return self._directions()
+
+    def _directions(self) -> list[EdgesKey]:
         return [side for side in dict.fromkeys(p.direction for p in self.workload.pulls) if side.of_edges]
 
     def _ends(self, direction: EdgesKey) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import ooc
 from ooc.cli.arguments.settings import RUN, SAMPLING, train_options
 from ooc.cli.plan import load_hardware, parse_graph, shipped_names
 from ooc.errors import BudgetError, HardwareError, OptionError
@@ -323,6 +324,16 @@ def test_several_processes_share_the_rows(run: RunCommand, tmp_path: Path) -> No
     for one in found["pulls"]:  # every edge leads anywhere, and all rows are sent
         assert one["columns_bytes"] is None or one["columns_bytes"] < one["halo_bytes"]
     assert all(f"rank {rank}: " in (tmp_path / "ranks.svg").read_text() for rank in range(3))
+
+
+def test_what_is_named_for_several_processes_suffices(run: RunCommand, tmp_path: Path) -> None:
+    """Where there is too little for row offsets, too, and so nothing is known of whose rows are wanted."""
+    ooc.convert("synthetic:nodes=20000,edges=80000,features=8,classes=4", tmp_path / "g.ooc")
+    given = "plan", tmp_path / "g.ooc", *SMALL, "--device", "cpu", "--ranks", "2", "--memory"
+    code, _, err = run(*given, "1K")
+    found = re.search(r"row offsets.* give --memory (\w+), for 2 processes", err)
+    assert code == 2 and found, err
+    assert run(*given, found[1])[0] == 0
 
 
 def test_the_epoch_is_drawn(run: RunCommand, tmp_path: Path) -> None:

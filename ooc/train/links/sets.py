@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ooc.errors import BudgetError, OptionError
+from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store
@@ -110,8 +111,8 @@ class Ends:
 class Places:
     """The rows of heads and tails by their ids in the source; found once, [N] of each type."""
 
-    def __init__(self, ends: Ends, memory_bytes: int) -> None:
-        self._store, self._ends, self._memory_bytes = ends.store, ends, memory_bytes
+    def __init__(self, ends: Ends, limits: Limits) -> None:
+        self._store, self._ends, self._limits = ends.store, ends, limits
         nodes = ends.heads + (0 if ends.within_a_type else ends.tails)
         self.admit(16 * nodes, f"finding {nodes:,} nodes")
         heads = _Rows(ends.ids(0))
@@ -180,9 +181,9 @@ class Places:
 
     def admit(self, needed: int, what: str) -> None:
         """BudgetError where ``what`` needs more than it may take."""
-        if needed > self._memory_bytes:
-            there = format_size(self._memory_bytes)
-            raise BudgetError(f"{what} needs {format_size(needed)} of memory; it may take {there}")
+        if needed > (has := self._limits.memory_bytes):
+            there = f"it may take {format_size(has)}; give memory={self._limits.of_all(needed)}"
+            raise BudgetError(f"{what} needs {format_size(needed)} of memory; {there}")
 
 
 class _Rows:

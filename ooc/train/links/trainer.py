@@ -88,7 +88,7 @@ class LinkObjective(Objective):
             raise OptionError("links are trained on the CPU; leave out device='cuda'")
         store.check_one_graph("link prediction", takes_types=True)
         ends = Ends.of(store, links.edge_type)
-        places = Places(ends, resources.limits.memory_bytes)
+        places = Places(ends, resources.limits)
         train_3E = places.edges() if links.train is None else places.rows("train", links.train)
         splits = [split for split in ("valid", "test") if getattr(links, split) is not None]
         known = None
@@ -236,7 +236,7 @@ class PairScores(Predictions):
         ends = Ends.of(store, edge_type)
         super().__init__(store, resources.limits, What.LOGITS)
         self._model_dtype = dtype_of(model)
-        rows_3E = Places(ends, resources.limits.memory_bytes).rows("to score", pairs)
+        rows_3E = Places(ends, resources.limits).rows("to score", pairs)
         given = (LinkMetric("mrr"), {"pairs": Ranked(rows_3E)}, ends, resources.spill_dir)
         self._scorer = LinkScorer(*given, self.dtype.name, reversible=not ends.edge_types)
         self._pairs = rows_3E.shape[1]

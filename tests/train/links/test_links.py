@@ -510,6 +510,8 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
         ooc.LinkTrainer(_model(), store, ooc.Links(links.train, links.valid, valid_negatives=links.test.T))
     with pytest.raises(ooc.BudgetError, match="memory="):
         _train(_model(), store, links, memory="200K")
+    with pytest.raises(ooc.BudgetError, match=r"(finding .* nodes|links in order) needs .*; give memory='\d+K?'"):
+        _train(_model(), store, links, memory="1K")
 
     class TwoHops(nn.Module):
         def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
