@@ -263,7 +263,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Data, Store]:
 def test_losses_and_gradients_are_pygs(
     between: Forward, shared: tuple[Data, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 8)
+    monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 16)
     monkeypatch.setattr(opaque, "_WAITING_BYTES", 1 << 10)
     data, store = shared
     assert_agrees(case_of(between), data, tmp_path, store=store, tile_rows=16)

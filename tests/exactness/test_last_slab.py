@@ -64,6 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(GRAPH, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
+@pytest.mark.thorough("sage")
 @pytest.mark.parametrize("name", CASES)
 def test_results_do_not_depend_on_who_pulls_the_last_slab(name: str, store: Store, tmp_path: Path) -> None:
     """Losses, weights and logits by ``==``; what is read and written is what each plan says."""

@@ -188,7 +188,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
         prediction.close()
 
 
-@pytest.mark.thorough("in turn-None")
+@pytest.mark.thorough("in turn-None", "self-loops or none-bfloat16")
 @pytest.mark.parametrize(
     ("name", "spill_dtype"),
     [

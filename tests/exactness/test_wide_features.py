@@ -20,7 +20,7 @@ from tests.graphs import GraphCase, random_data
 GRAPH = GraphCase(nodes=150, edges=200, features=1200, undirected=True, self_loops=3, isolated=4)
 
 
-@pytest.mark.thorough("sage")
+@pytest.mark.thorough("gcn", "sage")
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat"])
 def test_epochs_are_pygs(kind: str, tmp_path: Path) -> None:
     """With the least budgets and with plenty."""
