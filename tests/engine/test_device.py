@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from io import StringIO
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_inner_dropout import Among
 from tests.exactness.test_last_slab import hold, left
 from tests.exactness.test_mixed_sums import Beside
+from tests.examples import ordinary, thorough
 from tests.graphs import GraphCase, random_data
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 from tests.prefetch.faults import Faults, faulty_engine
@@ -216,7 +217,13 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 # ---- results -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("sage", "layers that run as they are")])
+@pytest.mark.parametrize(
+    "name",
+    thorough(
+        [name for name in MODELS if name not in ("sage", "layers that run as they are")],
+        *("sums of several scalings", "gat", "gatv2", "such layers that drop inside"),
+    ),
+)
 def test_results_are_the_cpus_to_the_bit(
     name: str, store: Store, least: Least, on_the_cpu: OnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,17 +247,14 @@ def test_results_are_the_cpus_to_the_bit(
 
 @pytest.mark.parametrize(
     ("name", "slab_columns", "buffers", "overlap_last"),
-    [
-        *(
-            ("gcn", 3, 1, True),
-            ("gcn", 3, 2, False),
-            ("gcn", 5, 2, True),
-            ("gat", 5, 1, True),
-            ("gat", 5, 2, False),
-            ("gatv2", 5, 1, False),
-        ),
-        *(("gatv2", 5, 2, True), ("sage of maxima", 5, 1, True), ("sage of maxima", 5, 2, False)),
-    ],
+    ordinary(
+        [
+            *(("gcn", 3, 1, True), ("gcn", 3, 2, False), ("gcn", 5, 2, True)),
+            *(("gat", 5, 1, True), ("gat", 5, 2, False), ("gatv2", 5, 1, False), ("gatv2", 5, 2, True)),
+            *(("sage of maxima", 5, 1, True), ("sage of maxima", 5, 2, False)),
+        ],
+        *(("gcn", 3, 2, False), ("gat", 5, 1, True), ("gatv2", 5, 2, True), ("sage of maxima", 5, 1, True)),
+    ),
 )
 def test_slabs_come_over_the_wire(
     name: str,
@@ -275,7 +279,7 @@ def test_slabs_come_over_the_wire(
     assert_same(outcome(trainer), expected)
 
 
-@pytest.mark.parametrize("name", ["gat", "gatv2", "sage of maxima"])
+@pytest.mark.parametrize("name", thorough(["gat", "gatv2", "sage of maxima"], "gatv2"))
 def test_a_step_that_is_pulled_at_once_gives_the_same(name: str, tmp_path: Path, device: FakeDevice) -> None:
     """Where something is made of every edge, a device takes several of the CPU's tiles, if other passes take as much
     memory."""
@@ -304,7 +308,9 @@ def test_layers_that_run_as_they_are_have_few_edges_at_a_time(
     assert_same(outcome(on_device(model, store, tmp_path)()), expected)
 
 
-@pytest.mark.parametrize("make", [Transformers, Gines, GatsOfFeatures, messages_of_features])
+@pytest.mark.parametrize(
+    "make", thorough([Transformers, Gines, GatsOfFeatures, messages_of_features], Transformers, Gines)
+)
 def test_features_of_edges_come_over_the_wire(
     make: Callable[..., torch.nn.Module], tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -317,7 +323,7 @@ def test_features_of_edges_come_over_the_wire(
     assert_same(outcome(build(int(1.1 * gpu), int(1.1 * host))), expected)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage of maxima"])
+@pytest.mark.parametrize("name", thorough(["gcn", "sage of maxima"], "sage of maxima"))
 def test_features_without_their_zeros_get_these_back(name: str, tmp_path: Path, device: FakeDevice) -> None:
     """On the device, tile by tile: then it multiplies what the CPU multiplies of features with their zeros."""
     data = random_data(GRAPH, dtype=torch.float32)
@@ -329,7 +335,7 @@ def test_features_without_their_zeros_get_these_back(name: str, tmp_path: Path, 
     assert_same(outcome(on_device(MODELS[name], sparse, tmp_path)()), expected)
 
 
-@pytest.mark.parametrize("name", ["gcn", "gat"])
+@pytest.mark.parametrize("name", thorough(["gcn", "gat"], "gat"))
 def test_blocks_come_and_go_straight(
     name: str,
     store: Store,
@@ -361,7 +367,7 @@ def test_blocks_come_and_go_straight(
     )
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage of maxima"])
+@pytest.mark.parametrize("name", thorough(["gcn", "sage of maxima"], "gcn"))
 def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
     name: str, store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -373,7 +379,7 @@ def test_intermediates_kept_in_half_the_bytes_are_widened_on_the_device(
     assert_same(outcome(build(gpu, host)), expected)
 
 
-@pytest.mark.parametrize("name", ["sage", "gat", "sage of maxima"])
+@pytest.mark.parametrize("name", thorough(["sage", "gat", "sage of maxima"], "sage"))
 def test_rows_in_hop_order_pull_from_fewer(name: str, tmp_path: Path, device: FakeDevice) -> None:
     """Neighbours beyond the rows that reach the loss are left out, on the device as on the CPU."""
     data = random_data(GraphCase(nodes=600, edges=1500, features=12, train=0.02, unlabelled=520), dtype=torch.float32)
@@ -418,7 +424,7 @@ def test_a_loss_with_weights_of_its_own_goes_to_the_device(store: Store, tmp_pat
 # ---- bytes and memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [1.0, 1.2])
+@pytest.mark.parametrize("share", thorough([1.0, 1.2], 1.0))
 def test_every_epoch_moves_the_planned_bytes_each_way(
     share: float, store: Store, least: Least, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -445,7 +451,7 @@ def moved(record: EpochRecord) -> tuple[int, int, int, int]:
     return record.to_device_bytes, record.to_host_bytes, record.ssd_read_bytes, record.ssd_write_bytes
 
 
-@pytest.mark.parametrize("make", [GraphSAGE, GAT, layers_of_ones_own])
+@pytest.mark.parametrize("make", thorough([GraphSAGE, GAT, layers_of_ones_own], GAT))
 def test_a_prospect_plans_what_the_trainer_runs(
     make: Callable[..., torch.nn.Module], store: Store, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -487,7 +493,10 @@ def test_the_plan_and_the_outcome_say_what_goes_over_the_wire(
     assert f"to the device {format_size(records[0].to_device_bytes)}" in told
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - RUN_AS_THEY_ARE))
+@pytest.mark.parametrize(
+    "name",
+    ordinary(sorted(MODELS.keys() - RUN_AS_THEY_ARE), "gcn", "gin with batch norm", "gatv2", "sage of maxima"),
+)
 def test_the_host_waits_for_no_tile(name: str, store: Store, tmp_path: Path, device: FakeDevice) -> None:
     """In no epoch, neither for its loss nor for its scores. These, and whether all weights are finite, are asked for
     when a program is over; in the first epoch also whether labels are valid, and lists that are pulled with. Layers
@@ -512,7 +521,7 @@ def asked(device: FakeDevice, run: Callable[[], object]) -> int:
     return len(device.asked)
 
 
-@pytest.mark.parametrize(("name", "in_hop_order"), [("gcn", True), ("sage", False)])
+@pytest.mark.parametrize(("name", "in_hop_order"), thorough([("gcn", True), ("sage", False)], ("sage", False)))
 def test_nor_where_intermediates_are_narrow_and_rows_are_left_out(
     name: str, in_hop_order: bool, tmp_path: Path, device: FakeDevice
 ) -> None:
@@ -537,7 +546,11 @@ def test_the_cpu_has_no_wire(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gcn", "gin with batch norm", "sage of maxima", "gatv2", "layers that run as they are"]
+    "name",
+    thorough(
+        ["gcn", "gin with batch norm", "sage of maxima", "gatv2", "layers that run as they are"],
+        *("gin with batch norm", "sage of maxima"),
+    ),
 )
 def test_with_the_least_budget_there_is_never_more_on_the_device(
     name: str, store: Store, least: Least, tmp_path: Path, device: FakeDevice
@@ -667,7 +680,9 @@ def test_a_damaged_neighbour_list_is_one_line(
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("name", "waits"), [("gat", True), ("gat", False), ("sage of maxima", False)])
+@pytest.mark.parametrize(
+    ("name", "waits"), thorough([("gat", True), ("gat", False), ("sage of maxima", False)], ("gat", False))
+)
 def test_so_it_is_where_attention_and_maxima_pull(
     name: str, waits: bool, tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -769,8 +784,10 @@ def test_a_broken_disk_is_one_line_and_nothing_is_left_under_way(
 # ---- whether the checks would see it -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gcn", "gat"])
-@pytest.mark.parametrize("method", ["await_read", "_behind"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    ordinary(product(("gcn", "gat"), ("await_read", "_behind")), ("gcn", "await_read"), ("gat", "_behind")),
+)
 def test_an_executor_that_forgets_an_event_is_seen(
     name: str,
     method: str,

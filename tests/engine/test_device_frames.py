@@ -36,7 +36,7 @@ from ooc.prefetch.transfers import Transfers
 from ooc.stages import PanelSums
 from tests.engine.cuda_on_fake import StandIn, Stream, cuda_on
 from tests.engine.fake_device import COPIES, Extent, FakeDevice, FakeEvent, Race, WatchedTicket
-from tests.examples import examples
+from tests.examples import examples, ordinary
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 from tests.prefetch.faults import UNCHECKED
 
@@ -313,7 +313,7 @@ def planned_bytes(plan: Plan) -> tuple[int, int, int, int]:
     return plan.to_device_bytes, plan.to_host_bytes, plan.ssd_read_bytes, plan.ssd_write_bytes
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     rows=st.integers(1, 6000),
     layers=st.integers(1, 3),
@@ -373,8 +373,9 @@ def scarcer() -> Plan:
     return plan_with(8000, 8, 2_700_000, 372_176, 3)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("which", ["scarce", "scarcer"])
+@pytest.mark.parametrize(
+    ("which", "seed"), ordinary(product(("scarce", "scarcer"), range(2)), ("scarce", 0), ("scarcer", 1))
+)
 def test_blocks_come_and_go_straight(which: str, seed: int, request: pytest.FixtureRequest) -> None:
     """Those that host memory would only pass on, as many as are found. Bytes are the plan's all the same."""
     plan: Plan = request.getfixturevalue(which)

@@ -22,6 +22,7 @@ from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import use
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 
 MODEL = ModelCase(kind="sage", layers=3, hidden=24, dropout=0.2)
@@ -35,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store_of(random_data(graph, dtype=torch.float32), tmp_path_factory.mktemp("store"))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", thorough([1, 2], 1))
 def test_what_is_recorded_is_what_the_epoch_took(
     store: Store, tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

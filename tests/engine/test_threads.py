@@ -9,10 +9,11 @@ import torch
 from ooc.engine.workers import WorkerPool
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage"])
+@pytest.mark.parametrize("kind", thorough(["gcn", "sage"], "gcn"))
 def test_threads_change_nothing(kind: str, tmp_path: Path) -> None:
     """Losses and weights, to the bit, with tiles computed one by one and several at a time; passes are short, so that
     tiles are handed out in some epochs and not in others."""

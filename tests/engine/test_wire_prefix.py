@@ -24,6 +24,7 @@ from ooc.plan.program.staging import CopyTo
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 
 GRAPH = GraphStatistics(
@@ -62,10 +63,10 @@ def beyond_active(plan: Plan) -> tuple[Counter[tuple[int, str, int]], int]:
     return idle, sent
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_what_is_sent_beyond_the_active_rows_is_less_than_a_block(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("name", thorough(MODELS, "maxima"))
+def test_what_is_sent_beyond_the_active_rows_is_less_than_a_block(name: str) -> None:
     """Of every slab of every matrix in a pass; rows that nothing of the loss depends on are never sent."""
-    prospect = prepare(make(), GRAPH, Resources.parse("1G", "1G", device="cpu"), metric=Metric.ACCURACY)
+    prospect = prepare(MODELS[name](), GRAPH, Resources.parse("1G", "1G", device="cpu"), metric=Metric.ACCURACY)
     _, plan = prospect.plan(Limits(200_000_000, 1_500_000_000), UNMEASURED_DEVICE)
     assert min(item.rows for item in plan.programs["train"]) < GRAPH.nodes // 10
     idle, sent = beyond_active(plan)

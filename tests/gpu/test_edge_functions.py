@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from ooc.kernels.edge_terms import EdgeTerms, Filling, LoopFeatures
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import EdgeFunction, Gatv2, GatWithFeatures, Rectified, TransformerAttention, gated
 from ooc.plan.workload import Direction
-from tests.examples import examples
+from tests.examples import examples, ordinary, thorough
 from tests.gpu.device import (
     DEVICE,
     EXAMPLES,
@@ -92,6 +93,8 @@ def cases(c: int = CHANNELS, known: int = FEATURES) -> dict[str, Case]:
 
 
 CASES = cases()
+WAYS = [(SelfLoops.EXACTLY_ONE, 2, 0), (SelfLoops.AS_STORED, 3, 2)]
+"""Loops, the most edges of a part, and how many rows are absent."""
 
 
 @dataclass(frozen=True)
@@ -271,11 +274,10 @@ def graph_for(case: Case, graph: KernelGraph) -> KernelGraph:
     return graph if case.attends else replace(graph, self_loops=SelfLoops.AS_STORED)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("self_loops", "most", "absent"), [(SelfLoops.EXACTLY_ONE, 2, 0), (SelfLoops.AS_STORED, 3, 2)])
-def test_outputs_and_gradients(name: str, self_loops: SelfLoops, most: int, absent: int) -> None:
+@pytest.mark.parametrize(("name", "way"), ordinary(product(CASES, WAYS), *zip(CASES, cycle(WAYS), strict=False)))
+def test_outputs_and_gradients(name: str, way: tuple[SelfLoops, int, int]) -> None:
     """Of either side and of the map that makes terms, where rows are cut, and where the last ones are not there."""
-    case = CASES[name]
+    case, (self_loops, most, absent) = CASES[name], way
     graph = graph_for(case, replace(GRAPH, self_loops=self_loops))
     check(Pulled(case, graph, Rows.of(case, graph, 5), range(case.groups), None), most, SHAPE, graph.nodes - absent)
 
@@ -298,7 +300,10 @@ def test_any_graph_width_and_type(
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.attends])
-@pytest.mark.parametrize(("p", "self_loops"), [(0.3, SelfLoops.EXACTLY_ONE), (1.0, SelfLoops.AS_STORED)])
+@pytest.mark.parametrize(
+    ("p", "self_loops"),
+    thorough([(0.3, SelfLoops.EXACTLY_ONE), (1.0, SelfLoops.AS_STORED)], (1.0, SelfLoops.AS_STORED)),
+)
 def test_dropout_has_the_processor_s_masks(name: str, p: float, self_loops: SelfLoops) -> None:
     """Of repeated edges too, also where a row is cut between them, and of a slab of later heads."""
     case, graph = CASES[name], replace(GRAPH, self_loops=self_loops)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.gat import GatHeads, upstream
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Direction, EdgeData, Pull
-from tests.examples import examples
+from tests.examples import examples, ordinary, thorough
 from tests.gpu.device import DEVICE, INTERPRETED, edge_function, edge_terms, gat, maximum, same_bits, sized, sums
 from tests.gpu.test_edge_functions import CASES, Pulled, Rows, graph_for, moved
 from tests.kernels.kernel_cases import KernelGraph, graphs, numbers, over_edges
@@ -123,8 +124,13 @@ def test_sums_of_any_graph(graph: KernelGraph, edges: int, dtype: torch.dtype, s
     check(tile_of(graph, Direction.IN), lambda tile, rows: sums.pull_tile(tile, source), edges)
 
 
-@pytest.mark.parametrize("self_loops", SelfLoops)
-@pytest.mark.parametrize("direction", [Direction.IN, Direction.OUT])
+@pytest.mark.parametrize(
+    ("direction", "self_loops"),
+    ordinary(
+        product([Direction.IN, Direction.OUT], SelfLoops),
+        *((Direction.IN, SelfLoops.EXACTLY_ONE), (Direction.OUT, SelfLoops.AS_STORED)),
+    ),
+)
 def test_maxima(self_loops: SelfLoops, direction: Direction) -> None:
     tile = tile_of(replace(GRAPH, self_loops=self_loops), direction)
     source = numbers(1, GRAPH.nodes, 3).mul(2).round().to(DEVICE)
@@ -155,7 +161,7 @@ def test_attention(p: float, self_loops: SelfLoops) -> None:
     check(tile_of(graph, Direction.OUT), pull_sources)
 
 
-@pytest.mark.parametrize("name", ["GATv2", "Transformer, edge features", "GINE, linear"])
+@pytest.mark.parametrize("name", thorough(["GATv2", "Transformer, edge features", "GINE, linear"], "GATv2"))
 def test_edge_functions(name: str) -> None:
     """Either way, with features of edges and of self-loops, and the gradients of their map."""
     case = CASES[name]

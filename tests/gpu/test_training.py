@@ -37,6 +37,7 @@ from tests.exactness.layers import AmongOthers, Cosine, principal, twice
 from tests.exactness.reference import CustomCase, Epoch, ModelCase, Reference, disagreement, smooth_adam
 from tests.exactness.test_edge_features import Gines, Transformers
 from tests.exactness.test_inner_dropout import Among
+from tests.examples import thorough
 from tests.gpu.device import DEVICE, cut, launch
 from tests.graphs import GraphCase, random_data
 
@@ -165,18 +166,18 @@ def test_torch_never_takes_more_of_the_gpu_than_the_least_budget(store: Store, t
         assert torch.cuda.max_memory_reserved() <= trainer.limits.device_bytes
 
 
-@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("name", thorough(MODELS, "sage of maxima", "gatv2"))
 def test_losses_and_gradients_are_pygs(
-    case: ModelCase, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout on edges and rows included; and the bytes over the wire are the plan's. GAT's heads are pulled in slices,
     as wide ones are; whole they are below."""
     monkeypatch.setattr(attention, "_WIDEST_SLICE", 2)
     monkeypatch.setattr(attention, "_NARROWEST_SLICE", 1)
-    compare(case, data, store, tmp_path, monkeypatch)
+    compare(MODELS[name], data, store, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["sage", "sage of maxima", pytest.param("gat", marks=FOR_COMPILED)])
+@pytest.mark.parametrize("name", thorough(["sage", "sage of maxima", pytest.param("gat", marks=FOR_COMPILED)], "sage"))
 def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hub that half of all edges lead to, in the second tile, and of one that they come from: their parts come
     with the offsets of their tiles."""
@@ -187,7 +188,7 @@ def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     compare(MODELS[name], data, store_of(data, tmp_path), tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage of maxima", "gat"])
+@pytest.mark.parametrize("name", thorough(["gcn", "sage of maxima", "gat"], "gat"))
 def test_rows_whose_edges_come_in_pieces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hub in the second tile, and of one that edges come from, within the least memory; and losses are those of
     all edges at once to the bit. Parts are of few edges, for the interpreter's sake."""
@@ -211,14 +212,14 @@ def test_rows_whose_edges_come_in_pieces(name: str, tmp_path: Path, monkeypatch:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("name", WITH_FEATURES)
+@pytest.mark.parametrize("name", thorough(WITH_FEATURES, "gat and gatv2"))
 def test_features_of_edges(name: str, data_of_edges: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In scores and messages, of added self-loops too, and the gradients of what maps them."""
     store = store_of(data_of_edges, tmp_path)
     compare(CustomCase(make=WITH_FEATURES[name]), data_of_edges, store, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", AS_THEY_ARE)
+@pytest.mark.parametrize("name", thorough(AS_THEY_ARE, "self-loops of its own", "among others"))
 def test_layers_that_run_as_they_are(
     name: str, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +258,7 @@ def compare_epochs(case: ModelCase, trainer: Trainer, data: Data) -> list[float]
     return losses
 
 
-@pytest.mark.parametrize("name", ["sage", "sage of maxima", "gat"])
+@pytest.mark.parametrize("name", thorough(["sage", "sage of maxima", "gat"], "gat"))
 def test_in_hop_order_losses_are_those_of_the_cpu(
     name: str, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +272,7 @@ def test_in_hop_order_losses_are_those_of_the_cpu(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage"])
+@pytest.mark.parametrize("name", thorough(["gcn", "sage"], "gcn"))
 def test_intermediates_in_bfloat16_are_summed_in_float32(
     name: str, data: Data, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +288,7 @@ def test_intermediates_in_bfloat16_are_summed_in_float32(
     assert found == pytest.approx(expected, rel=1e-6 if DEVICE.type == "cpu" else 1e-3)
 
 
-@pytest.mark.parametrize("name", ["sage", "sage of maxima", "gat"])
+@pytest.mark.parametrize("name", thorough(["sage", "sage of maxima", "gat"], "sage of maxima"))
 def test_damage_is_told_before_any_weight_is_stepped(
     name: str, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

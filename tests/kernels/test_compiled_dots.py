@@ -19,6 +19,7 @@ from ooc.kernels.edge_function import Heads, TargetLayout, upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import TransformerAttention
+from tests.examples import examples, thorough
 from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 
@@ -40,12 +41,12 @@ def some_terms(
 
 
 @pytest.mark.timeout(600)  # loops are compiled
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", thorough(DTYPES, torch.float64))
 @given(
     tiles(), st.integers(1, 4), st.integers(1, 40), st.booleans(),
     st.sampled_from([0, 0, 1, 3]), st.booleans(), st.integers(0, 3),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_all_pulls(
     dtype: torch.dtype, tile: tuple[TileEdges, int], heads: int, channels: int, drops: bool, features: int,
     has_bias: bool, first: int,

@@ -4,6 +4,7 @@ admission is given, which no edge adds to."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from ooc.kernels.functions import (
 from ooc.model.layers.edge_functions import EdgeTerm, FunctionAttention, FunctionSum
 from ooc.model.layers.per_edge import AttentionOptions, EdgeAggregate, GatAttention, Maximum, Pulling
 from ooc.model.lowering.values import Features
+from tests.examples import thorough
 from tests.kernels.test_kernel_memory import peak_bytes
 
 ROWS, HEADS, CHANNELS, FEATURES = 256, 4, 16, 5
@@ -133,8 +135,9 @@ def rows(columns: int) -> Tensor:
     return torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(columns))
 
 
-@pytest.mark.parametrize("hub", [False, True])
-@pytest.mark.parametrize("degree", [0, 20, 250])
+@pytest.mark.parametrize(
+    ("hub", "degree"), thorough(product([False, True], [0, 20, 250]), (True, 0), (True, 20), (False, 250))
+)
 @pytest.mark.parametrize("name", AGGREGATES)
 def test_what_loops_take(name: str, degree: int, hub: bool) -> None:
     aggregate, edges = AGGREGATES[name](), tile(degree, hub=hub)

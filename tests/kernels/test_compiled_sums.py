@@ -17,6 +17,7 @@ from ooc.kernels.edge_function import Heads, TargetLayout, Upstream
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import SelfLoops, TileEdges
 from ooc.kernels.functions import Activation, Factor, Product, Rectified
+from tests.examples import thorough
 from tests.kernels.kernel_cases import over_edges
 from tests.kernels.test_compiled import DTYPES, same, tiles
 from tests.kernels.test_compiled_attention import Narrow
@@ -191,7 +192,7 @@ def test_what_is_no_number_comes_through_as_in_torch(case: Case, strange: float)
                     same(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", thorough([torch.float64, torch.float16], torch.float64))
 def test_features_of_other_types(dtype: torch.dtype) -> None:
     """Those that loops read, and those that are converted."""
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 1, 4]).int(), 0, 4)
@@ -203,7 +204,7 @@ def test_features_of_other_types(dtype: torch.dtype) -> None:
         same(one, other)
 
 
-@pytest.mark.parametrize("case", [product(3), RECTIFIED, SOFTMAX])
+@pytest.mark.parametrize("case", [product(3), pytest.param(RECTIFIED, marks=pytest.mark.thorough), SOFTMAX])
 def test_rows_of_bfloat16_are_computed_with_in_float32(case: Case) -> None:
     """Bit for bit as if they had been float32 before."""
     edges = TileEdges(torch.tensor([0, 1, 2, 3]).int(), torch.tensor([0, 2, 4]).int(), 0, 4)

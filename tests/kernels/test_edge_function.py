@@ -313,7 +313,7 @@ def test_output_and_gradients_are_pyg_s(
 
 @pytest.mark.parametrize("name", CASES)
 @given(st.data(), st.integers(0, 999), HEIGHTS, PIECES)
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 def test_tiles_and_threads_change_no_bit(
     name: str, data: st.DataObject, seed: int, height: int, edges_per_piece: int
 ) -> None:

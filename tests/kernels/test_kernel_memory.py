@@ -16,6 +16,7 @@ from ooc.kernels.edge_function import EdgeMessages, Heads, TargetLayout, Upstrea
 from ooc.kernels.edge_terms import EdgeTerms
 from ooc.kernels.edges import EDGES_PER_PIECE, SelfLoops, TileEdges
 from ooc.kernels.functions import Gatv2, TransformerAttention
+from tests.examples import thorough
 
 NODES, HEADS, CHANNELS = 256, 4, 16
 WIDTH = HEADS * CHANNELS
@@ -90,7 +91,7 @@ def test_maximum(degree: int) -> None:
     assert bound / 2.5 < max(peaks) <= bound
 
 
-@pytest.mark.parametrize("degree", [2, 20, 200])
+@pytest.mark.parametrize("degree", thorough([2, 20, 200], 2))
 @pytest.mark.parametrize("function", [Gatv2(rows(CHANNELS)[:HEADS].requires_grad_(), 0.2), TransformerAttention(HEADS)])
 @pytest.mark.parametrize("features", [0, 8])
 def test_edge_functions(degree: int, function: Gatv2 | TransformerAttention, features: int) -> None:

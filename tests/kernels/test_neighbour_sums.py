@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.nn.models import GCN
 
 import ooc
 from ooc.kernels import aggregate
 from ooc.kernels.edges import SelfLoops, TileEdges
+from tests.examples import examples
 
 neighbour_sums = pytest.importorskip("ooc.kernels.compiled.neighbour_sums", reason="numba is not installed")
 
@@ -36,6 +37,7 @@ def _edges(degrees: list[int], nodes: int, dtype: torch.dtype) -> TileEdges:
     shorter=st.integers(0, 25),
     has_loops=st.booleans(),
 )
+@settings(max_examples=examples(50))
 def test_bits_are_those_of_torch(
     degrees: list[int], width: int, dtype: torch.dtype, own: str | None, integers: torch.dtype, *, weighted: bool,
     shorter: int, has_loops: bool,
