@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from ooc.train.edge_counts import store_of_statistics
 from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import Saving, lower_model, prepare
+from tests.examples import thorough
 
 KINDS: dict[str, tuple[Shape, Any]] = {
     "gcn": (model_shape.GCN, GCN),
@@ -60,8 +62,9 @@ def described(output: Value, parameters: Sequence[nn.Parameter]) -> list[tuple[o
 
 
 @pytest.mark.parametrize("savings", [tuple(Saving), ()])
-@pytest.mark.parametrize("input_dropout", [0.0, 0.1])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("input_dropout", "dropout"), thorough(product([0.0, 0.1], [0.0, 0.5]), (0.0, 0.5), (0.1, 0.0))
+)
 @pytest.mark.parametrize(("layers", "hidden"), [(1, 8), (2, 4), (3, 32)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shape_is_what_the_trace_of_the_model_comes_to(

@@ -22,6 +22,7 @@ from ooc.offloading.saved import layers_of
 from ooc.plan.hardware import UNMEASURED
 from ooc.plan.workload import Fate
 from ooc.sizes import parse_size
+from tests.examples import thorough
 
 
 class Encoder(nn.Module):
@@ -111,7 +112,7 @@ SLOW_DISK = replace(UNMEASURED, disk=replace(UNMEASURED.disk, both_ways_bytes_pe
 SLOW_PROCESSOR = replace(UNMEASURED, processor=replace(UNMEASURED.processor, seconds_per_operator=1.0))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thorough(CASES, "gat"))
 def test_results_are_the_same_bits_whatever_the_budget(case: str, tmp_path: Path) -> None:
     dtype = torch.float64 if case in ("sage", "nested", "recurrent") else torch.float32
     make, shape = CASES[case]
@@ -193,7 +194,7 @@ class Broken(nn.Module):
         raise self.backward_error
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", thorough([RuntimeError, KeyboardInterrupt], RuntimeError))
 def test_whatever_happens_nothing_is_left(kind: type[BaseException], tmp_path: Path) -> None:
     broken = Broken()
     module = _dense(nn.Dropout(0.5), nn.Linear(32, 32), broken, nn.Tanh())

@@ -166,6 +166,7 @@ def test_their_bytes_are_the_plans_and_the_simulators() -> None:
         assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(own))
 
 
+@pytest.mark.thorough  # test_partial_sums.py has one for runs alone
 def test_a_limit_on_writes_counts_them() -> None:
     """Where they would pass it, the error names what would do."""
     work = bucketable_workload()

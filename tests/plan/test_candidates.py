@@ -13,12 +13,14 @@ from ooc.plan.simulate.simulator import simulate
 from ooc.plan.simulate.together import together
 from ooc.plan.solver import PlannedLayout, simulated_best, solve_from_one_width
 from ooc.plan.workload import Share
+from tests.examples import ordinary
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload()
 ROWS = 45_056
 BUDGETS = [(20_000_000, 20_000_000), (24_000_000, 20_000_000), (20_000_000, 1 << 32), (40_000_000, 40_000_000)]
 SMALL = 16_000_000, 16_000_000
+EACH = ordinary(map(pytest.param, BUDGETS), BUDGETS[0], BUDGETS[2])
 
 
 @cache
@@ -35,7 +37,7 @@ def seconds(plan: Plan) -> float:
     return simulate(plan, WORK, WITH_DEVICE_MEMORY).epoch_s
 
 
-@pytest.mark.parametrize("budgets", BUDGETS)
+@pytest.mark.parametrize("budgets", EACH)
 def test_no_candidate_is_faster_by_the_simulator(budgets: tuple[int, int]) -> None:
     """And what is chosen fits: it passes the verifier."""
     best = planned(*budgets)
@@ -72,7 +74,7 @@ def test_of_a_process_what_it_waits_for_others_counts() -> None:
     assert epoch_s(chosen) < 0.95 * epoch_s(computes_least)
 
 
-@pytest.mark.parametrize("budgets", BUDGETS)
+@pytest.mark.parametrize("budgets", EACH)
 def test_the_descent_begins_twice(budgets: tuple[int, int]) -> None:
     """What the second one ends in fits, and is not faster than what is taken."""
     first = planned(*budgets)
@@ -113,7 +115,7 @@ def test_candidates_are_in_order_hardly_slower_and_differ() -> None:
     )
 
 
-@pytest.mark.parametrize("budgets", BUDGETS)
+@pytest.mark.parametrize("budgets", EACH)
 def test_steps_of_every_height_that_was_forecast_are_among_the_candidates(budgets: tuple[int, int]) -> None:
     """Which is best, forecasts tell least of all: they know nothing of the beginnings and ends of passes."""
     best = planned(*budgets)

@@ -39,7 +39,7 @@ def also_loading(work: Workload, loaded: bool) -> Workload:
 
 
 @pytest.mark.parametrize("machine", [UNMEASURED, WITH_DEVICE_MEMORY], ids=lambda machine: machine.name)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     cuts=st.tuples(*[CUTS] * 5),
     rows=st.sampled_from([12_000, 24_000]),

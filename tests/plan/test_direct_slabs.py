@@ -18,7 +18,13 @@ from ooc.sizes import parse_size
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
 WORK = workload(width=256)
-MACHINES = pytest.mark.parametrize("on_device", [False, True], ids=[UNMEASURED.name, WITH_DEVICE_MEMORY.name])
+MACHINES = pytest.mark.parametrize(
+    "on_device",
+    [
+        pytest.param(False, id=UNMEASURED.name, marks=pytest.mark.thorough),
+        pytest.param(True, id=WITH_DEVICE_MEMORY.name),
+    ],
+)
 
 
 def laid_out(*, direct: bool) -> Layout:

@@ -2,8 +2,10 @@
 """The least memory on a device: parameters, the narrowest slab of what is gathered, and what goes by the size of a
 tile, whatever the widths, the layers and the largest degree (docs/planning.md, "The floor")."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, reduce
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import Phase, example, given, settings
@@ -18,7 +20,7 @@ from ooc.plan.graphs import GraphStatistics
 from ooc.train.optimizer_state import PIECE
 from ooc.train.resources import BLOCKS_BYTES, WORKING_BYTES
 from ooc.train.setup import Saving
-from tests.examples import examples
+from tests.examples import cases, examples
 
 A5000 = load_hardware("a5000")
 CLASSES = 16
@@ -113,6 +115,23 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
     assert 0.9 * least <= sum(floor(drawn_graph(*shape, hub=hub), model, width, layers)[:4])
 
 
+NOT_LESS = [
+    (1 << 17, 10, 1727, 64, 2, "gcn", False, "a few columns"),
+    (1 << 16, 3, 276, 74, 3, "gin", False, "a few columns"),
+    (1 << 17, 3, 480, 16, 2, "gcn", False, "a few columns"),
+    (1 << 17, 10, 1024, 512, 2, "sage", False, "a few columns"),
+    (1 << 17, 40, 6826, 64, 2, "gcn", False, "a few columns"),
+    (1 << 14, 16, 341, 16, 2, "sage", False, "a few columns"),
+    (1 << 14, 16, 341, 16, 2, "sage", False, "hidden"),
+]
+"""Where more once took less."""
+
+
+def examples_of(given: list[tuple[Any, ...]]) -> Callable[[Any], Any]:
+    """A decorator that adds each."""
+    return lambda test: reduce(lambda tried, one: example(*one)(tried), given, test)
+
+
 @settings(max_examples=examples(1), deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     nodes=st.integers(14, 20).map(lambda power: 1 << power),
@@ -124,13 +143,7 @@ def test_the_floor_grows_with_the_graph_and_the_widths(
     hub=st.booleans(),
     more=st.sampled_from(["nodes", "edges", "a few columns", "features", "hidden"]),
 )
-@example(1 << 17, 10, 1727, 64, 2, "gcn", False, "a few columns")
-@example(1 << 16, 3, 276, 74, 3, "gin", False, "a few columns")
-@example(1 << 17, 3, 480, 16, 2, "gcn", False, "a few columns")
-@example(1 << 17, 10, 1024, 512, 2, "sage", False, "a few columns")
-@example(1 << 17, 40, 6826, 64, 2, "gcn", False, "a few columns")
-@example(1 << 14, 16, 341, 16, 2, "sage", False, "a few columns")
-@example(1 << 14, 16, 341, 16, 2, "sage", False, "hidden")
+@examples_of(cases(NOT_LESS[-3:], NOT_LESS))
 def test_more_of_anything_takes_no_less_on_the_cpu(
     nodes: int, degree: int, features: int, hidden: int, layers: int, model: str, hub: bool, more: str
 ) -> None:

@@ -14,6 +14,7 @@ from ooc.plan.moves import FEW_STEPS, LINE_BYTES
 from ooc.plan.planner import plan_layout
 from ooc.plan.solver import MOST_STEPS
 from ooc.sizes import parse_size
+from tests.examples import thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY, large_gcn
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
@@ -57,6 +58,7 @@ def test_no_pass_has_more_steps_than_it_takes_to_unroll_it_soon(rows: int) -> No
     assert rows / made.step_rows <= FEW_STEPS
 
 
+@pytest.mark.thorough
 def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
     """The least budget is not that of the few steps that are usual."""
     rows = 7_000_000
@@ -69,7 +71,9 @@ def test_where_memory_is_scarcest_blocks_are_lower_again() -> None:
     assert FEW_STEPS < rows / made.step_rows <= MOST_STEPS
 
 
-@pytest.mark.parametrize("graph", [MAG240M, IGB260M], ids=["MAG240M", "igb260m"])
+@pytest.mark.parametrize(
+    "graph", thorough([pytest.param(MAG240M, id="MAG240M"), pytest.param(IGB260M, id="igb260m")], "igb260m")
+)
 def test_on_a_device_no_forecast_is_longer_for_whole_cache_lines(
     graph: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,16 @@ from ooc.plan.layout.layout import Choice, SlabChoice
 from ooc.plan.moves import FEW_STEPS, Moves
 from ooc.plan.planner import plan_layout
 from ooc.plan.problem import WHOLE, Problem
+from tests.examples import ordinary
 from tests.plan.workloads import workload
 
 WORK = workload(layers=2)
 HELD = (WHOLE, *(SlabChoice(columns, 1, direct=True) for columns in (8, 16, 32, 64)))
 
 
-@pytest.mark.parametrize(("device_mb", "host_mb"), [(8, 8), (12, 12), (16, 8), (8, 24), (24, 24)])
+@pytest.mark.parametrize(
+    ("device_mb", "host_mb"), ordinary([(8, 8), (12, 12), (16, 8), (8, 24), (24, 24)], (8, 8), (12, 12), (16, 8))
+)
 def test_no_way_to_hold_the_matrices_is_faster(device_mb: int, host_mb: int) -> None:
     """Sources of one shape are moved together at first; at 12 MB the best plan holds two of them in slabs of all their
     columns and one whole."""

@@ -2,7 +2,7 @@
 """What planning has to do, counted: how long it takes goes by these numbers, on any processor."""
 
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -19,9 +19,12 @@ from ooc.plan.program.capacity import block_uses, frames_needed
 from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
+from tests.examples import ordinary, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
+MACHINES = {"processor": UNMEASURED, "device": WITH_DEVICE_MEMORY}
+WORKS = {"plain": workload(), "groups": in_groups(workload(), 4), "small": large_gcn(2000, 30_000, 256, 19)}
 A5000 = Limits(21_600_000_000, 115_200_000_000)
 """Nine tenths of 24 GB and of 128 GB: igb260m's narrowest slab of eight columns takes 8.6 GB."""
 
@@ -103,13 +106,15 @@ def test_what_a_pass_uses_in_frames_is_found_once(monkeypatch: pytest.MonkeyPatc
     assert len(counted.sizes) == found
 
 
-@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
-@pytest.mark.parametrize("mb", [12, 30, 1000])
+@pytest.mark.parametrize(
+    ("machine", "mb"), thorough(product(MACHINES, (12, 30, 1000)), ("processor", 30), ("device", 12))
+)
 def test_what_computes_longer_than_the_best_takes_is_not_forecast(
-    hardware: Hardware, mb: int, monkeypatch: pytest.MonkeyPatch
+    machine: str, mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the plan is the one that comes of forecasting everything."""
     limits, forecasts, plans = Limits(mb * 1_000_000, mb * 1_000_000), [], []
+    hardware = MACHINES[machine]
     for is_known in (True, False):
         with monkeypatch.context() as patched:
             counted = Counted(forecast.forecast_traffic, lambda *_: 1)
@@ -125,10 +130,9 @@ def test_what_computes_longer_than_the_best_takes_is_not_forecast(
         assert plans[0].problem._moving_nothing_s(one.layout) <= one.seconds
 
 
-@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
-@pytest.mark.parametrize("rows", [2000, 2_000_000])
+@pytest.mark.parametrize(("machine", "rows"), thorough(product(MACHINES, (2000, 2_000_000)), ("processor", 2000)))
 def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
-    hardware: Hardware, rows: int, monkeypatch: pytest.MonkeyPatch
+    machine: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the least is the one that comes of laying everything out."""
     found, numbers = [], []
@@ -138,21 +142,20 @@ def test_what_gathers_from_more_than_the_least_memory_is_not_laid_out(
             patched.setattr(problem, "lay_out", counted)
             if not is_known:
                 patched.setattr(Moves, "_bound_bytes", lambda *_: 0)
-            found.append(minimum_memory(Problem(large_gcn(rows, 15 * rows, 256, 19), Limits(0, 0), hardware)))
+            found.append(minimum_memory(Problem(large_gcn(rows, 15 * rows, 256, 19), Limits(0, 0), MACHINES[machine])))
         numbers.append(len(counted.sizes))
     few, all_of_them = numbers
     assert few <= all_of_them and (rows < 2_000_000 or few < all_of_them / 2)
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])
 @pytest.mark.parametrize(
-    "work", [workload(), in_groups(workload(), 4), large_gcn(2000, 30_000, 256, 19)], ids=["plain", "groups", "small"]
+    ("machine", "kind"),
+    ordinary(product(MACHINES, WORKS), ("processor", "small"), ("device", "plain"), ("device", "groups")),
 )
-def test_no_layout_takes_less_than_its_bound(
-    work: Workload, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_layout_takes_less_than_its_bound(machine: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that the search for the least memory tries; and where that is known, few are laid out."""
+    hardware, work = MACHINES[machine], WORKS[kind]
     problem, bound, choices = Problem(work, Limits(0, 0), hardware), Moves._bound_bytes, list[Choice]()
     with monkeypatch.context() as patched:
         patched.setattr(Moves, "_bound_bytes", lambda _, choice: choices.append(choice) or 0)

@@ -13,7 +13,7 @@ from ooc.plan.planner import choose_workload, plan_layout
 from ooc.plan.problem import Problem, Recomputed
 from ooc.plan.program.verifier import verify_plan
 from ooc.plan.workload import Kept
-from tests.examples import examples
+from tests.examples import cases, examples, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
 ROWS, WIDTH, LAYERS, DEGREE = 20_000, 64, 5, 4
@@ -90,7 +90,7 @@ def seconds(recomputed: Recomputed, memory: Limits, machine: Hardware) -> float:
     return plan_layout(gcn(recomputed), memory, machine).seconds
 
 
-@pytest.mark.parametrize("matrices", [2.0, 3.0, 5.0])
+@pytest.mark.parametrize("matrices", thorough([2.0, 3.0, 5.0], 2.0, 5.0))
 def test_where_the_disk_is_slow_stages_are_run_again(matrices: float) -> None:
     """It makes epochs shorter than keeping everything, and the plan is proven as any other."""
     chosen = choose_workload(gcn, limits(matrices), SLOW_DISK)
@@ -157,6 +157,7 @@ def test_what_a_prediction_does_not_keep_is_not_recomputed() -> None:
     assert choose_workload(variants, limits(1.0), SLOW_DISK).recomputed == NOTHING
 
 
+@pytest.mark.thorough  # tests/train/test_recomputing.py trains by such a plan
 def test_what_may_not_be_written_is_computed_again() -> None:
     """Where the least that keeping everything writes is more than the limit; and no less will do than is named."""
     with pytest.raises(BudgetError) as error:
@@ -187,10 +188,11 @@ def test_too_little_memory_is_refused_as_ever() -> None:
 
 @pytest.mark.parametrize(("matrices", "rate"), [(2.5, 1e8), (3.5, 3e8)][: examples(1)])
 def test_what_is_found_is_not_far_from_the_best_of_all_sets(matrices: float, rate: float) -> None:
-    """Against every set of stages, each planned and forecast."""
+    """Against every set of stages, in an ordinary run every other one, each planned and forecast."""
     machine = with_disk(UNMEASURED, rate)
     found = choose_workload(gcn, limits(matrices), machine)
-    by_set = {recomputed: seconds(recomputed, limits(matrices), machine) for recomputed in _all_sets()}
+    tried = cases({*_all_sets()[::2], found.recomputed}, _all_sets())
+    by_set = {recomputed: seconds(recomputed, limits(matrices), machine) for recomputed in tried}
     assert by_set[found.recomputed] <= 1.02 * min(by_set.values())
 
 

@@ -21,7 +21,7 @@ from ooc.plan.program.verifier import verify_plan
 from ooc.plan.simulate.simulator import simulate
 from ooc.plan.workload import Parts
 from ooc.sizes import parse_size
-from tests.examples import examples
+from tests.examples import examples, thorough
 from tests.plan.policies import Policy, count_hits
 from tests.plan.workloads import WITH_DEVICE_MEMORY, workload
 
@@ -232,7 +232,7 @@ def test_more_device_memory_never_means_more_time() -> None:
     assert made[-1].to_device_bytes < made[0].to_device_bytes / 2
 
 
-@settings(max_examples=examples(8), deadline=None, derandomize=True)
+@settings(max_examples=examples(4), deadline=None, derandomize=True)
 @given(
     device=st.integers(2_000_000, 40_000_000),
     host=st.integers(500_000, 40_000_000),
@@ -282,7 +282,10 @@ def test_the_budgets_named_do_plan_and_a_hundredth_less_does_not(device: int, ho
             plan(needed_device, needed_host * 99 // 100, work)
 
 
-@pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["one memory", "tiers"])
+@pytest.mark.parametrize(
+    "hardware",
+    thorough([pytest.param(UNMEASURED, id="one memory"), pytest.param(WITH_DEVICE_MEMORY, id="tiers")], "one memory"),
+)
 def test_the_least_writes_named_do_plan_and_a_hundredth_less_does_not(hardware) -> None:  # type: ignore[no-untyped-def]
     free = make_plan(WORK, Limits(12_000_000, 8_000_000), hardware)
     assert free.ssd_write_bytes > 0

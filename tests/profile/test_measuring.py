@@ -20,6 +20,7 @@ from ooc.kernels.edges import TileEdges
 from ooc.plan import Hardware
 from ooc.profile import Profile, disk, epoch, measure, processor, profile
 from ooc.profile.bench import Bench, Round, settled
+from tests.examples import thorough
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_pulls_are_timed_with_the_kernels_of_training(bench: Bench, monkeypatch:
     assert set(timed) == expected
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 4 << 20, 1 << 40])
+@pytest.mark.parametrize("cache_bytes", thorough([0, 4 << 20, 1 << 40], 4 << 20))
 @pytest.mark.usefixtures("small")
 def test_what_is_computed_of_edges_is_timed_whatever_the_cache(
     cache_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

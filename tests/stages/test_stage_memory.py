@@ -21,6 +21,7 @@ from ooc.engine.executor import RowPassRun
 from ooc.plan.layout.temporaries import scratch_nbytes
 from ooc.stages import Tile
 from tests.exactness.comparison import tuned_trainer
+from tests.examples import thorough
 
 WIDTH, CLASSES, TILE = 64, 32, 1024
 
@@ -91,7 +92,11 @@ def watched(monkeypatch: pytest.MonkeyPatch, trainer: ooc.Trainer) -> Iterator[T
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.float32) for name in OPTIONS), ("sage, batch norms", torch.float64)]
+    ("name", "dtype"),
+    thorough(
+        [*((name, torch.float32) for name in OPTIONS), ("sage, batch norms", torch.float64)],
+        *(("sage", torch.float32), ("sage, batch norms", torch.float32), ("gin, batch norms", torch.float32)),
+    ),
 )
 def test_tiles_stay_within_their_bounds(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
