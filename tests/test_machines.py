@@ -22,6 +22,7 @@ import ooc
 from ooc.ranks import Ranks, group
 from ooc.ranks.group import Machines, Place, check_reached
 from ooc.train.setup import Tuning
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 from tests.processes import together
 from tests.tools.loaded import TOOLS
@@ -140,7 +141,7 @@ def test_an_embedding_needs_a_run_that_all_machines_share(pair: list[Any], tmp_p
     assert _on(pair, tmp_path, lambda rank: work(rank, tmp_path / "run")) == [alone] * 2
 
 
-@pytest.mark.parametrize("gone", [0, 2])
+@pytest.mark.parametrize("gone", thorough([0, 2], 2))
 def test_a_machine_that_nothing_reaches_any_more_is_named_on_both(
     pair: list[Any], tmp_path: Path, _soon: None, gone: int
 ) -> None:

@@ -21,6 +21,7 @@ import ooc
 from ooc.ranks import Ranks, RunningStatistics, group
 from ooc.storage.store import Store
 from ooc.train.batched.batches import SampledTrainer, Sampling
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 from tests.processes import together
 
@@ -38,7 +39,7 @@ def _model(seed: int) -> nn.Module:
     return GraphSAGE(9, 8, 2, 4, norm="batch_norm", dropout=0.5)
 
 
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", thorough(["float32", "bfloat16"], "bfloat16"))
 def test_results_do_not_depend_on_the_number_of_processes(store: Store, tmp_path: Path, compute_dtype: str) -> None:
     """Steps of four batches, the last one of fewer; what is not the first's begins as the first's."""
 

@@ -62,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
 rates = st.sampled_from([0.0, 0.0, 0.01, 0.2])
 
 
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
     short=rates,

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ooc.report.page.document import page, write_report
 from ooc.report.page.figures import MOST_EPOCHS, compared, describe_matrix, describe_pass, figures, verdict
 from ooc.train.runs.run import TIMELINE, RunFolder
 from ooc.train.trainer import Trainer
+from tests.examples import ordinary
 from tests.report.browser import Page, browser, chromium
 
 MOST_BYTES = 300_000
@@ -259,9 +261,10 @@ def tab() -> Iterator[Page]:
         yield tab
 
 
-@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(
+    ("width", "dark", "scripts"),
+    ordinary(product([1440, 390], [False, True], [True, False]), *((1440, False, True), (390, True, False))),
+)
 def test_it_looks_like_a_page_without_a_network(folder: Path, tab: Page, width: int, dark: bool, scripts: bool) -> None:
     """As wide as the window and no wider, with everything drawn, in the colours asked for, and nothing asked for."""
     tab.requested.clear()

@@ -24,6 +24,7 @@ from ooc.sampling.loader import NeighborLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from tests.conversion.arrays import open_descriptors
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 
 _CASE = GraphCase(nodes=3000, edges=20_000, features=33, weighted=True, edge_features=2, self_loops=20, duplicates=30)
@@ -31,7 +32,7 @@ _DATA = random_data(_CASE)
 _FANOUTS = [7, 4]
 
 
-@pytest.fixture(scope="module", params=["none", "hop"])
+@pytest.fixture(scope="module", params=thorough(["none", "hop"], "none"))
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
     out = tmp_path_factory.mktemp("loader") / "g.ooc"
     return ooc.convert(_DATA, out, order=request.param, dtype="float64")

@@ -13,6 +13,7 @@ from ooc.prefetch.engine import PAGE_BYTES, Engine
 from ooc.prefetch.engines.choice import choose_engine
 from ooc.sampling.pages import PagedRows, Pages, ResidentRows, most_pages_of_row
 from ooc.storage.array import Array
+from tests.examples import thorough
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def _least_reads(accesses: list[np.ndarray], frames: int) -> int:
     return reads
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("share", thorough([0.0, 0.2, 1.0], 1.0))
 def test_rows_are_those_on_disk_and_reads_are_the_fewest(array: Array, engine: Engine, share: float) -> None:
     pages = Pages(array, engine)
     frames = int(share * pages.count)

@@ -18,12 +18,13 @@ from ooc.errors import StoreError
 from ooc.sampling.remote import StoreFeatures, StoreGraph
 from ooc.storage.store import Store
 from tests.conversion.arrays import in_order, open_descriptors, random_arrays
+from tests.examples import thorough
 
 _ARRAYS = random_arrays(nodes=3000, edges=20_000, features=33)
 Backend = tuple[StoreFeatures, StoreGraph]
 
 
-@pytest.fixture(scope="module", params=["none", "hop"])
+@pytest.fixture(scope="module", params=thorough(["none", "hop"], "none"))
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
     out = tmp_path_factory.mktemp("remote") / "g.ooc"
     return ooc.convert(_ARRAYS, out, order=request.param)

@@ -20,6 +20,7 @@ from tests.engine.fake_device import FakeDevice
 from tests.engine.test_device import builder, on_device, use
 from tests.exactness.comparison import in_turn, least_budgets, store_of
 from tests.exactness.reference import ModelCase
+from tests.examples import thorough
 from tests.train.labelled import labelled, random_labels, random_values, with_some_missing
 from tests.train.test_metrics import CASES, DATA, case_of
 
@@ -41,7 +42,16 @@ UNLIKE = [case for case in CASES if case[0] != "multilabel" or case[1] in (Metri
 """Counts and rankings of labels each; all metrics of labels of which some are missing."""
 
 
-@pytest.mark.parametrize(("labels", "metric"), UNLIKE, ids=lambda case: getattr(case, "value", case))
+@pytest.mark.parametrize(
+    ("labels", "metric"),
+    thorough(
+        UNLIKE,
+        *(("classes", Metric.MICRO_F1), ("two classes", Metric.MACRO_F1), ("two classes", Metric.AVERAGE_PRECISION)),
+        *(("multilabel", Metric.MACRO_F1), ("values", Metric.RMSE), ("some values missing", Metric.RMSE)),
+        *(("some missing", Metric.MICRO_F1), ("some missing", Metric.AVERAGE_PRECISION)),
+    ),
+    ids=lambda case: getattr(case, "value", case),
+)
 def test_scores_are_the_cpus_and_nobody_waits_for_a_tile(
     labels: str, metric: Metric, tmp_path: Path, device: FakeDevice
 ) -> None:

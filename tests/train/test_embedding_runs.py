@@ -21,7 +21,9 @@ from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
 from ooc.train.trainer import Trainer
+from tests.exactness.comparison import in_turn
 from tests.exactness.reference import ModelCase
+from tests.examples import ordinary, thorough
 
 EPOCHS = 4
 SHARED, APART = ModelCase(kind="sage", layers=2), ModelCase(kind="sage", layers=2, dropout=0.4)
@@ -84,17 +86,22 @@ PLACES: dict[str, tuple[type, str, bool]] = {
 }
 
 
+CASES = {"shared forward, at once": (SHARED, 1), "shared forward": (SHARED, 3), "apart": (APART, 3)}
+
+
 @pytest.mark.parametrize(
-    ("case", "calls"),
-    [(SHARED, 1), (SHARED, 3), (APART, 3)],
-    ids=["shared forward, at once", "shared forward", "apart"],
+    ("place", "case"),
+    ordinary(in_turn(PLACES, CASES, all_ways=PLACES), *(one.id for one in in_turn(PLACES, CASES))),
 )
-@pytest.mark.parametrize("place", PLACES)
 def test_a_stopped_run_goes_on_to_the_same(
-    case: ModelCase, calls: int, place: str, store: Store, undisturbed: dict[float, tuple[Any, ...]], tmp_path: Path
+    place: str,
+    case: tuple[ModelCase, int],
+    store: Store,
+    undisturbed: dict[float, tuple[Any, ...]],
+    tmp_path: Path,
 ) -> None:
     """Wherever it was stopped, in whichever epoch: losses, scores, weights and rows, to the bit."""
-    kind, name, behind = PLACES[place]
+    (kind, name, behind), (model, calls) = PLACES[place], case
     original: Callable[..., Any] = getattr(kind, name)
     run, left = tmp_path / "run", calls
 
@@ -108,11 +115,14 @@ def test_a_stopped_run_goes_on_to_the_same(
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(kind, name, stopping)
-        outcome(store, case, run)
-    assert_same(outcome(store, case, run, resume=True), undisturbed[case.dropout])
+        outcome(store, model, run)
+    assert_same(outcome(store, model, run, resume=True), undisturbed[model.dropout])
 
 
-@pytest.mark.parametrize("case", [SHARED, APART], ids=["shared forward", "apart"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(SHARED, id="shared forward", marks=pytest.mark.thorough), pytest.param(APART, id="apart")],
+)
 def test_predictions_are_of_the_best_epoch_or_the_last(case: ModelCase, store: Store, tmp_path: Path) -> None:
     """Each of the two states has rows that go with its weights."""
     from ooc.train.prediction import Prediction
@@ -215,7 +225,7 @@ def test_a_version_that_is_not_there_is_named(store: Store, tmp_path: Path) -> N
         outcome(store, APART, tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("name", ["emb", "emb.exp_avg_sq"])
+@pytest.mark.parametrize("name", thorough(["emb", "emb.exp_avg_sq"], "emb"))
 def test_other_bytes_than_a_checkpoint_tells_of_are_not_gone_on_with(store: Store, tmp_path: Path, name: str) -> None:
     with trainer_of(store, SHARED, tmp_path / "run") as trainer:
         trainer.fit(2, progress=False)

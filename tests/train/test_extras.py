@@ -19,6 +19,7 @@ from ooc.train.schedule import by_factor, cosine, steps
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import accuracies, disagreement
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch
 
@@ -96,9 +97,10 @@ def test_any_optimizer(store: Store, tmp_path: Path, optimizer: Any) -> None:
             assert disagreement(train_epoch(trainer), reference.train(), floor=1e-3)[0] <= 1e-8
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
-def test_any_schedule(store: Store, tmp_path: Path, schedule: Any) -> None:
+@pytest.mark.parametrize("name", thorough(SCHEDULES, "milestones", "cosine", "warm-up and steps"))
+def test_any_schedule(store: Store, tmp_path: Path, name: str) -> None:
     """Stepped once an epoch, after the optimizer."""
+    schedule = SCHEDULES[name]
     with make(store, tmp_path, schedule=schedule) as trainer:
         reference = FullBatch(trainer.model, DATA, DATA.y, nn.CrossEntropyLoss(), LR)
         made = schedule(reference.optimizer)
@@ -195,9 +197,10 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING.keys())
-def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", thorough(EVERYTHING, "sequence", "several"))
+def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, name: str) -> None:
     """A run cut after every epoch, each time gone on with by new objects, equals an uncut one."""
+    options = EVERYTHING[name]
     with make(store, tmp_path, **options) as whole:
         expected = [(r.loss, r.valid_score) for r in whole.fit(6, eval_every=1)]
     found = []

@@ -5,6 +5,7 @@ import copy
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ooc.train.loss import resolve_loss
 from tests.cli.test_recipe import settings
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import disagreement
+from tests.examples import ordinary, thorough
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch, labelled, random_labels, random_values, with_some_missing
 
@@ -226,8 +228,13 @@ def test_outputs_and_labels_of_data_are_given_as_they_are(
             trainer.fit(1, eval_every=0)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), F.mse_loss, lambda outputs, labels: (outputs - labels).abs().mean()])
-@pytest.mark.parametrize("flat", [False, True])
+SPREADING = [nn.MSELoss(), F.mse_loss, lambda outputs, labels: (outputs - labels).abs().mean()]
+
+
+@pytest.mark.parametrize(
+    ("flat", "loss"),
+    ordinary(product([False, True], SPREADING), *zip(cycle([False, True]), SPREADING, strict=False)),
+)
 def test_what_torch_would_spread_to_all_pairs_of_nodes_is_refused(flat: bool, loss: Any, tmp_path: Path) -> None:
     """Outputs [N, 1] and labels [N], or the other way round; where the loss is the usual one it is of each node."""
     data = DATA.clone()
@@ -252,8 +259,13 @@ INCOMPLETE = {
 }
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", INCOMPLETE)
+@pytest.mark.parametrize(
+    ("name", "reduction"),
+    ordinary(
+        product(INCOMPLETE, ("mean", "sum")),
+        *(("bce", "mean"), ("positive weights", "mean"), ("mse", "mean"), ("huber", "sum"), ("bce", "sum")),
+    ),
+)
 def test_labels_that_are_missing_add_nothing(name: str, reduction: str, tmp_path: Path) -> None:
     """The mean is over those that are there, of all training nodes together."""
     make, each = INCOMPLETE[name]
@@ -452,7 +464,7 @@ def test_a_class_that_counts_otherwise_shows_wherever_it_is(loss: Any, tmp_path:
         make_trainer(store_of(data, tmp_path), MANY, tmp_path, loss=loss)
 
 
-@pytest.mark.parametrize("classes", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("classes", thorough([1, 2, 3, 4, 7], 3, 4))
 def test_a_mean_over_rows_passes_whatever_the_number_of_classes(classes: int, tmp_path: Path) -> None:
     """And so does one loss a row."""
     data = random_data(GraphCase(nodes=60, edges=100, classes=classes))
@@ -543,8 +555,10 @@ class OneNumber(nn.Module):
         return out.squeeze() if self.squeezed else out
 
 
-@pytest.mark.parametrize("squeezed", [False, True])
-@pytest.mark.parametrize("columns", [(), (1,)])
+@pytest.mark.parametrize(
+    ("columns", "squeezed"),
+    thorough([((), False), ((), True), ((1,), False), ((1,), True)], ((), False), ((1,), True)),
+)
 @pytest.mark.parametrize(
     ("y", "loss"),
     [

@@ -15,6 +15,7 @@ from ooc.errors import BudgetError, OptionError
 from ooc.storage.store import SPLITS, Store
 from ooc.train.metrics import Metric, average_precision, roc_auc, tally
 from tests.exactness.comparison import store_of, tuned_trainer
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import FullBatch, labelled, random_labels, random_values, with_some_missing
 
@@ -114,7 +115,15 @@ def case_of(labels: str, folder: Path) -> tuple[Store, torch.Tensor, int]:
             return labelled(DATA, y, folder), y, 2
 
 
-@pytest.mark.parametrize(("labels", "metric"), CASES, ids=lambda case: getattr(case, "value", case))
+@pytest.mark.parametrize(
+    ("labels", "metric"),
+    thorough(
+        CASES,
+        *(("two classes", Metric.MACRO_F1), ("multilabel", Metric.AVERAGE_PRECISION)),
+        *(("some missing", Metric.ROC_AUC), ("some missing", Metric.MICRO_F1), ("some values missing", Metric.RMSE)),
+    ),
+    ids=lambda case: getattr(case, "value", case),
+)
 def test_every_split_is_scored_by_the_definition(labels: str, metric: Metric, tmp_path: Path) -> None:
     """And to the same bits with other blocks and threads."""
     store, y, outputs = case_of(labels, tmp_path)

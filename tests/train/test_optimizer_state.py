@@ -20,6 +20,7 @@ from ooc.train import optimizer_state
 from ooc.train.optimizer_state import StateOnDisk
 from ooc.train.runs.run import OPTIMIZER, RunFolder
 from ooc.train.trainer import Trainer
+from tests.examples import thorough
 
 EPOCHS = 4
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -134,7 +135,11 @@ def test_it_goes_to_the_ssd_only_where_it_must(store: Store, tmp_path: Path) -> 
         trained(store, "ssd", max_ssd_writes="100K")
 
 
-@pytest.mark.parametrize("places", [("ssd", "ssd"), ("memory", "ssd"), ("ssd", "memory")], ids=" then ".join)
+@pytest.mark.parametrize(
+    "places",
+    thorough(map(pytest.param, [("ssd", "ssd"), ("memory", "ssd"), ("ssd", "memory")]), ("ssd", "ssd")),
+    ids=" then ".join,
+)
 def test_a_run_goes_on_wherever_it_is(places: tuple[str, str], store: Store, tmp_path: Path) -> None:
     expected = trained(store, "memory", tmp_path / "whole")
     run = tmp_path / "run"

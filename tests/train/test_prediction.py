@@ -25,7 +25,7 @@ from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources
 from tests.exactness.comparison import make_trainer, store_of, tuned_trainer
 from tests.exactness.reference import ModelCase
-from tests.examples import examples
+from tests.examples import examples, thorough
 from tests.graphs import GraphCase, random_data
 from tests.train.labelled import labelled, random_labels, random_values
 
@@ -56,7 +56,7 @@ def hidden_by_pyg(model: Any, layer: int) -> Tensor:
     return h
 
 
-@pytest.fixture(params=["as it is", "in hop order"])
+@pytest.fixture(params=thorough(["as it is", "in hop order"], "as it is"))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """The graph with its rows as they came, or somewhere else."""
     if request.param == "as it is":

@@ -27,6 +27,7 @@ from ooc.train.resources import Resources, usual_tile_rows
 from ooc.train.setup import prepare
 from tests.exactness.comparison import make_trainer
 from tests.exactness.reference import ModelCase
+from tests.examples import thorough
 
 SOURCE = "synthetic:nodes=6000,edges=60000,features=24,classes=5"
 
@@ -43,7 +44,9 @@ def resources(**options: str | int) -> Resources:
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gin"])
-@pytest.mark.parametrize(("gpu", "host"), [(64_000_000, 64_000_000), (600_000, 700_000)])
+@pytest.mark.parametrize(
+    ("gpu", "host"), thorough([(64_000_000, 64_000_000), (600_000, 700_000)], (64_000_000, 64_000_000))
+)
 def test_a_store_gets_the_plan_that_the_trainer_makes(
     kind: str, gpu: int, host: int, store: Store, tmp_path: Path
 ) -> None:
@@ -130,7 +133,7 @@ def test_edges_of_a_store_are_counted_by_tile(store: Store) -> None:
         assert list(stored(store)(direction, 100)) == [*offsets[:-1:100].tolist(), store.num_edges]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", thorough([1, 2], 2))
 @pytest.mark.parametrize("labelled", ["0.002", "0.02", "0.3"])
 def test_the_reach_that_is_assumed_is_not_exceeded(seed: int, labelled: str, tmp_path: Path) -> None:
     """By a graph with hubs in hop order, at any distance from its labelled rows."""

@@ -4,6 +4,7 @@
 import copy
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,6 +28,7 @@ from ooc.sampling.graphs import GraphLoader
 from ooc.sizes import parse_size
 from ooc.storage.store import Store, Task
 from ooc.train.batched.graphs import GraphTrainer
+from tests.examples import ordinary, thorough
 from tests.graphs import many_graphs
 from tests.processes import together
 
@@ -153,7 +155,7 @@ def _fit(model: nn.Module, store: Store, epochs: int = 2, **options: Any) -> lis
         return trainer.fit(epochs, progress=False)
 
 
-@pytest.mark.parametrize("kind", [GCN, GAT])
+@pytest.mark.parametrize("kind", thorough([GCN, GAT], GAT))
 def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
     stores: dict[str, Store], tmp_path: Path, kind: Any
 ) -> None:
@@ -202,8 +204,13 @@ class Recurrent(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["GRUCell", "Set2Set", "JumpingKnowledge"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    ordinary(
+        product(("GRUCell", "Set2Set", "JumpingKnowledge"), ("float32", "float64")),
+        *(("GRUCell", "float32"), ("Set2Set", "float64"), ("JumpingKnowledge", "float32")),
+    ),
+)
 def test_recurrence_is_trained_alike_in_the_least_memory(
     kind: str, dtype: str, stores: dict[str, Store], tmp_path: Path
 ) -> None:
@@ -690,7 +697,7 @@ def test_results_do_not_depend_on_the_number_of_processes(stores: dict[str, Stor
         assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(alone[name])) for name in alone)
 
 
-@pytest.mark.parametrize("asked", ["evaluate", "predict", "close"])
+@pytest.mark.parametrize("asked", thorough(["evaluate", "predict", "close"], "predict"))
 def test_another_thread_does_not_disturb_an_epoch(stores: dict[str, Store], asked: str) -> None:
     """What it asks for is refused; the epoch ended with an error, as its loader had been closed."""
     met: list[BaseException] = []

@@ -27,6 +27,7 @@ from ooc.offloading.saved import Saving
 from ooc.sizes import parse_size
 from ooc.storage.store import Store
 from ooc.train.batched.batches import SampledTrainer, Sampling
+from tests.examples import thorough
 from tests.graphs import GraphCase, random_data
 from tests.progress.test_reporter import Terminal
 
@@ -56,10 +57,10 @@ def _train(
 @pytest.mark.parametrize(
     ("kind", "ignored", "options"),
     [
-        (GCN, "none", {}),
         (GCN, "weight", {"jk": "cat"}),
         (GCN, "none", {"improved": True}),
-        (GCN, "none", {"add_self_loops": False}),
+        pytest.param(GCN, "none", {}, marks=pytest.mark.thorough),
+        pytest.param(GCN, "none", {"add_self_loops": False}, marks=pytest.mark.thorough),
         (GraphSAGE, "weight", {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}),
         (GIN, "weight", {}),
     ],
@@ -148,7 +149,9 @@ def _of_both(results: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     return F.cross_entropy(results[0], labels, reduction="none") + results[1].square().mean(dim=1)
 
 
-@pytest.mark.parametrize(("loss", "trimmed"), [(None, False), (_of_both, False), (_of_both, True)])
+@pytest.mark.parametrize(
+    ("loss", "trimmed"), thorough([(None, False), (_of_both, False), (_of_both, True)], (_of_both, False))
+)
 def test_of_several_results_ones_own_loss_gets_all(
     store: Store, loss: Any, trimmed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +232,7 @@ def brier(outputs: Tensor, classes: Tensor) -> Tensor:
     return (outputs.softmax(dim=1) - F.one_hot(classes, outputs.shape[1])).square().sum(dim=1)
 
 
-@pytest.mark.parametrize(("kind", "loss"), [(GCN, None), (GAT, brier)])
+@pytest.mark.parametrize(("kind", "loss"), thorough([(GCN, None), (GAT, brier)], (GCN, None)))
 def test_a_step_that_does_not_fit_is_taken_apart_and_changes_no_bit(
     kind: type[nn.Module], loss: Any, store: Store, tmp_path: Path
 ) -> None:
@@ -397,7 +400,7 @@ def test_what_does_not_go_together_is_one_line(
     assert "Traceback" not in line
 
 
-@pytest.mark.parametrize("asked", ["evaluate", "predict", "close"])
+@pytest.mark.parametrize("asked", thorough(["evaluate", "predict", "close"], "predict"))
 def test_what_is_refused_amid_an_epoch_does_not_end_it(store: Store, asked: str) -> None:
     """It closed the loader first, of whose next batch the epoch then made an error."""
     met: list[str] = []
