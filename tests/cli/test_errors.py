@@ -28,6 +28,7 @@ from ooc.report.console import Output
 from ooc.storage.store import open_store
 from ooc.storage.verification import verify
 from tests.cli.conftest import RunCommand
+from tests.examples import thorough
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
@@ -282,7 +283,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", thorough([">&-", "2>&-", "<&-", "<&- >&- 2>&-"], "2>&-", "<&-"))
 def test_closed_streams_stop_no_command(closed: str, here: Path) -> None:
     """Nor do files that are written get what is printed: OUT would have the number of the closed stream."""
     source = "synthetic:nodes=200,edges=900,features=4,classes=2"
@@ -297,7 +298,7 @@ def test_closed_streams_stop_no_command(closed: str, here: Path) -> None:
         assert done.returncode == 0 and b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", thorough(["latin-1", "ascii"], "latin-1"))
 def test_a_terminal_that_is_not_utf8_gets_what_it_can_show(encoding: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ooc", "convert", "--list"],

@@ -24,6 +24,7 @@ from ooc.storage.store import open_store
 from ooc.train.schedule import Schedules
 from tests.cli.conftest import RunCommand
 from tests.cli.test_run import record
+from tests.examples import thorough
 
 SMALL = ["--hidden", "16", "--layers", "2", "--gpu-budget", "32M", "--host-budget", "32M", "--quiet"]
 
@@ -181,11 +182,12 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_resuming_knows_all_of_it(run: RunCommand, graph: Path, here: Path, recipe: list[str]) -> None:
+@pytest.mark.parametrize("name", thorough(RECIPES, "plateau", "steps of sgd"))
+def test_resuming_knows_all_of_it(run: RunCommand, graph: Path, here: Path, name: str) -> None:
     """Nothing but the run is given, and more epochs; losses, scores and weights are those of one run."""
-    assert run("train", graph, *SMALL, *recipe, "--epochs", "6", "--schedule-epochs", "6", "--out", "whole")[0] == 0
-    assert run("train", graph, *SMALL, *recipe, "--epochs", "3", "--schedule-epochs", "6", "--out", "parts")[0] == 0
+    options = [*SMALL, *RECIPES[name], "--schedule-epochs", "6"]
+    assert run("train", graph, *options, "--epochs", "6", "--out", "whole")[0] == 0
+    assert run("train", graph, *options, "--epochs", "3", "--out", "parts")[0] == 0
     assert run("train", "--resume", "--out", "parts", "--epochs", "6", "--quiet")[0] == 0
     whole, parts = (
         [json.loads(line) for line in (here / name / "metrics.jsonl").read_text().splitlines()]

@@ -371,6 +371,7 @@ def train_and_kill(graph: Path, folder: Path, *, epochs_done: int, options: list
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: list[float]) -> None:
     train_and_kill(graph, here / "r", epochs_done=3)
     assert len(losses(here / "r")) < len(undisturbed)
@@ -379,7 +380,13 @@ def test_kill_and_resume(run: RunCommand, graph: Path, here: Path, undisturbed: 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [RICH, AVERAGED], ids=["scored while training", "averaged"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(RICH, id="scored while training"),
+        pytest.param(AVERAGED, id="averaged", marks=pytest.mark.thorough),
+    ],
+)
 def test_kill_and_resume_with_all_the_extras(run: RunCommand, graph: Path, here: Path, options: list[str]) -> None:
     """Schedule, clipping, average and statistics go on as if nothing had been; so does the table of epochs."""
     assert run("train", graph, *options, "--out", "whole", "--quiet")[0] == 0

@@ -19,6 +19,7 @@ from ooc.conversion.reorder import reorder
 from ooc.errors import BudgetError, OptionError, SourceError, StoreError
 from ooc.events import Event, Note, TaskAdvanced, TaskFinished, TaskStarted
 from tests.conversion.arrays import files_of, open_descriptors, random_arrays
+from tests.examples import thorough
 
 _SYNTHETIC = "synthetic:nodes=5000,edges=20000,features=40,classes=4"
 
@@ -36,7 +37,7 @@ def test_a_budget_too_small_says_the_least_that_does(tmp_path: Path) -> None:
         ooc.convert(tmp_path / "g.npz", tmp_path / "i.ooc", host_budget="1M")
 
 
-@pytest.mark.parametrize("kind", ["synthetic", "npy"])
+@pytest.mark.parametrize("kind", thorough(["synthetic", "npy"], "synthetic"))
 def test_memory_stays_within_the_budget(tmp_path: Path, kind: str) -> None:
     """Peak resident memory beyond what imports take, on data several times the budget."""
     budget = 40_000_000

@@ -20,6 +20,7 @@ from ooc.sources.registry import open_source
 from ooc.storage.verification import verify
 from tests.conversion.arrays import files_of, random_arrays
 from tests.conversion.killed import kills_until_the_end, run
+from tests.examples import examples, thorough
 from tests.sources.fixtures import FIXTURES, random_graph
 
 _SMALL = "synthetic:nodes=3000,edges=4000,features=3,classes=3"
@@ -54,7 +55,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path: Path, source: st
     steps = run(source, tmp_path / "whole" / "g.ooc", 0, options)
     assert steps is not None and steps > 100
     rng = random.Random(0)
-    for case in range(3):
+    for case in range(examples(1)):
         folder = tmp_path / str(case)
         folder.mkdir()
         assert kills_until_the_end(source, folder / "g.ooc", lambda: rng.randint(1, int(0.6 * steps)), options) > 0
@@ -84,7 +85,7 @@ def test_killed_anywhere_with_a_source_whose_nodes_are_numbered_first(tmp_path: 
     (tmp_path / "whole").mkdir()
     steps = run(str(made.source), tmp_path / "whole" / "g.ooc", 0, made.options)
     assert steps is not None
-    for at in np.linspace(1, 0.9 * steps, 8, dtype=int):
+    for at in np.linspace(1, 0.9 * steps, 2 + examples(2), dtype=int):
         (folder := tmp_path / str(at)).mkdir()
         assert run(str(made.source), folder / "g.ooc", int(at), made.options) is None
         assert run(str(made.source), folder / "g.ooc", 0, made.options) is not None
@@ -112,7 +113,7 @@ def test_every_format_can_be_recognised_again(tmp_path: Path, name: str) -> None
     assert json.loads(json.dumps(found[1])) == found[1]
 
 
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("force", thorough([False, True], False))
 def test_killed_while_the_store_gets_its_name(tmp_path: Path, force: bool) -> None:
     """At the last steps: the rename, and the removal of what is left. Once that is removed too, it has ended."""
     (tmp_path / "whole").mkdir()

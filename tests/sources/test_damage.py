@@ -8,12 +8,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.examples import examples
+from tests.examples import examples, thorough
 from tests.sources.damage import Damage, Outcome, Trial, Verdict, damages, judge
 from tests.sources.fixtures import FIXTURES, random_graph
 
 
-@pytest.mark.parametrize("name", sorted(FIXTURES))
+@pytest.mark.parametrize(
+    "name",
+    thorough(
+        sorted(FIXTURES),
+        *(
+            "ogb-papers100m-stored",
+            "ogb-papers100m-zip-stored",
+            "ogb-papers100m-zip-features-first",
+            "ogb-products-zip",
+        ),
+        *(
+            "igb-tiny",
+            "igb-full",
+            "mag240m-zip",
+            "npz-compressed",
+            "npy-multilabel",
+            "npy-values",
+            "snap-gz",
+            "snap-ids",
+        ),
+        *("csv-gz", "jsonl-zst", "mtx-gz", "mtx-integer", "webgraph-codes", "webgraph-gaps", "dgl-reddit-zip"),
+        *("dgl-reddit-deflated", "graphbolt-numpy", "parquet-columns"),
+    ),
+)
 def test_damage_is_noticed_or_does_not_matter(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(list(name.encode()))
     (folder := tmp_path / "source").mkdir()

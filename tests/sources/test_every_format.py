@@ -9,6 +9,7 @@ import pytest
 import ooc
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of, in_order
+from tests.examples import thorough
 from tests.sources.fixtures import FIXTURES, Graph, random_graph
 
 
@@ -17,7 +18,14 @@ def _graph(seed: int = 0, nodes: int = 300) -> tuple[Graph, np.random.Generator]
     return random_graph(rng, nodes=nodes, edges=5 * nodes, labelled=0.8), rng
 
 
-@pytest.mark.parametrize("name", sorted(FIXTURES))
+@pytest.mark.parametrize(
+    "name",
+    thorough(
+        sorted(FIXTURES),
+        *("ogb-papers100m-zip-stored", "ogb-papers100m-zip-features-first", "ogb-products-zip", "mag240m-zip"),
+        *("snap-gz", "mtx-gz", "mtx-integer", "dgl-reddit-deflated", "jsonl-zst"),
+    ),
+)
 def test_a_fixture_converts_to_its_graph(tmp_path: Path, name: str) -> None:
     """Whatever the budget, which changes no byte."""
     made = FIXTURES[name](*_with_folder(tmp_path))

@@ -20,6 +20,7 @@ from ooc.events import Event, Note
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, in_order, random_arrays
+from tests.examples import thorough
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
@@ -33,7 +34,7 @@ def _assert_equal(store: Store, data: Data) -> None:
     assert verify(store) == []
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cora", 7), ("citeseer", 6)])
+@pytest.mark.parametrize(("name", "classes"), thorough([("cora", 7), ("citeseer", 6)], ("cora", 7)))
 def test_planetoid_is_pygs(real_graphs: Path, tmp_path: Path, name: str, classes: int) -> None:
     """Edge by edge and feature by feature; CiteSeer's isolated test nodes included."""
     data = read_planetoid_data(str(real_graphs / name / "raw"), name)

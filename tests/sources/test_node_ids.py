@@ -16,7 +16,7 @@ _TEXTS = st.text("abc", min_size=1, max_size=6).map(str.encode)
 
 
 @pytest.mark.parametrize(("of", "dtype"), [(_NUMBERS, np.int64), (_TEXTS, np.object_)], ids=["numbers", "texts"])
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(12))
 @given(data=st.data())
 def test_a_scarce_memory_collects_the_same_ids(
     tmp_path_factory: pytest.TempPathFactory, of: st.SearchStrategy, dtype: type, data: st.DataObject

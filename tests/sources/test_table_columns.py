@@ -19,6 +19,7 @@ from ooc.errors import OptionError, SourceError
 from ooc.events import Event, Note
 from ooc.storage.store import Store
 from tests.conversion.arrays import edges_of
+from tests.examples import thorough
 
 _EDGES = {"source": [70, 10, 40], "target": [10, 40, 20]}
 _NODES = {"id": [70, 10, 40, 20], "f": [0.5, 1.5, 2.5, 3.5], "label": [0, 1, 0, 1]}
@@ -45,7 +46,7 @@ def _as_numbers(columns: dict[str, list]) -> dict[str, list]:
     return {name: [int(cell) for cell in cells] for name, cells in columns.items()}
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("form", thorough(["csv", "parquet"], "parquet"))
 @pytest.mark.parametrize(
     "splits",
     [

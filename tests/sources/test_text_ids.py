@@ -18,7 +18,7 @@ from ooc.events import Event, TaskStarted
 from ooc.storage.store import Store
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of
-from tests.examples import examples
+from tests.examples import examples, thorough
 
 NODES, EDGES = 60, 300
 _RNG = np.random.default_rng(0)
@@ -140,7 +140,10 @@ def test_texts_among_numbers_need_a_table_of_nodes(tmp_path: Path) -> None:
         ooc.convert(path, tmp_path / "g.ooc", features="random:2", labels="random:2")
 
 
-@pytest.mark.parametrize("task", ["finding the edges' nodes", "reading edges", "writing features"])
+@pytest.mark.parametrize(
+    "task",
+    thorough(["finding the edges' nodes", "reading edges", "writing features"], "reading edges", "writing features"),
+)
 def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     """To the same bytes; what was found of the ids is not looked for again."""
     monkeypatch.setattr("ooc.sources.node_ids.NODE_BYTES", 10**6)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import cases
 from tests.tools.loaded import load_tool
 
 SEED = 3
@@ -21,11 +22,12 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def test_nothing_is_lost(campaign: Any) -> None:
-    for trial in ("kill:convert:0", "kill:train-gcn:1", "power:reorder:2", "power:train-gcn:3"):
+    trials = ["kill:convert:0", "power:train-gcn:3", "kill:train-gcn:1", "power:reorder:2"]
+    for trial in cases(trials[:2], trials):
         kind, name, number = trial.split(":")
         campaign.try_one(kind, name, int(number))
     assert [failure for tally in campaign.tallies.values() for failure in tally.failures] == []
-    assert sum(tally.counts["power cuts"] for tally in campaign.tallies.values()) == 2
+    assert sum(tally.counts["power cuts"] for tally in campaign.tallies.values()) == cases([1], [2])[0]
 
 
 def test_an_epoch_that_is_lost_is_noticed(campaign: Any, monkeypatch: pytest.MonkeyPatch) -> None:

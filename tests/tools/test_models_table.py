@@ -64,10 +64,10 @@ def test_everything_that_torch_geometric_has_is_on_the_page(tool: ModuleType) ->
         ("Convolutions", "GCNConv"),
         ("Convolutions", "LEConv"),
         ("Convolutions", "SplineConv"),
-        ("Convolutions", "DNAConv"),
+        pytest.param("Convolutions", "DNAConv", marks=pytest.mark.thorough),
         ("Norms", "GraphNorm"),
-        ("Aggregators", "SetTransformerAggregation"),
         ("Ready models", "JumpingKnowledge, cat"),
+        pytest.param("Aggregators", "SetTransformerAggregation", marks=pytest.mark.thorough),
     ],
 )
 def test_the_page_says_what_comes_of_trying(tool: ModuleType, graphs: Any, group: str, name: str) -> None:
