@@ -280,7 +280,6 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     refused(ModelCase(kind="gat"), "edges carry features, of which model GAT takes none")
     refused(ModelCase(kind="gcn"), "edges carry features, of which model GCN takes none")
     refused(gat(edge_dim=K + 1), r"GATConv \(convs.0\): it takes 4 features of edges, the store has 3")
-    refused(gat(fill_value="max"), "fill_value='max' is not supported; use 'mean', 'add' or numbers")
     refused(CustomCase(make=lambda f, c: GINEConv(nn.Linear(f, c))), "nodes have 9 features here, edges 3")
     refused(CustomCase(make=Gines), "its forward must take .*edge_attr where the store has them, here neither", plain)
 

@@ -217,7 +217,8 @@ def test_gatv2_of_shared_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
 @pytest.mark.parametrize(
-    ("edge_dim", "fill_value"), [(1, 0.5), (1, "mean"), (4, 0.5), (4, "mean"), (4, torch.tensor([0.1, 0.2, 0.3, 0.4]))]
+    ("edge_dim", "fill_value"),
+    [(1, 0.5), (1, "mean"), (4, 0.5), (4, "mean"), (4, "max"), (4, torch.tensor([0.1, 0.2, 0.3, 0.4]))],
 )
 def test_attention_with_features_of_edges(kind: str, edge_dim: int, fill_value: Any, tmp_path: Path) -> None:
     """One feature or four, the added loops' a number, numbers or the mean of the others."""

@@ -423,8 +423,7 @@ def _with_loops(term: EdgeTerm, conv: Any, call: Call) -> EdgeTerm:
         return term
     if isinstance(fill, str):
         fillings = {"mean": Filling.MEAN, "add": Filling.SUM, "sum": Filling.SUM}
-        if fill not in fillings:
-            raise call.refuse(f"fill_value={fill!r} is not supported; use 'mean', 'add' or numbers")
+        call.needs(fill in fillings)
         return replace(term, loops=LoopFeatures(fillings[fill]))
     constant_K = torch.as_tensor(fill, dtype=torch.float64).detach().reshape(-1)
     return replace(term, loops=LoopFeatures(Filling.CONSTANT, constant_K))
