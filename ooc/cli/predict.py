@@ -163,7 +163,8 @@ def _read_array(path: Path) -> "npt.NDArray[Any]":
     try:
         found: npt.NDArray[Any] = np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise OptionError(f"{path} cannot be read: {error}{did_you_mean_path(path)}") from error
+        why = "it is no whole .npy file of numbers or text" if not isinstance(error, OSError) else str(error)
+        raise OptionError(f"{path} cannot be read: {why}{did_you_mean_path(path)}") from error
     return found
 
 

@@ -38,8 +38,9 @@ from ooc.cli.arguments.settings import (
     with_one_memory,
 )
 from ooc.cli.report import PAGE_SUFFIXES
-from ooc.errors import OocError, OptionError, RankError, SpillError, StoreError, TrainingError
+from ooc.errors import BudgetError, OocError, OptionError, RankError, SpillError, StoreError, TrainingError
 from ooc.progress.reporter import Verbosity
+from ooc.sizes import format_size
 
 if TYPE_CHECKING:
     from ooc.train.runs.run import RunFolder
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     """What is trained, and how."""
     from ooc.ranks import Ranks
 
+_PROCESS_BYTES = 300_000_000
+"""What one of several processes takes with torch and PyG in it, before it has anything to train."""
 _RUNS = Path("runs")
 _JSON = "One JSON object a line: the start, every epoch, the end."
 _OUT = "The run's folder. [default: a new one in runs/]"
@@ -278,7 +281,13 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
 
 
 def start_processes(count: int, arguments: Sequence[str]) -> int:
-    """Run ``ooc`` with these arguments by ``count`` processes; the exit code that theirs come to."""
+    """Run ``ooc`` with these arguments by ``count`` processes; the exit code that theirs come to. BudgetError where
+    there is no room for them, whatever they train."""
+    from ooc.memory import available_memory_bytes
+
+    if count * _PROCESS_BYTES > (free := available_memory_bytes()):
+        needs = f"{count} processes need {format_size(count * _PROCESS_BYTES)} for programs alone"
+        raise BudgetError(f"{needs}, {format_size(free)} are free; give fewer with --nproc")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -4,6 +4,7 @@
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -340,6 +341,11 @@ def test_where_nobody_reads_what_several_print_the_first_ends_first(monkeypatch:
     with pytest.raises(click.exceptions.Exit), silent_where_told(click.Context(train_command), Ranks(rank=1, count=2)):
         raise RankError("rank 0 has failed", is_told=True)
     assert len(waited) == 1 and waited[0] > 3
+
+
+def test_more_processes_than_there_is_room_for_are_not_begun(run: RunCommand) -> None:
+    code, _, err = run("train", "g.ooc", "--nproc", "100000")
+    assert code == 2 and re.search(r"100000 processes need 30\.0 TB .* are free; give fewer with --nproc", err)
 
 
 def test_where_the_run_cannot_be_written_the_first_says_who_it_is() -> None:

@@ -145,6 +145,7 @@ def test_averaged_weights_are_what_is_exported(run: RunCommand, graph: Path, her
         (["predict", "r", "--out", "no/o.npy"], "the folder of no/o.npy does not exist"),
         (["predict", "r", "--out", "o.npy", "--nodes", "none.txt"], r"none\.txt: No such file"),
         (["predict", "r", "--out", "o.npy", "--nodes", "bad.txt"], "line 2: 'x' is no node id"),
+        (["predict", "r", "--out", "o.npy", "--nodes", "junk.npy"], r"junk\.npy cannot be read: it is no whole"),
         (["predict", "r", "--out", "o.npy", "--nodes", "bad.npy"], r"bad\.npy holds float64\[2\], not a list"),
         (["predict", "r", "--out", "o.npy", "--nodes", "far.txt"], "there is no node 2500; .* has nodes 0 to 2499"),
         (["predict", "r", "--out", "o.npy", "--layer", "1"], "a layer is chosen for embeddings only"),
@@ -158,6 +159,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     run: RunCommand, trained: Path, here: Path, arguments: list[str], message: str
 ) -> None:
     """And leaves nothing behind."""
+    (here / "junk.npy").write_bytes(b"hello")
     (here / "bad.txt").write_text("3\nx\n")
     (here / "bad.pt").write_text("")
     (here / "far.txt").write_text("2500\n")
