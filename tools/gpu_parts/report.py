@@ -119,7 +119,7 @@ def _in_one_line(error: Exception) -> str:
 def print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     """Rows under their columns; numbers with three digits that count."""
     texts = [tuple(_text(value) for value in row) for row in rows]
-    widths = [max(len(column), *(len(row[i]) for row in texts)) for i, column in enumerate(columns)]
+    widths = [max(map(len, cells)) for cells in zip(columns, *texts, strict=True)]
     print(f"\n{title}" if title else "")
     for row in (columns, *texts):
         first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
