@@ -265,9 +265,10 @@ class NeighborLoader(BatchLoader):
             raise OptionError(f"batch_size must be a positive whole number, not {batch_size!r}")
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self._shuffle, self._drop_last, self._is_own = shuffle, drop_last, _is_own
-        self._seeds = rows_of(self.store, input_nodes)
+        self.seed_rows = rows_of(self.store, input_nodes)
+        self._made: tuple[int, list[Ints]] = -1, []
         self._offsets = offsets = load_offsets(self.store, Direction.IN)
-        most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self._seeds)))
+        most = most_by_hop(offsets, self.fanouts, min(batch_size, len(self.seed_rows)))
         self.most = most[-1]
         self.plan = self._planned(self._memory_bytes(memory), partial(_beside, most), _processes)
         self._sampler = Sampler(offsets, self.fanouts, seed=seed)
@@ -284,11 +285,11 @@ class NeighborLoader(BatchLoader):
         pages = min(pages_of(features), nodes * most_pages_of_row(features))
         ids = (width + 4) * (nodes + edges) + 6 * pages
         ahead = _SUPERBATCHES * ids + _TAKEN_BYTES * edges  # neighbours of all of them are looked up together
-        fixed = self._offsets.nbytes + 4 * store.num_nodes + 24 * len(self._seeds) + ahead
+        fixed = self._offsets.nbytes + 4 * store.num_nodes + 24 * len(self.seed_rows) + ahead
         fixed += BATCHES_ALIVE * batch_bytes + _DRAWN_EDGE_BYTES * edges + _TAKEN_BYTES * (nodes + edges)
         fixed += _TAKEN_PAGE_BYTES * (pages + min(pages_of(others[0]), edges))
         drawn = ", ".join("all" if fanout < 0 else str(fanout) for fanout in self.fanouts)
-        size = f"{min(self.batch_size, len(self._seeds)):,} nodes and of neighbours {drawn}"
+        size = f"{min(self.batch_size, len(self.seed_rows)):,} nodes and of neighbours {drawn}"
         what = f"batches of {size} come to {nodes:,} nodes and {edges:,} edges"
         given = (features, *others), batch_bytes, fixed, beside, memory_bytes, processes
         division = Division(*given, what=what, remedy="a smaller batch or smaller fanouts")
@@ -306,7 +307,7 @@ class NeighborLoader(BatchLoader):
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        whole, rest = divmod(len(self._seeds), self.batch_size)
+        whole, rest = divmod(len(self.seed_rows), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Loop:
@@ -330,7 +331,7 @@ class NeighborLoader(BatchLoader):
     def retained_bytes(self) -> int:
         """What is held after ``close``."""
         sums = SUM_BYTES * sum(pages_of(array) for array in self._arrays() if array.name not in self.plan.resident)
-        return self._offsets.nbytes + 4 * self.store.num_nodes + 8 * len(self._seeds) + sums
+        return self._offsets.nbytes + 4 * self.store.num_nodes + 16 * len(self.seed_rows) + sums
 
     def in_degrees(self, rows: AnyArray) -> Ints:
         """How many edges lead to each of these rows of the store [n]."""
@@ -344,8 +345,10 @@ class NeighborLoader(BatchLoader):
 
     def seeds_of(self, epoch: int) -> list[Ints]:
         """The seeds of an epoch by batch, as places in ``input_nodes``."""
-        order = order_of(len(self._seeds), self.seed, epoch) if self._shuffle else np.arange(len(self._seeds))
-        return [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
+        if self._made[0] != epoch:
+            order = order_of(len(self.seed_rows), self.seed, epoch) if self._shuffle else np.arange(len(self.seed_rows))
+            self._made = epoch, [order[k * self.batch_size : (k + 1) * self.batch_size] for k in range(len(self))]
+        return self._made[1]
 
     def _sampled(self, held: Held, epoch: int) -> Generator[list[tuple[SampledBatch, Ints]]]:
         """The epoch's batches that are this process's, with the places of their seeds among the input nodes: so many at
@@ -360,7 +363,7 @@ class NeighborLoader(BatchLoader):
 
         for first in range(0, len(own), max(1, self.plan.lookahead)):  # 0 where there is no batch
             numbers = own[first : first + self.plan.lookahead]
-            around = [self._seeds[seeds[number]] for number in numbers]
+            around = [self.seed_rows[seeds[number]] for number in numbers]
             batches = self._sampler.sample(around, take, epoch=epoch, numbers=numbers)
             yield [*zip(batches, (seeds[number] for number in numbers), strict=True)]
 

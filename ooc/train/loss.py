@@ -62,7 +62,8 @@ _SUM = 2
 aten = torch.ops.aten
 
 BY_ROWS: Callable[[Tensor], float] = len
-"""The weight of some labels where every row's is one."""
+BY_LABELS: Callable[[Tensor], float] = torch.numel
+"""The weight of some labels where every row's is one, or each of several of a row."""
 
 CPU = torch.device("cpu")
 
@@ -133,12 +134,14 @@ def resolve_loss(
         if given is not None and given.spread and kind is not nn.BCEWithLogitsLoss:  # which torch refuses
             raise ModelError(given.spread)
         count, total = store.split_sizes["train"] * labels, _summed(loss, place)
+        weight = BY_LABELS
         if store.num_incomplete:
+            weight = lambda labels: float((~labels.isnan()).sum())  # noqa: E731
             count = sum(int(task.known(some).sum()) for some in _training_labels(store))
             total = _summed_where_known(loss, place)
         if getattr(loss, "reduction", "") != "mean":
             return Loss(_by_autograd(total), 1.0, weight=None)
-        return Loss(_by_autograd(total), float(count), weight=lambda labels: float((~labels.isnan()).sum()))
+        return Loss(_by_autograd(total), float(count), weight=weight)
     loss = _moved(loss, place) if isinstance(loss, nn.Module) else loss
     if given is not None and (flat_outputs or flat_labels != (task is Task.CLASSES)):
         shaped = replace(given, loss=loss)

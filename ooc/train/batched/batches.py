@@ -44,10 +44,12 @@ from ooc.ranks import RunningStatistics, StepSum
 from ooc.sampling.graphs import GraphLoader
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
+from ooc.sampling.runs import Ints
 from ooc.sizes import format_size
+from ooc.storage.array import read_rows
 from ooc.storage.store import Store, Task
 from ooc.train.job import Job
-from ooc.train.loss import Loss, of_results, resolve_loss, takes_results
+from ooc.train.loss import BY_LABELS, BY_ROWS, Loss, of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores
 from ooc.train.resources import Resources
 from ooc.train.setup import Saving, edge_data_used, inputs_of, lower_model, not_given, prepare, weights_name
@@ -91,6 +93,9 @@ class BatchTrainer(Trainer):
     _batches: NeighborLoader | GraphLoader
     """What gives the batches of an epoch: those that are this process's."""
     _loss: Loss
+    _scored_columns: int
+    """Of the outputs."""
+    _dtype: torch.dtype
     _batches_bytes: int
     """What the loader and the model take together."""
     batch_model: nn.Module
@@ -221,9 +226,28 @@ class BatchTrainer(Trainer):
     def _make_room(self) -> None:
         """Free what was needed for scores alone, if an epoch needs its memory."""
 
-    @abstractmethod
     def _scale(self, epoch: int, first: int, last: int) -> float:
-        """What the gradient of a step of these batches is of the gradient of the sum of its rows' losses."""
+        """The loss of a step is the mean over its rows, or over what is known of their labels, as torch has it."""
+        weight = self._loss.weight
+        if weight is None:
+            return 1.0
+        batches, y = self._rows_of_step(epoch, first, last), self.store.array("y")
+        if weight in (BY_ROWS, BY_LABELS):
+            return 1.0 / weight(torch.empty(sum(map(len, batches)), y.columns, device=META))
+        total = sum(weight(self._labels("train", torch.from_numpy(read_rows(y, rows)))) for rows in batches)
+        return 1.0 / total if total else 0.0
+
+    @abstractmethod
+    def _rows_of_step(self, epoch: int, first: int, last: int) -> list[Ints]:
+        """Those that are trained by these batches."""
+
+    def _labels(self, split: str, y: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The labels of these ``rows`` of ``y`` [r] or [r, L] (None: all), which are of the split."""
+        if self.store.task is Task.MULTILABEL and y.is_floating_point():
+            y = y.nan_to_num(nan=-1)
+        rows = torch.arange(len(y)) if rows is None else rows
+        outputs = torch.empty(0, self._scored_columns, dtype=self._dtype)
+        return self._targets.of(split, y[:, None] if y.dim() == 1 else y, rows, outputs=outputs)
 
     @abstractmethod
     def _accumulate(self, batch: "Data", scale: float) -> float:
@@ -395,20 +419,15 @@ class SampledTrainer(BatchTrainer):
         if not self._both_fit:
             self._session.close()
 
-    def _scale(self, epoch: int, first: int, last: int) -> float:
-        rows, size = self.store.split_sizes["train"], self.loader.batch_size
-        rows_of_step = min((last - first) * size, rows - first * size)
-        return rows / (self._loss.divisor * rows_of_step)
+    def _rows_of_step(self, epoch: int, first: int, last: int) -> list[Ints]:
+        return [self.loader.seed_rows[seeds] for seeds in self.loader.seeds_of(epoch)[first:last]]
 
     def _accumulate(self, batch: "Data", scale: float) -> float:
         size = batch.batch_size
         with self._normalized(self.model, batch):
             with self._autocast():
                 outputs_rC = self._outputs(self.batch_model, batch)[:size].to(self._dtype)
-            labels_rL = batch.y[:size, None] if self.store.task is Task.CLASSES else batch.y[:size]
-            labels = self._targets.of(
-                "train", labels_rL, torch.arange(size), outputs=outputs_rC[:, : self._scored_columns]
-            )
+            labels = self._labels("train", batch.y[:size])
             return self._backward(outputs_rC, labels, scale)
 
     def _normalized(self, model: nn.Module, batch: "Data") -> AbstractContextManager[None]:

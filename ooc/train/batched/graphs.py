@@ -36,10 +36,10 @@ from ooc.plan import Hardware
 from ooc.plan.workload import EdgeData
 from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Size, batch_nbytes
 from ooc.sampling.runs import Ints
-from ooc.storage.array import AnyArray, read_rows
+from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
 from ooc.train.batched.batches import BatchTrainer
-from ooc.train.loss import BY_ROWS, of_results, resolve_loss, takes_results
+from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
 from ooc.train.resources import Resources
@@ -348,7 +348,7 @@ class GraphTrainer(BatchTrainer):
         self._runs = GraphModel(model, store, **self._bounds.made, ignore_edge_data=self._ignored)
         if self._input_dropout and self._runs.looks_up:
             raise OptionError(f"input_dropout={self._input_dropout} drops from x, which is looked up; leave it out")
-        outputs, dtype = self._runs.outputs, self._runs.dtype
+        self._scored_columns, self._dtype = outputs, dtype = self._runs.outputs, self._runs.dtype
         self._takes_results = takes_results(asked["loss"])
         if store.task is Task.CLASSES and not self._takes_results:
             check_outputs(outputs, store.num_classes)
@@ -363,17 +363,8 @@ class GraphTrainer(BatchTrainer):
 
     # ---- the algorithm -----------------------------------------------------------------------------------------
 
-    def _scale(self, epoch: int, first: int, last: int) -> float:
-        """The loss of a step is the mean over its graphs, or over what is known of their labels, as torch has it."""
-        weight = self._loss.weight
-        if weight is None:
-            return 1.0
-        batches = self.loader.batches_of(epoch)[first:last]
-        if weight is BY_ROWS:
-            return 1.0 / sum(map(len, batches))
-        y = self.store.array("y")
-        total = sum(weight(self._labels("train", torch.from_numpy(read_rows(y, graphs)))) for graphs in batches)
-        return 1.0 / total if total else 0.0
+    def _rows_of_step(self, epoch: int, first: int, last: int) -> list[Ints]:
+        return self.loader.batches_of(epoch)[first:last]
 
     def _accumulate(self, batch: "Data", scale: float) -> float:
         with self._autocast():
@@ -384,14 +375,6 @@ class GraphTrainer(BatchTrainer):
                 f"{type(self.model).__name__} gives {len(outputs_gC)} rows for {len(batch.graph_id)} graphs"
             )
         return self._backward(outputs_gC, self._labels("train", batch.y), scale)
-
-    def _labels(self, split: str, y: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The labels of these ``rows`` of ``y`` [g] or [g, L] (None: all), which are of the split."""
-        if self.store.task is Task.MULTILABEL and y.is_floating_point():
-            y = y.nan_to_num(nan=-1)
-        rows = torch.arange(len(y)) if rows is None else rows
-        outputs = torch.empty(0, self._runs.outputs, dtype=self._runs.dtype)
-        return self._targets.of(split, y[:, None] if y.dim() == 1 else y, rows, outputs=outputs)
 
     def _evaluate_alone(self) -> Scores:
         members = self._members

@@ -290,6 +290,26 @@ def test_batches_of_a_step_make_one_large_batch(store: Store) -> None:
     assert [record.loss for record in other] == pytest.approx([record.loss for record in one], rel=1e-12)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_a_step_is_torchs_of_its_nodes(accumulate: int, store: Store) -> None:
+    """By the weights of their classes, not by those of all training nodes."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1, 3, 0.5], dtype=torch.float64))
+    models = [_model(GraphSAGE) for _ in range(2)]
+    ours, theirs = (torch.optim.SGD(model.parameters(), 0.1) for model in models)
+    sampling = Sampling(fanouts=[3, 2], batch_size=40, accumulate=accumulate)
+    options: dict[str, Any] = {"memory": "100M", "ignore_edge_data": "weight", "loss": loss, "optimizer": ours}
+    with SampledTrainer(models[0], store, sampling, **options) as trainer:
+        trainer.fit(1, eval_every=0, progress=False)
+    batches = list(ooc.NeighborLoader(store, [3, 2], batch_size=40, input_nodes="train", shuffle=True))
+    for first in range(0, len(batches), accumulate):
+        step = batches[first : first + accumulate]
+        outputs = torch.cat([models[1](batch.x, batch.edge_index)[: batch.batch_size] for batch in step])
+        loss(outputs, torch.cat([batch.y[: batch.batch_size] for batch in step])).backward()
+        theirs.step()
+        theirs.zero_grad()
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-10, atol=1e-12)
+
+
 def test_on_a_terminal_training_is_shown_by_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setenv("TERM", "xterm")
