@@ -3,6 +3,7 @@
 
 import gc
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -46,6 +47,33 @@ def test_a_path_and_data_train_as_their_store_does(store: Store, tmp_path: Path)
             assert f"Store({str(trainer.store.path)!r}" in repr(trainer)
             assert repr(trainer).endswith("3 epochs done>")
     assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+def test_trainers_may_be_made_at_the_same_moment(store: Store, tmp_path: Path) -> None:
+    """In threads: what is replaced while a model's calls are looked for is as it was afterwards."""
+
+    class Slow(GCN):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.02)
+            return super().forward(*args, **kwargs)
+
+    def slow() -> GCN:
+        torch.manual_seed(0)
+        return Slow(8, 4, 2, 3)
+
+    replaced, models, made = torch.nn.Module.__call__, [slow() for _ in range(3)], list[ooc.Trainer]()
+    threads = [
+        Thread(target=lambda m: made.append(ooc.Trainer(m, store, spill_dir=tmp_path)), args=(m,)) for m in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    losses = set()
+    for trainer in made:
+        with trainer:
+            losses.add(trainer.fit(epochs=1, progress=False)[0].loss)
+    assert (len(made), len(losses)) == (3, 1) and torch.nn.Module.__call__ is replaced
 
 
 def test_the_store_made_of_data_goes_with_the_trainer(tmp_path: Path) -> None:

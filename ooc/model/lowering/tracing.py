@@ -7,9 +7,10 @@ what remains is a list of calls.
 
 import inspect
 import re
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import RLock
 from traceback import walk_tb
 from types import CodeType
 from typing import Any
@@ -38,6 +39,7 @@ from ooc.model.lowering.whole import EDGES, ROWS, Whole, counts_of, with_argumen
 from ooc.plan.workload import EdgeData
 from ooc.storage.types import EdgeType, Types
 
+_LOCK = RLock()
 _EDGE_TYPE = "edge_type"
 """The argument of models that take all edges at once and the numbers of their types."""
 
@@ -129,6 +131,14 @@ class _Way:
         return with_arguments(Whole, names, model, places, results, spaces, **options), tried
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """As no other thread does: while calls are looked for, functions of torch, PyG and Python are replaced for all."""
+    with _LOCK:
+        yield
+
+
+@_alone()
 def initialize(model: nn.Module, setting: Setting) -> None:
     """Give lazily sized parameters of ``model`` their sizes and first values, as PyG's examples do by a forward pass
     of the graph; here it is one of a few made-up rows, in evaluation mode. ModelError where that fails."""
@@ -151,6 +161,7 @@ def initialize(model: nn.Module, setting: Setting) -> None:
             module.training = training
 
 
+@_alone()
 def trace(model: nn.Module, assembly: Assembly) -> Value:
     """The output of ``model`` as a value; ModelError says what is in the way."""
     setting = assembly.setting
