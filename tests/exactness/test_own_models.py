@@ -566,6 +566,32 @@ def test_data_has_edges_as_adj_t_where_they_came_so(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_weights_of_adj_t_are_an_argument_of_their_own(tmp_path: Path) -> None:
+    """Which PyG leaves out, as the matrix has them; a model without it is told so."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(data.num_features, GraphCase().classes)
+
+        def forward(self, x: Tensor, adj_t: Any) -> Tensor:
+            return self.conv(x, adj_t)  # type: ignore[no-any-return]
+
+    class Weighted(Plain):
+        def forward(self, x: Tensor, adj_t: Any, edge_weight: Tensor | None = None) -> Tensor:
+            return self.conv(x, adj_t, edge_weight)  # type: ignore[no-any-return]
+
+    data = random_data(GraphCase(weighted=True))
+    data.edge_index, data.edge_weight = coalesce(data.edge_index, data.edge_weight)
+    data = ToSparseTensor(attr="edge_weight")(data)
+    model = Weighted().double()
+    expected = F.cross_entropy(model(data.x, data.adj_t)[data.train_mask], data.y[data.train_mask]).item()
+    with tuned_trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
+        assert trainer.fit(1, progress=False)[0].loss == pytest.approx(expected, rel=1e-10)
+    with pytest.raises(ModelError, match="gives edge_weight to its convolutions, beside edge_index or adj_t"):
+        tuned_trainer(Plain().double(), data, memory="64M", spill_dir=tmp_path)
+
+
 def _line(function: Any, text: str) -> int:
     lines, first = inspect.getsourcelines(function)
     return first + next(number for number, line in enumerate(lines) if text in line)

@@ -343,7 +343,7 @@ def _check_edge_data(model: nn.Module, left_out: Collection[EdgeData]) -> None:
             raise ModelError(
                 f"the store's edges carry {what}, of which model {type(model).__name__} takes none; give "
                 f"ignore_edge_data={data.value!r} to train without, or a "
-                f"model that gives {ARGUMENTS[data]} to its convolutions"
+                f"model that gives {ARGUMENTS[data]} to its convolutions, beside edge_index or adj_t"
             )
 
 
