@@ -300,6 +300,13 @@ class Learnt(Weighted):
         return w.view(-1, 1) * x_j
 
 
+class Unweighed(Learnt):
+    """Weights that are computed, and nothing is done with them."""
+
+    def message(self, x_j: Tensor, w: OptTensor) -> Tensor:
+        return x_j.relu()
+
+
 @pytest.mark.thorough("improved", "a subclass")
 @pytest.mark.parametrize(
     ("make", "as_it_is"),
@@ -313,10 +320,11 @@ class Learnt(Weighted):
         (lambda i, o: Learnt(i, o, "add"), True),
         (lambda i, o: Learnt(i, o, "mean", flow="target_to_source"), True),
         (lambda i, o: Learnt(i, o, "mean", loops=True), True),
+        (lambda i, o: Unweighed(i, o, "mean"), True),
     ],
     ids=[
         *("own", "a subclass", "improved", "the norm squared", "a mean", "not a factor"),
-        *("computed", "computed, the other way", "computed, with loops"),
+        *("computed", "computed, the other way", "computed, with loops", "computed in vain"),
     ],
 )
 def test_weights(make: Callable[[int, int], nn.Module], as_it_is: bool, tmp_path: Path) -> None:

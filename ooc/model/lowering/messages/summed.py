@@ -120,7 +120,7 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
         one, weight = of_end(conv, given, name)[0], _VECTOR
         while isinstance(one, OfEdges) and one.args[1:] in _AS_A_COLUMN.get(one.target, ()):
             one, weight = one.args[0], _COLUMN
-        if isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0):
+        if _may_be_looked_up(conv, one):
             inputs[name] = one
         elif one is None or isinstance(one, PLAIN):
             plain[name] = one
@@ -157,6 +157,11 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
     return found if type(conv).update is MessagePassing.update else call.apply(OfUpdate(conv), found)
 
 
+def _may_be_looked_up(conv: Any, one: Any) -> bool:
+    """Whether it is rows, of which ``propagate`` takes one for each edge."""
+    return isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0)
+
+
 def weighted(
     conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs, like: Value | None = None
 ) -> tuple[OfEdges, list[Value]]:
@@ -166,7 +171,7 @@ def weighted(
     (_, index, *sizes), given = last.args, dict(last.kwargs)
     sizes.append(given.pop("size", None))
     asked = {name: of_end(conv, given, name)[0] for name in names_of(conv, "message")}
-    inputs = {name: one for name, one in asked.items() if isinstance(one, Value)}
+    inputs = {name: one for name, one in asked.items() if _may_be_looked_up(conv, one)}
     plain = {name: one for name, one in asked.items() if one is None or isinstance(one, PLAIN)}
     numbers = {name: one for name, one in asked.items() if name not in inputs and name not in plain}
     is_known = all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes))
@@ -178,7 +183,8 @@ def weighted(
     for number in _COLUMN, _VECTOR:
         with suppress(ModelError):
             message = _OfMessage(conv, where, plain, {**inputs, name: number}, assembly, as_it_is)
-            break
+            if message.weighs:
+                break
     else:
         raise NoFormulaError(f"{where}: its messages are not rows times a number")
     end, rows = int(conv.flow == "source_to_target"), message.rows
