@@ -76,8 +76,11 @@ class Within(nn.Module):
 
 
 class Outer(nn.Module):
+    """Has a class of modules for an attribute, which has a ``_version`` as tensors do."""
+
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
+        self.kind = GCNConv
         self.within, self.conv = Within(features, H), GCNConv(H, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

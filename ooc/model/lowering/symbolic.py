@@ -882,7 +882,8 @@ class Before:
                     yield f"buffer {_path(name, key)}"
             for key, old in attributes.items():
                 new = vars(one).get(key)
-                is_written = tensors and new is old and getattr(new, "_version", 0) != self._written.get(id(new), 0)
+                is_kept = tensors and new is old and isinstance(new, Tensor)
+                is_written = is_kept and new._version != self._written.get(id(new), 0)
                 if is_written or (isinstance(old, plain) and isinstance(new, plain) and not _equal(old, new)):
                     yield f"attribute {_path(name, key)}"
 
