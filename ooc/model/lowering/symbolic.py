@@ -105,7 +105,7 @@ class Calls:
         self.drawing: set[fx.Node] = set()
         self._rows = rows
         self._inputs = inputs
-        self.whole = whole
+        self._whole = whole
         self._trained_inputs = rows if training else None
         tracer = self._tracer()
         with _as_it_was(module) as before, torch.enable_grad(), self._without_functions():
@@ -140,7 +140,7 @@ class Calls:
         return "\n".join((*lines, *(f"{name} = {one.dtype} {one.tolist()}" for name, one in self.constants.items())))
 
     def _tracer(self) -> "_Tracer":
-        return _Tracer(self._inputs, self._name, self._opened, self.whole, self._trained_inputs, self._fewest)
+        return _Tracer(self._inputs, self._name, self._opened, self._whole, self._trained_inputs, self._fewest)
 
     def _refuse(self, why: str) -> ModelError:
         return ModelError(f"model {self._name} is not supported: {why}")
