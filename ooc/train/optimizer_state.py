@@ -105,6 +105,7 @@ class StateOnDisk:
         self._saved: int | None = None
         self._crcs: dict[int, list[int]] = {}
         self._half_done = False
+        self._seen: object = None  # what the optimizer has in memory, as it was after the last step
 
     # ---- what it takes ---------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class StateOnDisk:
     def _take_in(self, engine: Engine) -> None:
         """Write what the optimizer has in memory, which is freed."""
         state = self._optimizer.state
-        known = [any(name in state[one.parameter] for name in one.names) for one in self._paged]
+        known = [any(name in state.get(one.parameter, ()) for name in one.names) for one in self._paged]
         if not any(known):
             return
         if not all(known):
@@ -168,11 +169,18 @@ class StateOnDisk:
             for name in one.names:
                 del state[one.parameter][name]
 
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the optimizer was given another state since the last step, or forgot it."""
+        state = self._optimizer.state
+        there = [(one.names, state.get(one.parameter)) for one in self._paged]
+        return state is not self._seen or any(kept is None or not kept.keys().isdisjoint(n) for n, kept in there)
+
     def close(self) -> None:
         """Let go of the files; the optimizer has all in memory again, where it can be read. May be called twice."""
         files, self._files = self._files, []
         try:
-            if files and self._current is not None:
+            if files and self._current is not None and not self._is_outdated:
                 if self._half_done:
                     raise SpillError("of some pieces it is the state before a step, of others that after it")
                 self._give_back(files[self._current].buffered)
@@ -203,8 +211,15 @@ class StateOnDisk:
         if self._half_done:
             remedy = "make a trainer anew, or go on with the run"
             raise RunError(f"a step of the optimizer was interrupted halfway; {remedy}")
-        self._half_done = True
         optimizer, groups = self._optimizer, self._optimizer.param_groups
+        if self._current is not None and self._is_outdated:
+            self._current = None
+            self._take_in(engine)
+            if self._current is None and any(one.parameter in optimizer.state for one in self._paged):
+                raise OptionError(
+                    "the optimizer was given a state_dict() without what is on the SSD; take it after close()"
+                )
+        self._half_done = True
         paged, of = {id(one.parameter) for one in self._paged}, {id(p): g for g in groups for p in g["params"]}
         optimizer.param_groups = [{**g, "params": [p for p in g["params"] if id(p) not in paged]} for g in groups]
         try:
@@ -269,6 +284,7 @@ class StateOnDisk:
         if self._folder is not None:
             flush(_path(self._folder, target))
         self._current, self._crcs[target] = target, crcs
+        self._seen = self._optimizer.state
 
     def _pieces(self) -> Iterator[tuple[_Paged, int]]:
         return ((one, start) for one in self._paged for start in one.starts)
@@ -304,7 +320,7 @@ class StateOnDisk:
 
     def load(self, state: object, *, into_memory: bool) -> None:
         """Go on from what a checkpoint has of ``state()``. RunError where that is not there, or does not fit."""
-        self._current, self._half_done = None, False
+        self._current, self._half_done, self._seen = None, False, self._optimizer.state
         if state is None:
             return
         known = state if isinstance(state, dict) else {}

@@ -98,6 +98,38 @@ def test_a_step_in_pieces_is_torchs(kind: str, engine: Engine, tmp_path: Path) -
         assert_same_state(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["AdamW, three numbers", "SGD"])
+def test_a_state_that_it_is_given_meanwhile_is_gone_on_with(kind: str, engine: Engine, tmp_path: Path) -> None:
+    """One of before, or none; of which what is on the SSD is missing is refused."""
+    make, options = KINDS[kind]
+    plain, paged = parameters(), parameters()
+    expected, found = (make(p, lr=0.1, **options) for p in (plain, paged))
+    state = StateOnDisk(found, paged)
+    state.open(tmp_path, engine)
+
+    def both(steps: int) -> None:
+        stepped(plain, expected, expected.step, steps)
+        stepped(paged, found, lambda: state.step(engine), steps)
+        assert all(map(torch.equal, plain, paged))
+
+    both(1)
+    before, without = (copy.deepcopy(one.state_dict()) for one in (expected, found))
+    both(2)
+    for one in (expected, found):
+        one.load_state_dict(copy.deepcopy(before))
+    both(2)
+    for one in (expected, found):
+        one.state.clear()
+    both(2)
+    found.load_state_dict(without)
+    with pytest.raises(OptionError, match=r"without what is on the SSD; take it after close\(\)"):
+        state.step(engine)
+    for one in (expected, found):
+        one.load_state_dict(copy.deepcopy(before))
+    state.close()
+    assert_same_state(found, expected)
+
+
 def model_of(store: Store) -> GCN:
     torch.manual_seed(5)
     return GCN(store.num_features, 64, 2, store.num_classes)
