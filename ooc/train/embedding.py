@@ -292,11 +292,15 @@ class LearntRows:
 
     # ---- versions ----------------------------------------------------------------------------------------------
 
+    def rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """The learning rate of the next step; ``optimizer``: the model's."""
+        return float(optimizer.param_groups[0]["lr"]) if self.embedding.lr is None else self.embedding.lr
+
     def begin(self, *, lr: float, number: int) -> None:
         """Step ``number``, from 1, is about to be computed and written; of several processes when all have come so far,
         and the first has written its checkpoint."""
         self._await_all()
-        self.stepping.begin(lr=lr if self.embedding.lr is None else self.embedding.lr, number=number)
+        self.stepping.begin(lr=lr, number=number)
         for name, array in self.arrays.items():
             taken = {array.current, self._saved.get(name), self._best.get(name)}
             array.following = next(version for version in range(len(array.paths)) if version not in taken)

@@ -31,8 +31,8 @@ class Schedules:
 
     def __init__(self, given: Scheduler | Sequence[Scheduler] | None, optimizer: Optimizer, *, rising: bool) -> None:
         several: Any = given if isinstance(given, list | tuple) else () if given is None else (given,)
-        self._all: list[Scheduler] = [*several]
-        for scheduler in self._all:
+        self.all: list[Scheduler] = [*several]
+        for scheduler in self.all:
             if not isinstance(scheduler, LRScheduler):
                 raise ModelError(f"scheduler {scheduler!r} is none of torch.optim.lr_scheduler; make one")
             name = type(scheduler).__name__
@@ -46,11 +46,11 @@ class Schedules:
     @property
     def needs_scores(self) -> bool:
         """Whether one of them goes by the validation score."""
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._all)
+        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.all)
 
     def step(self) -> None:
         """An epoch's optimizer step is done."""
-        for scheduler in self._all:
+        for scheduler in self.all:
             if not isinstance(scheduler, ReduceLROnPlateau):
                 try:
                     scheduler.step()
@@ -59,19 +59,19 @@ class Schedules:
 
     def step_scored(self, score: float) -> None:
         """An epoch's validation score is known."""
-        for scheduler in self._all:
+        for scheduler in self.all:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(score)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of them."""
-        return [scheduler.state_dict() for scheduler in self._all]
+        return [scheduler.state_dict() for scheduler in self.all]
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """The inverse of ``state``."""
-        if len(states) != len(self._all):
-            raise OptionError(f"the run was begun with {len(states)} schedulers, not {len(self._all)}")
-        for scheduler, state in zip(self._all, states, strict=True):
+        if len(states) != len(self.all):
+            raise OptionError(f"the run was begun with {len(states)} schedulers, not {len(self.all)}")
+        for scheduler, state in zip(self.all, states, strict=True):
             scheduler.load_state_dict(state)
 
 
@@ -123,8 +123,8 @@ class Averaging:
         if average is not None:
             if not isinstance(average, AveragedModel):
                 raise OptionError(f"average {average!r} is no AveragedModel; make it as AveragedModel(model)")
-            own = {name: tensor.shape for name, tensor in model.state_dict().items()}
-            if {name: tensor.shape for name, tensor in average.module.state_dict().items()} != own:
+            own = {name: (one.shape, one.dtype) for name, one in model.state_dict().items()}
+            if {name: (one.shape, one.dtype) for name, one in average.module.state_dict().items()} != own:
                 raise ModelError("the AveragedModel averages another model; make it as AveragedModel(model)")
             # It starts from the model as it is, whose parameters it must not share.
             shared = {id(p) for p in model.parameters()} & {id(p) for p in average.module.parameters()}

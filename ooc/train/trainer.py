@@ -143,8 +143,6 @@ class Trainer:
             started = self._session.taken()
             recorder = self._recorder(len(records), scored=unscored is not None)
             loss = self._loss_and_gradients(scored=unscored is not None, recorder=recorder)
-            if not allow_nonfinite:
-                state.check_loss(loss)
             if unscored is not None:
                 weights = self._weights_seen()
                 self._conclude(records, unscored.scored(self._scores()), eval_every)
@@ -157,6 +155,10 @@ class Trainer:
                 if patience and state.stale >= patience:
                     zero_gradients(self._prepared.network)
                     break
+                if self._learnt is not None and self._learnt.rate(self.optimizer) != self._learnt.stepping.lr:
+                    loss = self._loss_and_gradients(scored=False)  # which steps its rows by the rate as it is now
+            if not allow_nonfinite:
+                state.check_loss(loss)
             self._step()
             if not allow_nonfinite:
                 state.check_weights(self._prepared.network.parameters)
@@ -202,7 +204,7 @@ class Trainer:
         self._drop_pending()
         self._prepared.builder.epoch = self._steps_made
         if self._learnt is not None:
-            self._learnt.begin(lr=self.optimizer.param_groups[0]["lr"], number=self._steps_made + 1)
+            self._learnt.begin(lr=self._learnt.rate(self.optimizer), number=self._steps_made + 1)
         self._objective.begin()
         zero_gradients(self._prepared.network)
         for parameter in self.model.parameters():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch_geometric.nn import GCNConv
 
 import ooc
@@ -20,7 +21,7 @@ from ooc.storage.array import PAGE_BYTES
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.runs.run import RunFolder
-from ooc.train.trainer import Trainer
+from ooc.train.trainer import Saving, Trainer, Tuning
 from tests.exactness.comparison import in_turn
 from tests.exactness.reference import ModelCase
 from tests.examples import ordinary, thorough
@@ -69,6 +70,23 @@ def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
     assert found[0] == expected[0]
     assert all(map(torch.equal, found[1], expected[1]))
     assert torch.equal(found[2], expected[2])
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_rows_go_by_the_rate_that_scores_have_made(store: Store, clip_norm: float | None, tmp_path: Path) -> None:
+    """Also where these come with the next epoch's gradients, on whose way rows are stepped."""
+    found = []
+    for savings in (tuple(Saving), [saving for saving in Saving if saving is not Saving.SHARED_FORWARD]):
+        model = SHARED.build(8, 4, dtype=torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        plateau = ReduceLROnPlateau(optimizer, mode="max", patience=0, threshold=0.1)
+        options: dict[str, Any] = {"optimizer": optimizer, "scheduler": plateau, "clip_norm": clip_norm}
+        options |= {"embedding": ooc.Embedding(8, optimizer="sgd"), "_tuning": Tuning(savings=savings)}
+        with Trainer(model, store, memory="48M", spill_dir=tmp_path, **options) as trainer:
+            losses = [record.loss for record in trainer.fit(EPOCHS, progress=False)]
+            found.append((losses, [p.detach() for p in model.parameters()], rows_of(trainer)))
+        assert optimizer.param_groups[0]["lr"] < 0.5
+    assert_same(*found)
 
 
 class Stopped(Exception):

@@ -12,10 +12,13 @@ from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_geometric.nn.models import GCN
 
+from ooc.engine.record import EpochRecord
 from ooc.errors import ModelError, OptionError, RunError, TrainingError
 from ooc.storage.store import Store
+from ooc.train.metrics import Metric
 from ooc.train.runs.run import RunFolder
-from ooc.train.schedule import by_factor, cosine, steps
+from ooc.train.runs.state import TrainingState
+from ooc.train.schedule import Averaging, Schedules, by_factor, cosine, steps
 from ooc.train.trainer import Trainer
 from tests.exactness.comparison import store_of, train_epoch, tuned_trainer
 from tests.exactness.reference import accuracies, disagreement
@@ -145,6 +148,28 @@ def test_scores_out_of_turn_step_no_plateau(store: Store, tmp_path: Path) -> Non
             assert made[-1].last_epoch == stepped
 
 
+def test_scores_out_of_turn_are_no_bar_for_those_in_turn() -> None:
+    """Patience ends a training that is gone on with where it ends one that did not stop."""
+    model = new_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    along = Schedules(None, optimizer, rising=True), Averaging(model, None, 1)
+    state = TrainingState(model, optimizer, *along, Metric.ACCURACY, None, 0)
+    amounts = (
+        "loss",
+        "time_s",
+        "ssd_read_bytes",
+        "ssd_write_bytes",
+        "host_peak_bytes",
+        "device_peak_bytes",
+        "io_wait_s",
+    )
+    for epoch, score, stale in ((2, 0.5, 0), (3, 0.7, 0), (4, 0.6, 0), (5, 0.8, 0), (6, 0.6, 1)):
+        record = EpochRecord(epoch=epoch, valid_score=score, **dict.fromkeys(amounts, 0))
+        state.conclude(record, in_turn=epoch % 2 == 0)
+        assert state.stale == stale
+    assert state.best is not None and state.best["epoch"] == 5
+
+
 def test_gradients_are_clipped_as_torch_does(store: Store, tmp_path: Path) -> None:
     """By the norm of all gradients together, before the step."""
     with make(store, tmp_path, clip_norm=0.05) as trainer:
@@ -210,6 +235,27 @@ def test_resuming_is_exact_to_the_bit(store: Store, tmp_path: Path, name: str) -
             found += [(r.loss, r.valid_score) for r in part.fit(epoch, eval_every=1, resume=epoch > 1)]
     assert found == expected
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True))
+    assert part._schedules.state() == whole._schedules.state()
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"optimizer": lambda p: torch.optim.AdamW(p, lr=LR)}, "AdamW, StepLR, accuracy"),
+        ({"schedule": lambda o: lrs.ExponentialLR(o, 0.9)}, "Adam, ExponentialLR, accuracy"),
+        ({"metric": "macro-f1"}, "Adam, StepLR, macro-f1"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_in_another_way(
+    store: Store, tmp_path: Path, other: dict[str, Any], named: str
+) -> None:
+    """It would be neither the one nor the other."""
+    usual: dict[str, Any] = {"schedule": SCHEDULES["step"]}
+    with make(store, tmp_path, out=tmp_path / "run", **usual) as begun:
+        begun.fit(1)
+    said = f"of another optimizer, schedule or metric: Adam, StepLR, accuracy there, {named} in this training"
+    with make(store, tmp_path, out=tmp_path / "run", **usual | other) as trainer, pytest.raises(RunError, match=said):
+        trainer.fit(2, resume=True)
 
 
 def test_runs_go_on_by_the_names_that_scores_had(store: Store, tmp_path: Path) -> None:
@@ -256,11 +302,15 @@ def test_there_must_be_a_run_to_go_on_with(store: Store, tmp_path: Path) -> None
         assert len(begun.fit(2, resume=True, eval_every=0)) == 2
 
 
-def test_weights_and_losses_that_are_no_numbers_end_the_training(store: Store, tmp_path: Path) -> None:
-    with make(store, tmp_path, optimizer=lambda p: torch.optim.SGD(p, lr=1e200)) as trainer:
-        with pytest.raises(TrainingError, match=r"the (loss|step) of epoch \d "):
-            trainer.fit(9, eval_every=0)
+@pytest.mark.parametrize("eval_every", [0, 1])
+def test_weights_and_losses_that_are_no_numbers_end_the_training(store: Store, tmp_path: Path, eval_every: int) -> None:
+    """The epochs before are kept, also one whose scores come with that loss."""
+    run = tmp_path / "run"
+    with make(store, tmp_path, out=run, optimizer=lambda p: torch.optim.SGD(p, lr=1e200)) as trainer:
+        with pytest.raises(TrainingError, match=r"the loss of epoch 2 "):
+            trainer.fit(9, eval_every=eval_every)
         done = trainer.epoch
+        assert len(RunFolder.open(run).records()) == done == 1
         assert len(trainer.fit(2, allow_nonfinite=True, eval_every=0)) == 2 and trainer.epoch == done + 2
 
 
@@ -293,6 +343,8 @@ def test_what_cannot_be_is_refused(store: Store, tmp_path: Path) -> None:
         make(store, tmp_path, schedule=lambda o: lrs.ReduceLROnPlateau(o))
     with pytest.raises(ModelError, match="averages another model"):
         make(store, tmp_path, average=lambda _: AveragedModel(nn.Linear(2, 2)))
+    with pytest.raises(ModelError, match="averages another model"):  # in another type
+        make(store, tmp_path, average=lambda model: AveragedModel(model).float())
     with pytest.raises(OptionError, match="clip norm must be positive, not 0"):
         make(store, tmp_path, clip_norm=0)
     with pytest.raises(OptionError, match=r"optimizer 'adam' is none of torch's; give torch.optim.Adam"):

@@ -84,7 +84,8 @@ def _on_cpu(state: Any) -> Any:
             return state.cpu()
         case dict():
             moved = copy.copy(state)  # with what else a state_dict carries
-            moved.update((name, _on_cpu(value)) for name, value in state.items())
+            for name, value in state.items():  # not by update, which counts what a Counter is given
+                moved[name] = _on_cpu(value)
             return moved
         case list() | tuple():
             return type(state)(_on_cpu(value) for value in state)

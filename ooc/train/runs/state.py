@@ -30,7 +30,7 @@ from ooc.train.schedule import Averaging, Schedules
 @dataclass(eq=False)
 class TrainingState:
     """``epoch`` epochs are done; ``best`` has the best validation score's epoch and scores; ``stale`` counts the
-    evaluations since. With a run folder, every epoch that is concluded is kept there.
+    evaluations since the best of those in turn. With a run folder, every epoch that is concluded is kept there.
     """
 
     model: nn.Module
@@ -49,19 +49,20 @@ class TrainingState:
     epoch: int = field(default=0, init=False)
     best: dict[str, Any] | None = field(default=None, init=False)
     stale: int = field(default=0, init=False)
+    best_in_turn: float | None = field(default=None, init=False)
     _saved: int = field(default=0, init=False)
 
     def conclude(self, record: EpochRecord, *, in_turn: bool) -> None:
         """``record`` is complete, the model as it was after its epoch: note the best, write checkpoint and metrics.
         ``in_turn``: it would have been scored if the training had gone on; else no schedule goes by its score, nor
         patience, since one that is gone on with has the steps of one that did not stop."""
-        if record.valid_score is not None:
-            stale = self.stale
+        if (score := record.valid_score) is not None:
             if in_turn:
-                self.schedules.step_scored(record.valid_score)
-            self._compare(record, record.valid_score)
-            if not in_turn:
-                self.stale = stale
+                self.schedules.step_scored(score)
+                self.stale = 0 if self._is_better(score, self.best_in_turn) else self.stale + 1
+                self.best_in_turn = self.best_in_turn if self.stale else score
+            if self._is_better(score, None if self.best is None else self.best["valid_score"]):
+                self._note_best(record)
         if self.run is not None:
             self.run.save(self._state(record))
             if self.learnt is not None:
@@ -101,14 +102,11 @@ class TrainingState:
             kept = f"; {last}"
         return TrainingError(f"{what}{kept}; a lower learning rate or clipped gradients may help")
 
-    def _compare(self, record: EpochRecord, score: float) -> None:
-        if self.best is not None:
-            before = self.best["valid_score"]
-            if not (score > before if self.metric.higher_is_better else score < before):
-                self.stale += 1
-                return
-        self.best = {"epoch": record.epoch, "valid_score": score, "test_score": record.test_score}
-        self.stale = 0
+    def _is_better(self, score: float, before: float | None) -> bool:
+        return before is None or (score > before if self.metric.higher_is_better else score < before)
+
+    def _note_best(self, record: EpochRecord) -> None:
+        self.best = {"epoch": record.epoch, "valid_score": record.valid_score, "test_score": record.test_score}
         if self.run is not None:
             with self.averaging.in_place():
                 best = {**self.best, "model": self.model.state_dict(), "record": record.as_dict()}
@@ -131,7 +129,9 @@ class TrainingState:
             "record": record.as_dict(),
             "best": self.best,
             "stale_epochs": self.stale,
+            "best_in_turn": self.best_in_turn,
             "seed": self.seed,
+            "kinds": self._kinds,
             **self._embedding(),
         }
 
@@ -155,6 +155,7 @@ class TrainingState:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise RunError(f"the checkpoint of {self._path} does not fit this training: {error}") from error
         self.epoch, self.best, self.stale = epoch, best and with_names_of_now(best), stale
+        self.best_in_turn = state.get("best_in_turn", (self.best or {}).get("valid_score"))
         self._saved = epoch
 
     def _loaded(self) -> tuple[dict[str, Any] | None, object]:
@@ -177,14 +178,21 @@ class TrainingState:
                 there, here = (_shape(found.get(name)) or "missing" for found in (saved, own))
                 of = f"{name} is {there} there, {here} in this model"
                 raise RunError(f"the checkpoint of {self._path} is of another model: {of}")
-        if _is_of_another_kind(state["optimizer"], self.optimizer.state_dict()):
-            raise RunError(f"the checkpoint of {self._path} is of another optimizer")
+        if (there := state.get("kinds", self._kinds)) != self._kinds:
+            of = f"{', '.join(there)} there, {', '.join(self._kinds)} in this training"
+            raise RunError(f"the checkpoint of {self._path} is of another optimizer, schedule or metric: {of}")
         if state.get("optimizer_state") is not None and self.kept is None:
             raise RunError("the run was begun with what the optimizer keeps on the SSD, where it cannot be now")
         if (state.get("embedding") is None) != (self.learnt is None):
             raise RunError("the run was begun with an embedding or this trainer has one, not both")
         if (state.get("average") is None) == self.averaging.active:
             raise RunError("the run was begun with weight averaging or this trainer has it, not both")
+
+    @property
+    def _kinds(self) -> list[str]:
+        """What makes steps, and what scores them, by name."""
+        made = [type(one).__name__ for one in (self.optimizer, *self.schedules.all)]
+        return [*made, self.metric.value]
 
     @property
     def _path(self) -> Path | None:
@@ -194,15 +202,6 @@ class TrainingState:
 def _shape(value: object) -> str:
     """Of a tensor, for people; empty where there is none."""
     return str(list(value.shape)) if isinstance(value, torch.Tensor) else ""
-
-
-def _is_of_another_kind(saved: Any, own: dict[str, Any]) -> bool:
-    """Whether options are missing on both sides; newer versions of an optimizer have more, which torch fills in."""
-    try:
-        pairs = zip(saved["param_groups"], own["param_groups"], strict=True)
-        return any(set(there) - set(here) and set(here) - set(there) for there, here in pairs)
-    except (KeyError, TypeError, ValueError):
-        return True
 
 
 # ---- weights on their own -------------------------------------------------------------------------------------------
