@@ -194,6 +194,7 @@ def constants(model: nn.Module, *, around: bool = True) -> Iterator[tuple[str, o
             if parameter is not None:
                 yield prefix + name, parameter
                 yield f"{prefix}{name}.requires_grad", parameter.requires_grad
+                yield f"{prefix}{name}.dtype", str(parameter.dtype)
                 yield f"{prefix}{name}.hooks", has_hooks(parameter)
         for name, buffer in module._buffers.items():
             yield prefix + name, buffer

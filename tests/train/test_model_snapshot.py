@@ -108,6 +108,7 @@ def give(model: Model, **values: float) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Model], object], str]] = {
     "a layer frozen": (lambda m: m.second.requires_grad_(False), "second.lin_l.weight.requires_grad"),
+    "another type": (lambda m: m.second.half(), "second.lin_l.weight.dtype"),
     "a norm's statistics frozen": (lambda m: m.norm.eval(), "norm.training"),
     "another rate": (lambda m: setattr(m.drop, "p", 0.1), "drop.p"),
     "a number in a list": (lambda m: m.shares["own"].insert(0, 0.1), "shares"),

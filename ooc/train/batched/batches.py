@@ -10,8 +10,8 @@ exactly, by the program that full-graph training scores with, whose plan is admi
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,19 @@ def _has_recurrence(model: nn.Module) -> bool:
     return any(isinstance(part, nn.RNNBase) for part in model.modules())
 
 
+@contextmanager
+def in_modes(modes: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """The modules are in training mode or not meanwhile; each is then in the mode that it had."""
+    before = {module: module.training for module in modes}
+    try:
+        for module, mode in modes.items():
+            module.training = mode
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
 def _as_it_is(saved: Tensor) -> Tensor:
     return saved
 
@@ -134,6 +147,7 @@ class BatchTrainer(Trainer):
         )
         if not model.training:
             model.train()
+        self._modes = {module: module.training for module in model.modules()}
         return {
             "shuffle": True,
             "seed": seed,
@@ -177,10 +191,11 @@ class BatchTrainer(Trainer):
         loader, ranks, group = self._batches, self.ranks, self._a_step
         loader.epoch, before = epoch, loader.read_bytes
         count, waited, total = len(loader), 0.0, 0.0
-        self.optimizer.zero_grad()  # of an epoch that was interrupted
+        self.model.zero_grad()  # of an epoch that was interrupted, and of what the optimizer does not step
         started = time.perf_counter()
         task = reported(self._listener, f"epoch {epoch + 1}", count, "batches")
         with (
+            in_modes(self._modes),
             torch.random.fork_rng(devices=[]),
             closing(iter(loader)) as batches,
             self._offloaded() as saved,
@@ -208,7 +223,7 @@ class BatchTrainer(Trainer):
                     advance(first + together)
                 gradients.finish()
                 self._update()
-                self.optimizer.zero_grad()
+                self.model.zero_grad()
         saved_bytes = (0, 0) if saved is None else (saved.moved.read_bytes, saved.moved.write_bytes)
         own = torch.tensor([loader.read_bytes - before + saved_bytes[0], saved_bytes[1]])
         read, written = torch.stack([*ranks.gathered(own)]).sum(0).tolist()

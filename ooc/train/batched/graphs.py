@@ -8,8 +8,8 @@ graphs, n nodes, e edges, P paths, H pairs of near nodes.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
@@ -38,7 +38,7 @@ from ooc.sampling.graphs import Bounds, GraphLoader, GraphSizes, Size, batch_nby
 from ooc.sampling.runs import Ints
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store, Task
-from ooc.train.batched.batches import BatchTrainer
+from ooc.train.batched.batches import BatchTrainer, in_modes
 from ooc.train.loss import of_results, resolve_loss, takes_results
 from ooc.train.metrics import Scores, Unscored, make_scorer, named_scores
 from ooc.train.prediction import Predictions, What
@@ -280,16 +280,9 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
+def in_evaluation(model: nn.Module) -> AbstractContextManager[None]:
     """The model is in eval mode meanwhile; each part of it is then in the mode that it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    return in_modes(dict.fromkeys(model.modules(), False))
 
 
 class GraphTrainer(BatchTrainer):
