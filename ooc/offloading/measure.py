@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.errors import BudgetError
 from ooc.model.layers.conformance import Watch
+from ooc.model.layers.layer import computed
 from ooc.offloading.saved import Saving, Sizes
 from ooc.offloading.tiers import Nowhere, staging_bytes
 from ooc.plan.chain import Saved, leanest, plan_chain, shortage
@@ -58,7 +59,7 @@ class SavingPlan:
 
 def on_meta(module: nn.Module) -> nn.Module:
     """A copy on the meta device, made without copying parameters or buffers."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {key: tensor.to(META) for key, tensor in computed(module).items()}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
     for buffer in module.buffers():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ooc.errors import ModelError
 from ooc.kernels.neighbourhood import Neighbourhood
@@ -502,17 +503,22 @@ def inspectors(module: nn.Module) -> dict[int, Any]:
     return {id(one): one for one in found if type(one).__module__ == "torch_geometric.inspector"}
 
 
+def computed(module: nn.Module) -> dict[int, Tensor]:
+    """By id, for copies: what calls have left in ``module``, which cannot be copied with what it was computed of."""
+    leaves = (leaf for part in module.modules() for leaf in tree_leaves(vars(part)))
+    return {id(leaf): leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_leaf}
+
+
 def sharing(module: nn.Module, where: str) -> nn.Module:
     """A copy of ``module`` with the very same parameters and buffers: its mode and what it keeps between calls are its
     own. ModelError where it cannot be copied."""
-    known = inspectors(module) | {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    known = inspectors(module) | computed(module)
+    known |= {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise ModelError(f"{where} has a scripted part, whose copies have parameters of their own; leave out torch.jit")
     for part in module.modules():
         for value in vars(part).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # it cannot be copied with what it was computed of
-                known[id(value)] = value.detach()
-            elif type(value) in (dict, OrderedDict) and not value:  # of hooks: deepcopy takes long for each
+            if type(value) in (dict, OrderedDict) and not value:  # of hooks: deepcopy takes long for each
                 known[id(value)] = type(value)()
     try:
         copied = copy.deepcopy(module, known)
