@@ -188,7 +188,9 @@ class Saving:
                 return forward(*given, **named)
             self._check_over()
             before(given, named)
-            self._begin([*self.module.parameters(), *self.module.buffers(), *tree_leaves((given, named))])
+            leaves = tree_leaves((given, named))
+            of_data = (value for one in leaves for store in getattr(one, "stores", ()) for value in store.values())
+            self._begin([*self.module.parameters(), *self.module.buffers(), *leaves, *of_data])
             try:
                 return forward(*given, **named)
             finally:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINEConv, GPSConv, Set2Set, global_mean_pool
+from torch_geometric.nn import GINEConv, GPSConv, LayerNorm, Set2Set, global_mean_pool
 from torch_geometric.nn.models import GAT, GCN, GIN, JumpingKnowledge, SchNet
 from torch_geometric.transforms import TwoHop
 from torch_geometric.utils import coalesce, remove_self_loops
@@ -204,6 +204,37 @@ class Recurrent(nn.Module):
         return out
 
 
+class OfData(nn.Module):
+    """Has norms that count the graphs themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norms, self.out = (
+            nn.Linear(3, 32),
+            nn.ModuleList(LayerNorm(32) for _ in range(4)),
+            nn.Linear(32, 2),
+        )
+
+    def forward(self, data: Data) -> Tensor:
+        h = self.into(data.x)
+        for norm in self.norms:
+            h = norm(h, data.batch).relu()
+        out: Tensor = self.out(global_mean_pool(h, data.batch))
+        return out
+
+
+def _is_alike_in_the_least_memory(model: nn.Module, store: Store, **options: Any) -> None:
+    with pytest.raises(ooc.BudgetError) as caught:
+        _fit(copy.deepcopy(model), store, memory="100K", epochs=1, **options)
+    least = parse_size(str(caught.value).split("memory='")[1].split("'")[0])
+    ample, scarce = copy.deepcopy(model), copy.deepcopy(model)
+    records, others = (
+        _fit(one, store, 1, memory=memory, **options) for one, memory in ((ample, "60M"), (scarce, least))
+    )
+    assert [one.loss for one in records] == [one.loss for one in others]
+    assert all(map(torch.equal, ample.state_dict().values(), scarce.state_dict().values()))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     ordinary(
@@ -217,14 +248,13 @@ def test_recurrence_is_trained_alike_in_the_least_memory(
     """torch writes gates in place, each with a version of its own. What sequences save is not counted beforehand."""
     torch.manual_seed(1)
     model = Recurrent(kind).to(getattr(torch, dtype))
-    options: dict[str, Any] = {"batch_size": 60, "spill_dir": tmp_path, "epochs": 1}
-    with pytest.raises(ooc.BudgetError) as caught:
-        _fit(copy.deepcopy(model), stores["values"], memory="100K", **options)
-    least = parse_size(str(caught.value).split("memory='")[1].split("'")[0])
-    ample, scarce = copy.deepcopy(model), copy.deepcopy(model)
-    records, others = _fit(ample, stores["values"], **options), _fit(scarce, stores["values"], memory=least, **options)
-    assert [one.loss for one in records] == [one.loss for one in others]
-    assert all(map(torch.equal, ample.state_dict().values(), scarce.state_dict().values()))
+    _is_alike_in_the_least_memory(model, stores["values"], batch_size=60, spill_dir=tmp_path)
+
+
+def test_what_lies_in_pygs_data_is_given(tmp_path: Path) -> None:
+    """It does not wait on the SSD, and a layer that is run again counts the same graphs in it."""
+    store = ooc.convert(many_graphs(240, labels="values"), tmp_path / "g.ooc")
+    _is_alike_in_the_least_memory(OfData(), store, batch_size=200, spill_dir=tmp_path)
 
 
 def test_a_run_that_is_gone_on_with_is_an_undisturbed_one(stores: dict[str, Store], tmp_path: Path) -> None:
