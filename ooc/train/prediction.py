@@ -26,6 +26,7 @@ from ooc.kernels.tensors import largest_columns
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.decoders import LinkPredictor
 from ooc.model.lowering.network import Network, dtype_of
+from ooc.model.lowering.values import Aggregate
 from ooc.plan import Limits
 from ooc.sizes import check_whole, format_size
 from ooc.stages import Sink
@@ -237,11 +238,14 @@ class Prediction(Predictions):
             of_classes=False,
             outputs_of=(self._type,) if of_encoder else (),
             dtype=dtype,
+            trains=False,
         )
         resources, network, _ = lowered(savings=(Saving.FIRST_AGGREGATION,))
-        once = network.aggregated_once
-        if nodes is not None and any(find_aggregation(store, one, network.dtype) is None for one in once):
-            resources, network, _ = lowered(savings=())  # the features of all are not aggregated for some nodes' sake
+        once, output = network.aggregated_once, network.evaluation
+        is_missing = any(find_aggregation(store, one, network.dtype) is None for one in once)
+        # The features of all are not aggregated for some nodes' sake, nor for no other computation's.
+        if (nodes is not None and is_missing) or (isinstance(output, Aggregate) and output.once):
+            resources, network, _ = lowered(savings=())
         least = 1 if learnt is None else 0
         self._layer = network.depth if of_links and layer is None else _layer(self._what, layer, network, least=least)
         self._sink: Sink | None = None

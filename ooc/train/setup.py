@@ -127,6 +127,7 @@ def prepare(
         of_classes=objective is None and not takes_results(loss),
         outputs_of=outputs_of,
         results=Results.ALL if objective is not None or takes_results(loss) else Results.FIRST,
+        trains=not scoring_only,
     )
     if learnt is not None:
         learnt.keep(network.learnt)
@@ -237,6 +238,7 @@ def lower_model(
     results: Results = Results.FIRST,
     outputs_of: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
+    trains: bool = True,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
@@ -245,7 +247,7 @@ def lower_model(
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
     ``results``: which of several are meant. ``outputs_of``: see ``Setting``. ``dtype``: what a model computes in that
-    has no parameters.
+    has no parameters. ``trains``: it is refused where it has nothing to train.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not embedding_columns:
@@ -280,7 +282,8 @@ def lower_model(
     )
     classes = store.num_classes if of_classes and store.task is Task.CLASSES else 0
     learnt = max(embedding_columns.values(), default=0)
-    lowered = partial(lower, model, setting, num_classes=classes, active=active_rows, edges_per_row=edges_per_row)
+    asked: dict[str, Any] = {"num_classes": classes, "active": active_rows, "edges_per_row": edges_per_row}
+    lowered = partial(lower, model, setting, trains=trains, **asked)
     resources = given.for_model(model, store, None, learnt=learnt)
     with one_thread():  # layers are tried on small graphs, by thousands of operators that would wait for each other
         network = lowered()

@@ -194,14 +194,15 @@ def lower(
     num_classes: int,
     active: Callable[[int], ActiveRows],
     edges_per_row: Callable[[AnyScaling], float],
+    trains: bool = True,
 ) -> Network:
-    """The values of ``model``; ModelError names what cannot be run exactly.
+    """The values of ``model``; ModelError names what cannot be run exactly, or has nothing to train if it ``trains``.
 
     ``active`` gives the rows to be computed for a network of so many layers; with ``edges_per_row`` they decide the
     order of product and sum in each layer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    _check(model, learns=bool(setting.embedding_columns))
+    _check(model, learns=not trains or bool(setting.embedding_columns))
     if not 0 <= setting.input_dropout < 1:
         raise ModelError(f"input_dropout must be at least 0 and below 1, not {setting.input_dropout}")
 
@@ -256,7 +257,7 @@ def lower(
     taking_part = {id(parameter) for value in values_of(training) for parameter in value.parameters}
     taking_part |= {id(parameter) for parameter in assembly.reached}
     cut_off = {id(parameter) for parameter in assembly.cut_off}
-    if parameters and cut_off.issuperset(map(id, parameters)):
+    if trains and parameters and cut_off.issuperset(map(id, parameters)):
         raise ModelError(f"model {type(model).__name__} cannot be trained: none of its parameters gets a gradient")
     return Network(
         training=training,
@@ -396,7 +397,7 @@ def _summed_from(value: Value) -> Value:
 
 
 def _check(model: nn.Module, *, learns: bool) -> None:
-    """Refuse what no value can be made of, whatever the model does; ``learns``: an embedding is trained along."""
+    """Refuse what no value can be made of, whatever the model does; ``learns``: it need not have parameters itself."""
     name = type(model).__name__
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters) and not learns:

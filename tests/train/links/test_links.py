@@ -561,6 +561,16 @@ def test_an_encoder_without_parameters_computes_as_the_decoder_does(tmp_path: Pa
     torch.testing.assert_close(scores, model.decoder(heads, tails), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_encoder_may_have_nothing_to_train(store: Store, graph: Data, links: ooc.Links, frozen: bool) -> None:
+    encoder = GCNConv(7, 7).requires_grad_(False) if frozen else LGConv()
+    model = ooc.LinkPredictor(encoder, "bilinear", channels=7).double()
+    with ooc.LinkTrainer(model, store, links, memory="24M") as trainer:
+        trainer.fit(1, progress=False)
+        expected = encoder(graph.x, graph.edge_index)
+        torch.testing.assert_close(trainer.predict(), expected, rtol=1e-12, atol=1e-14)
+
+
 class Smoothed(nn.Module):
     """Sums of embeddings over neighbours, as in LightGCN."""
 
