@@ -80,16 +80,6 @@ def are_compiled() -> bool:
     return BY_DEVICE["cpu"]() != of_torch()
 
 
-def weighted_gradients(rows: Tensor) -> Callable[..., tuple[Tensor | None, Tensor]] | None:
-    """What differentiates sums of such rows, which lie in the CPU's memory, and of numbers that they are multiplied by:
-    a compiled loop, if there is one."""
-    if rows.dtype not in (torch.float32, torch.float64) or rows.dim() != 2 or not are_compiled():
-        return None
-    from ooc.kernels.compiled import neighbour_sums
-
-    return neighbour_sums.weighted_gradients
-
-
 def rehearse(columns: int, dtype: torch.dtype) -> None:
     """Have a sum of a row without edges, so that the loop that sums so many columns, if one does, is compiled before it
     is timed."""

@@ -118,15 +118,20 @@ def test_bounds_of_two_types(of_targets: int, degree: int) -> None:
     assert forward <= bound and bound / 5 <= backward <= bound, (forward, backward, bound)
 
 
-def test_runs_of_small_graphs_have_more_edges() -> None:
+@pytest.mark.parametrize(
+    ("make", "run_bytes"),
+    [(lambda: MlpMessages(WIDTH, WIDTH, "softmax"), 8 << 20), (lambda: OfNodes(WIDTH, WIDTH), 12 << 20)],
+    ids=["most is made for edges", "most is made for nodes"],
+)
+def test_runs_of_small_graphs_have_more_edges(make: Callable[[], MessagePassing], run_bytes: int) -> None:
     """Where all edges take so little memory that nobody lacks it; those of links are not counted, nor a device's."""
-    made = general(MlpMessages(WIDTH, WIDTH, "softmax"))
+    made = general(make())
     of_edge = made.temporaries(4)[1]
     found = []
     for edges in (1, (512 << 20) // of_edge, (512 << 20) // of_edge + 1, math.inf):
         made.all_edges = edges
         found.append((made.edges_at_once(on_device=False), made.edges_at_once(on_device=True)))
-    usual, on_device = (8 << 20) // of_edge, (64 << 20) // of_edge
+    usual, on_device = run_bytes // of_edge, (64 << 20) // of_edge
     assert found == [((16 << 20) // of_edge, on_device)] * 2 + [(usual, on_device)] * 2
 
 

@@ -14,15 +14,10 @@ from ooc.kernels.compiled.lanes import (
     NBYTES,
     TOGETHER,
     fma,
-    load,
     load_side_by_side,
-    prefetch,
     prefetch_side_by_side,
-    spread,
     spread_rows,
-    store,
     store_side_by_side,
-    total,
 )
 from ooc.kernels.compiled.loops import array, compiled, computed
 from ooc.kernels.edges import SelfLoops, TileEdges
@@ -60,35 +55,6 @@ def pull_tile(
     if not _sums(edges, numbers, own_R1.numpy(), array(source_NW), array(out_RW)):
         raise RuntimeError("a neighbour is none of the graph's rows")
     return out_RW
-
-
-def weighted_gradients(
-    source_SC: Tensor, weight_E: Tensor, indices_E: Tensor, offsets_R1: Tensor, gradient_RC: Tensor, of_rows: bool
-) -> tuple[Tensor | None, Tensor]:
-    """From the gradient of sums of weighted rows to that of the rows, if it is asked for, and that of the weights."""
-    into_SC, into_E = torch.zeros_like(source_SC) if of_rows else source_SC[:0], torch.empty_like(weight_E)
-    edges = indices_E.numpy(), offsets_R1.numpy(), weight_E.numpy()
-    _gradients(edges, *(rows.numpy() for rows in (source_SC, gradient_RC, into_SC, into_E)))
-    return into_SC if of_rows else None, into_E
-
-
-@compiled
-def _gradients(edges, source_SC, gradient_RC, into_SC, into_E):
-    (indices_E, offsets_R1, weight_E), width = edges, source_SC.shape[1]
-    zero, last = spread(source_SC.dtype.type(0)), len(indices_E) - 1
-    for row in range(len(gradient_RC)):
-        for edge in range(offsets_R1[row], offsets_R1[row + 1]):
-            near, ahead, weight, products = indices_E[edge], indices_E[min(edge + _AHEAD, last)], weight_E[edge], zero
-            prefetch(source_SC, ahead)
-            if len(into_SC):
-                prefetch(into_SC, ahead)
-            for column in range(0, width, NBYTES // source_SC.itemsize):
-                above = load(gradient_RC, row, column, width)
-                products = fma(above, load(source_SC, near, column, width), products)
-                if len(into_SC):
-                    added = fma(above, spread(weight), load(into_SC, near, column, width))
-                    store(into_SC, near, column, width, added)
-            into_E[edge] = total(products)
 
 
 @compiled

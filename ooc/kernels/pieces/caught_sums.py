@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from ooc.errors import ModelError
 from ooc.kernels.dropout.opaque import LOOPS, OF_NODES, DroppedRows, ends_of
@@ -229,12 +229,6 @@ class _Catching(TorchFunctionMode):
     def _reduced(self, given: _Entries) -> Tensor | None:
         """What is to be given instead; None: what the call gives by itself."""
         raise NotImplementedError
-
-
-def is_catching() -> bool:
-    """Whether sums are caught here, which have to be torch's then."""
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(isinstance(mode, _Catching) for mode in modes)
 
 
 _TOGETHER_NAMES = (

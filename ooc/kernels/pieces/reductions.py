@@ -33,6 +33,9 @@ PRODUCTS = {torch.matmul, torch.mm, _OF.matmul, _OF.mm, _OF.__matmul__, torch.sp
 """Of matrices, of which the first may be sparse."""
 
 
+REDUCTIONS = (torch.segment_reduce, *_GIVEN)
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """Rows along ``dim``, one for each of ``numbers_E``, which are added to that row of ``into``, or reduced with it by

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from threading import get_ident
 from typing import Any
@@ -32,6 +33,7 @@ from ooc.kernels.dropout.opaque import Discovery, Dropped, DroppedRows, InnerDro
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import Neighbourhood, neighbourhood
 from ooc.kernels.pieces.caught_sums import CaughtSum, Finding
+from ooc.kernels.pulls import are_compiled
 from ooc.kernels.tensors import fractions
 from ooc.model.layers.layer import Layer, inspectors, sharing
 from ooc.model.layers.split_rows import Part, SplitRow, levels_of
@@ -117,19 +119,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What trying a layer has told: the ``tail`` of its output, row by row; which ``parameters`` have a part in it, by
-    their places among those that require gradients; the bytes that a run takes for every edge and every node, and for
-    every place of those that it has in each row for as many edges as any row has, 0 if it has none; the multiply-adds
+    their places among those that require gradients; the bytes that a run takes for every edge and every node, for every
+    place of those that it has in each row for as many edges as any row has, 0 if it has none, and for an edge of a row
+    in pieces, with the node that it brings; the multiply-adds
     of an edge and a node together, gradients included if it was recorded, and of how many operators it is forward and,
     with the gradient, backward; ``tells_modes``: whether it computes something else in training than in evaluation;
     ``dropped``: what it drops entries from; ``calls``: what it adds up over the edges of a row, if these may come in
     pieces, nothing otherwise; ``itemsize``: bytes of a number; ``pairs``: whether it takes rows in pairs (``Layer``);
-    ``together``: what keeps those edges from coming in pieces, as far as that is known."""
+    ``together``: what keeps those edges from coming in pieces, as far as that is known; ``looks_up`` (``Layer``)."""
 
     tail: tuple[int, ...]
     parameters: tuple[int, ...]
     edge_bytes: int
     node_bytes: int
     padding_bytes: int
+    piece_bytes: int
     multiplies: int
     forward_operators: int
     backward_operators: int
@@ -139,6 +143,7 @@ class ProbeResult:
     itemsize: int
     pairs: bool
     together: str
+    looks_up: bool
 
     def of(self, module: nn.Module) -> tuple[nn.Parameter, ...]:
         """Those ``parameters`` of a layer that is made like the one that was tried."""
@@ -167,6 +172,8 @@ def probe_layer(
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
+        looks_up = probe.looks_up(outputs)
+        layer = probe.layer = replace(layer, looks_up=looks_up)
         probe.check_own()
         probe.check_order()
         counts = probe.operators(outputs)
@@ -202,7 +209,8 @@ def probe_layer(
         probe.check_tiles(_HIGH_TILE)
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
-    return ProbeResult(tail, tuple(used), *taken, *counts, tells_modes, dropped, calls, dtype.itemsize, pairs, together)
+    of_numbers = *taken, *counts, tells_modes, dropped, calls, dtype.itemsize
+    return ProbeResult(tail, tuple(used), *of_numbers, pairs, together, looks_up)
 
 
 def check_sizes(
@@ -213,7 +221,8 @@ def check_sizes(
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, options["columns"], options["edge_features"], record=options["record"])
         probe.choose_numbers()
-        probe.layer, probe.dropped = replace(layer, pairs=found.pairs), found.dropped
+        probe.layer = replace(layer, pairs=found.pairs, looks_up=found.looks_up)
+        probe.dropped = found.dropped
         probe.change()
         probe.grow()
         probe.check_sizes(nodes, edges)
@@ -328,6 +337,33 @@ class _Probe:
             )
         return tuple(first.shape[1:])
 
+    def looks_up(self, outputs: int) -> bool:
+        """Whether it gives the same, and so do its gradients, and takes less memory, where rows of edges' ends are left
+        where they are."""
+        generator = torch.Generator().manual_seed(1)
+        gradient_NO = torch.randn(self.near.rows, outputs, generator=generator, dtype=self.x_NC.dtype)
+        found = list[list[Tensor | None]]()
+
+        def run(layer: Layer) -> None:
+            with self._masked(self.near):
+                found.append([layer.forward(self.module, self.x_NC, self.near)])
+            if self.record:
+                given = self.module, self.x_NC, self.near, gradient_NO, self.parameters
+                with self._masked(self.near):
+                    of_rows, of_parameters = layer.backward(*given, trains=True)
+                found[-1] += of_rows, *of_parameters
+
+        if not are_compiled():
+            return False
+        try:
+            layers = [replace(self.layer, looks_up=looks_up) for looks_up in (False, True)]
+            taken = [Watch.of(partial(run, layer)).peak_bytes for layer in layers]
+        except Exception:  # of code that cannot do with stand-ins for its rows
+            return False
+        pairs = zip(*found, strict=True)
+        is_same = all(a is b if a is None or b is None else _same(b, a) for a, b in pairs)
+        return is_same and taken[1] < taken[0]
+
     def check_own(self) -> None:
         """Refused where it uses parts of the layer that it is a copy of, as a function does that is kept with them: it
         would go by their mode, and their gradients would be lost."""
@@ -410,7 +446,7 @@ class _Probe:
 
         def run(finding: Finding) -> None:
             with self._masked(self.near), finding, torch.no_grad():
-                self.layer.run(self.module, self.x_NC, self.near)
+                replace(self.layer, looks_up=False).run(self.module, self.x_NC, self.near)
             self.together.update(dict.fromkeys(finding.together))
 
         return levels_of(run, self.near)
@@ -561,10 +597,10 @@ class _Probe:
         calls: Sequence[CaughtSum],
         *,
         record: bool,
-    ) -> tuple[int, int, int, int]:
-        """Bytes an edge, a node and a place for an edge in a padded row that running ``module`` takes, forward and,
-        with ``record``, backward, and multiply-adds of both, by how they grow with the graph; ``calls``: those of a row
-        in pieces, too."""
+    ) -> tuple[int, int, int, int, int]:
+        """Bytes an edge, a node, a place for an edge in a padded row and an edge of a row in pieces that running
+        ``module`` takes, forward and, with ``record``, backward, and multiply-adds of both, by how they grow with the
+        graph; ``calls``: those of a row in pieces."""
         layer = self.layer
 
         def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
@@ -603,14 +639,16 @@ class _Probe:
             raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
         of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
         more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
+        more_nodes = of_piece = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
         if calls:
-            in_pieces = [run(_FEW_NODES, edges, True, True)[0] for edges in (_FEW_EDGES, _MORE_EDGES)]
-            more_edges = max(more_edges, (in_pieces[1] - in_pieces[0]) / (_MORE_EDGES - _FEW_EDGES))
-        more_nodes = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
+            shapes = (_FEW_NODES, _FEW_EDGES), (_FEW_NODES, _MORE_EDGES), (_MORE_NODES, _FEW_EDGES)
+            few, edges, nodes = (run(*shape, True, True)[0] for shape in shapes)
+            of_piece = (edges - few) / (_MORE_EDGES - _FEW_EDGES) + (nodes - few) / (_MORE_NODES - _FEW_NODES)
         products = (of_edges[1] - multiplies) // (_MORE_EDGES - _FEW_EDGES)
         products += (of_nodes[1] - multiplies) // (_MORE_NODES - _FEW_NODES)
         padding = (skewed[1] - skewed[0]) // (_FEW_EDGES // 2 * (_FEW_NODES // 2)) if is_padded else 0
-        return int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding), products
+        taken = int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding)
+        return *taken, int(_MARGIN * of_piece) + 1, products
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""

@@ -72,6 +72,9 @@ _RUN_BYTES, _RUN_BYTES_ON_DEVICE = 8 << 20, 64 << 20
 _SMALL_BYTES, _RUN_BYTES_OF_SMALL = 512 << 20, 16 << 20
 """Where a layer makes no more than that of all edges of the graph, so much is made of a run's: calls of operators are
 half of the time of a run of 8 MiB of 32 columns, and nobody lacks the memory."""
+_RUN_BYTES_OF_NODES = 12 << 20
+"""Where a layer makes little for an edge itself, and most for nodes, of which most edges bring none: a run of 8 MiB
+takes 1.4 times as long."""
 _FEWEST_EDGES = 256
 """Of a run, however much that is."""
 _WAITING_BYTES = 16 << 20
@@ -133,7 +136,7 @@ class Opaque(EdgeAggregate):
         self.space = self.brought.space
         self.scaling = Scaling.REVERSED_SUM if against else Scaling.SUM
         self.parameters = probed.of(module)
-        self.layer = replace(layer, pairs=probed.pairs)
+        self.layer = replace(layer, pairs=probed.pairs, looks_up=probed.looks_up)
         self.probed = probed
         self.site = site
         self.most_edges = most_edges
@@ -174,12 +177,20 @@ class Opaque(EdgeAggregate):
         """Whether a row's edges are taken in pieces, where there are many."""
         return bool(self.probed.calls)
 
+    def piece_edges(self, run_edges: int) -> int:
+        """Of a piece of a row, which takes no more than so many edges of whole rows."""
+        taken, itemsize = self.probed, self.probed.itemsize
+        of_edge = self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize)
+        return max(1, run_edges * of_edge // max(of_edge, self._of_edge(taken.piece_bytes, itemsize)))
+
     def edges_at_once(self, *, on_device: bool) -> int:
         """Of a run: no budget's affair."""
         of_edge = self.temporaries(self.probed.itemsize)[1]
         if on_device:
             return min(EDGES_AT_ONCE_ON_DEVICE, max(_FEWEST_EDGES, _RUN_BYTES_ON_DEVICE // of_edge))
         run_bytes = _RUN_BYTES_OF_SMALL if self.all_edges * of_edge <= _SMALL_BYTES else _RUN_BYTES
+        if self.layer.looks_up and self.probed.edge_bytes < self.probed.node_bytes:
+            run_bytes = max(run_bytes, _RUN_BYTES_OF_NODES)
         return min(EDGES_AT_ONCE, max(_FEWEST_EDGES, run_bytes // of_edge))
 
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
@@ -250,6 +261,7 @@ class Opaque(EdgeAggregate):
         row."""
         place = tile.indices_E.device
         most = min(edges_at_once(place), self.edges_at_once(on_device=place.type != "cpu"))
+        piece = self.piece_edges(most)
         for run in runs(tile, most, pads=bool(self.probed.padding_bytes)):
             row = present(run, len(source)) if self.splits_rows and run.indices_E.shape[0] > most else run
             running = partial(self._running, key)
@@ -257,7 +269,7 @@ class Opaque(EdgeAggregate):
             split: SplitRow | None = None
             if is_split:
                 of_row = totals.setdefault(run.start, [])
-                split = SplitRow(self.layer, module, self.probed.calls, running, row, most, source, of_row)
+                split = SplitRow(self.layer, module, self.probed.calls, running, row, piece, source, of_row)
             yield run, split
 
     def backward_targets(
@@ -331,14 +343,20 @@ class Opaque(EdgeAggregate):
     def target_gradient(self, pulled: Tensor) -> tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]:
         return pulled, []  # those of parameters came with the scattered rows
 
+    def _of_edge(self, own_bytes: int, itemsize: int) -> int:
+        """Bytes of an edge, of which the layer takes so many, the node that it brings included."""
+        rows_bytes = (1 + (self.target is not None)) * self.layer.columns * itemsize  # of two matrices, wide as both
+        return own_bytes + rows_bytes + self._masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * self.probed.padding_bytes
+
+    @property
+    def _masks(self) -> int:
+        return 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
+
     def temporaries(self, itemsize: int) -> tuple[int, int, int]:
         taken, columns, between = self.probed, self.layer.columns, self.target is not None
-        per_node = taken.node_bytes + (1 + between) * columns * itemsize  # of two matrices once more, as wide as both
-        masks = 2 * max((dropped.row_nbytes for dropped in self.probed.dropped), default=0)  # a loop for each edge
-        padding = taken.padding_bytes
-        of_edge = taken.edge_bytes + per_node + masks + _BYTES_PER_EDGE + (PADDED_EDGE - 1) * padding
-        of_row = (2 + between) * (columns + self.result) * itemsize + per_node + masks + PADDED_ROW * padding
-        return EDGES_AT_ONCE, of_edge, of_row
+        of_row = (2 + between) * (columns + self.result) * itemsize + PADDED_ROW * taken.padding_bytes
+        of_row += taken.node_bytes + (1 + between) * columns * itemsize + self._masks
+        return EDGES_AT_ONCE, self._of_edge(taken.edge_bytes + taken.node_bytes, itemsize), of_row
 
     def device_temporaries(self, itemsize: int) -> tuple[int, int, int]:
         _, bytes_per_edge, bytes_per_row = self.temporaries(itemsize)

@@ -49,7 +49,7 @@ class SplitRow:
     totals: list[Total] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.layer = replace(self.layer, pairs=False)  # sums are told by how many nodes there are
+        self.layer = replace(self.layer, pairs=False, looks_up=False)  # sums are told by how many nodes there are
 
     @torch.no_grad()
     def forward(self) -> Tensor:

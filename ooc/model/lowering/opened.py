@@ -27,9 +27,7 @@ from ooc.model.lowering.messages.summed import (
     lower_degree,
     lower_sum,
     propagates_as_pyg,
-    scaled,
     takes_rows_alone,
-    weighted,
 )
 from ooc.model.lowering.symbolic import Calls, small_inputs, small_rows
 from ooc.model.lowering.values import Codes, RowCount, Value
@@ -209,16 +207,6 @@ class _OfCall(Interpreter):
         inner.known.update(outer.known)  # what is called later has higher numbers
         return inner.run(calls, [given[name] for name in names])
 
-    def _result(self, node: fx.Node) -> Any:
-        conv = self.whole.conv
-        if node.target == "propagate" and takes_rows_alone(conv):
-            with suppress(ModelError), self._assembly.attempt():
-                made = self._put_by(node, "propagate")
-                step, factors = weighted(conv, "propagate", made, self._assembly, lower_as_it_is)
-                sums = self._rows_of_edges(step, self.whole, "propagate")
-                return scaled(self._assembly, "propagate", sums, factors)
-        return super()._result(node)
-
 
 class _OfConvolution(Interpreter):
     """Runs what a convolution calls: what looks at edges is put by until all of it is computed together."""
@@ -271,12 +259,6 @@ class _OfConvolution(Interpreter):
             raise NoFormulaError(f"{self._where}: gcn_norm is computed of all edges")
         rows = {one.space: one for one in self.known.values() if isinstance(one, Value)}
         ends = ends_of_edges(self._layer.relation, flipped=self._layer.flipped)
-        if step.target == "propagate" and takes_rows_alone(self._conv):
-            with suppress(ModelError), self._assembly.attempt():
-                made = self._conv, self._where, step, self._assembly, self._lower_as_it_is
-                by_number, factors = weighted(*made, rows[ends[1]])
-                sums = lower_propagation(self._conv, self._where, by_number, rows, ends, self._assembly)
-                return scaled(self._assembly, self._where, sums, factors)
         if step.target == "propagate":
             given = self._conv, self._where, step, rows, self._assembly, self._lower_as_it_is
             with nullcontext() if self._sums else suppress(ModelError), self._assembly.attempt():

@@ -11,7 +11,6 @@ edge's weight, what ``gcn_norm`` makes, or a product of numbers of the rows at i
 import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, degree
 
 from ooc.errors import ModelError
-from ooc.kernels.weighted_sum import weighted_sum
 from ooc.model.graph import Scaling, ends_of_edges
 from ooc.model.layers.convolutions import replaced_part
 from ooc.model.layers.layer import Call, EdgeInput, Graph, NoFormulaError
@@ -160,43 +158,6 @@ def lower_sum(conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is
 def _may_be_looked_up(conv: Any, one: Any) -> bool:
     """Whether it is rows, of which ``propagate`` takes one for each edge."""
     return isinstance(one, Value) and (len(one.tail) == 1 or conv.node_dim == 0)
-
-
-def weighted(
-    conv: Any, where: str, last: OfEdges, assembly: Assembly, as_it_is: AsItIs, like: Value | None = None
-) -> tuple[OfEdges, list[Value]]:
-    """The same where the number of an edge is anything that is computed of it: a call that makes no row for an edge,
-    and what each row that it gives is to be multiplied by. ``like``: rows of targets, where these are of another type
-    than sources."""
-    (_, index, *sizes), given = last.args, dict(last.kwargs)
-    sizes.append(given.pop("size", None))
-    asked = {name: of_end(conv, given, name)[0] for name in names_of(conv, "message")}
-    inputs = {name: one for name, one in asked.items() if _may_be_looked_up(conv, one)}
-    plain = {name: one for name, one in asked.items() if one is None or isinstance(one, PLAIN)}
-    numbers = {name: one for name, one in asked.items() if name not in inputs and name not in plain}
-    is_known = all(one is None or isinstance(one, RowCount) for one in leaves_of(sizes))
-    is_known &= conv.aggr in (*SUMS, "mean") and type(conv).update is MessagePassing.update
-    is_known &= not any(one.target is gcn_norm for one in last.with_all_before())  # which looks at all edges
-    if len(numbers) != 1 or not is_known:
-        raise NoFormulaError(f"{where}: its messages are not rows times a number")
-    ((name, of_edges),) = numbers.items()
-    for number in _COLUMN, _VECTOR:
-        with suppress(ModelError):
-            message = _OfMessage(conv, where, plain, {**inputs, name: number}, assembly, as_it_is)
-            if message.weighs:
-                break
-    else:
-        raise NoFormulaError(f"{where}: its messages are not rows times a number")
-    end, rows = int(conv.flow == "source_to_target"), message.rows
-    of_rows, others = _of_rows(of_edges, index)
-    if not others:
-        raise NoFormulaError(f"{where}: its edges are not the graph's own")
-    rows = scaled(assembly, where, rows, [one for one, at in of_rows if at != end])
-    for place, other in enumerate(others[1:], start=1):
-        others[0] = OfEdges(last.number + place / len(others), "call_function", operator.mul, (others[0], other), {})
-    arguments = index, rows, others[0], RowCount(like or rows), end, conv.aggr
-    step = OfEdges(last.number + 1, "call_function", weighted_sum, arguments, {})
-    return step, [one for one, at in of_rows if at == end]
 
 
 def _of_rows(of_edges: Any, index: Any) -> tuple[list[tuple[Value, int]], list[Any]]:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of rows at both ends of edges, sums of those at one end and products of both, as compiled loops over edges. That
+there are such rows is the caller's affair.
+
+Shapes: E edges, S and R rows at their ends, H heads of as many columns each.
+"""
+
+from torch import Tensor
+
+from ooc.kernels.compiled.lanes import NBYTES, fma, load, prefetch, spread, store, total
+from ooc.kernels.compiled.loops import compiled
+
+_AHEAD = 32
+"""Edges whose rows are fetched before they are added."""
+
+
+def add_weighted(into_RC: Tensor, into_E: Tensor, rows_SC: Tensor, from_E: Tensor, weight_EH: Tensor) -> Tensor:
+    """Add to the row at one end of every edge that at the other one, each head times its number."""
+    _add(into_RC.numpy(), into_E.numpy(), rows_SC.numpy(), from_E.numpy(), weight_EH.numpy())
+    return into_RC
+
+
+def products(left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:
+    """The inner product of the rows at both ends of every edge, of each head → [E, H]."""
+    found_EH = left_SC.new_empty(len(left_E), heads)
+    _multiply(left_SC.numpy(), left_E.numpy(), right_RC.numpy(), right_E.numpy(), found_EH.numpy())
+    return found_EH
+
+
+@compiled
+def _add(into_RC, into_E, rows_SC, from_E, weight_EH):
+    last, heads = len(from_E) - 1, weight_EH.shape[1]
+    channels = rows_SC.shape[1] // heads
+    for edge in range(len(from_E)):
+        row, near = into_E[edge], from_E[edge]
+        prefetch(rows_SC, from_E[min(edge + _AHEAD, last)])
+        prefetch(into_RC, into_E[min(edge + _AHEAD, last)])
+        for head in range(heads):
+            weight, stop = spread(weight_EH[edge, head]), (head + 1) * channels
+            for column in range(head * channels, stop, NBYTES // rows_SC.itemsize):
+                sums = load(into_RC, row, column, stop)
+                store(into_RC, row, column, stop, fma(load(rows_SC, near, column, stop), weight, sums))
+
+
+@compiled
+def _multiply(left_SC, left_E, right_RC, right_E, found_EH):
+    last, heads = len(left_E) - 1, found_EH.shape[1]
+    channels, zero = left_SC.shape[1] // heads, spread(left_SC.dtype.type(0))
+    for edge in range(len(left_E)):
+        near, row = left_E[edge], right_E[edge]
+        prefetch(left_SC, left_E[min(edge + _AHEAD, last)])
+        prefetch(right_RC, right_E[min(edge + _AHEAD, last)])
+        for head in range(heads):
+            sums, stop = zero, (head + 1) * channels
+            for column in range(head * channels, stop, NBYTES // left_SC.itemsize):
+                sums = fma(load(left_SC, near, column, stop), load(right_RC, row, column, stop), sums)
+            found_EH[edge, head] = total(sums)
