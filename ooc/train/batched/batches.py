@@ -215,7 +215,10 @@ class BatchTrainer(Trainer):
                             waited += time.perf_counter() - asked
                             # torch.manual_seed takes 8 ms: it writes down the stack for devices that are not there.
                             torch.default_generator.manual_seed(key_of(self._seed, epoch, number, _DROPOUT)[0])
-                            loss = self._accumulate(batch, scale)
+                            try:
+                                loss = self._accumulate(batch, scale)
+                            except ValueError as error:  # torch's, as of a batch norm that is given one row
+                                raise ModelError(f"batch {number + 1} of epoch {epoch + 1}: {error}") from error
                             del batch
                     for found in gradients.add(loss, together):
                         total += found

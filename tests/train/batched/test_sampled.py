@@ -209,6 +209,15 @@ def test_gcn_is_right_on_average_where_few_are_drawn(store: Store) -> None:
     assert 3 < (few - exact).norm() / (many - exact).norm() < 5
 
 
+def test_a_batch_that_a_model_cannot_take_is_named(tmp_path: Path) -> None:
+    """A node by itself has no variance."""
+    data = random_data(GraphCase(nodes=9, edges=0, features=9))
+    model = _model(GraphSAGE, norm="batch_norm")
+    trainer = SampledTrainer(model, data, Sampling(fanouts=[2, 2], batch_size=1), spill_dir=tmp_path)
+    with trainer, pytest.raises(ooc.ModelError, match=r"batch 1 of epoch 1: Expected more than 1 value per channel"):
+        trainer.fit(1, progress=False)
+
+
 def test_memory_scoring_and_modes_in_between_change_no_bit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"dropout": 0.5, "norm": "batch_norm"}
     losses = [record.loss for record in _train(_model(GCN, **options), store, _FEW)]
