@@ -207,7 +207,14 @@ def size_lazy_parameters(
         initialize(model.encoder if isinstance(model, LinkPredictor) else model, setting)
 
 
-def _setting_of(store: Store, ignore_edge_data: str, embedding_columns: Mapping[str, int], **options: Any) -> Setting:
+def _setting_of(
+    store: Store,
+    ignore_edge_data: str,
+    embedding_columns: Mapping[str, int],
+    *,
+    in_batches: bool = False,
+    **options: Any,
+) -> Setting:
     """What a model on the store is made for, as far as the store tells, and ``options``."""
     return Setting(
         num_nodes=store.num_nodes,
@@ -216,6 +223,7 @@ def _setting_of(store: Store, ignore_edge_data: str, embedding_columns: Mapping[
         edge_data=edge_data_used(store, ignore_edge_data),
         num_edge_features=store.num_edge_features,
         weights_name=weights_name(store),
+        adj_t=frozenset(store.source.get("adj_t", ())) - ({"weights"} if in_batches else set()),
         left_out=not_given(store),
         inputs=inputs_of(store),
         embedding_columns=embedding_columns,
@@ -239,6 +247,7 @@ def lower_model(
     outputs_of: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
     trains: bool = True,
+    in_batches: bool = False,
 ) -> tuple[Resources, Network, ActiveRows]:
     """The network that ``model`` is on the store, what is ``given`` with rows of a tile that suit it, and the rows to
     compute for it. ModelError for what cannot be.
@@ -247,7 +256,8 @@ def lower_model(
     the factors of dense products are rounded to, if it is narrower than the model's own type. ``embedding_columns``: by
     type of nodes, of embeddings that are trained along. ``of_classes``: there has to be an output for every class.
     ``results``: which of several are meant. ``outputs_of``: see ``Setting``. ``dtype``: what a model computes in that
-    has no parameters. ``trains``: it is refused where it has nothing to train.
+    has no parameters. ``trains``: it is refused where it has nothing to train. ``in_batches``: it is run on edges
+    without a matrix that weights are taken out of.
     """
     features = (store.num_features,) if store.types is None else store.types.features.values()
     if not any(features) and not embedding_columns:
@@ -279,6 +289,7 @@ def lower_model(
         dtype=dtype or dtype_of(model),
         outputs_of=outputs_of,
         results=results,
+        in_batches=in_batches,
     )
     classes = store.num_classes if of_classes and store.task is Task.CLASSES else 0
     learnt = max(embedding_columns.values(), default=0)

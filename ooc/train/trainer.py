@@ -539,6 +539,7 @@ class Trainer:
         """
         _check_autocast()
         check_model(model, graph)
+        as_given, model = model, getattr(model, "_orig_mod", model)  # by torch.compile, which hides its arguments
         check_whole(seed, name="seed", least=0)
         check_whole(average_from, name="average_from")
         check_number(input_dropout, name="input_dropout")
@@ -615,7 +616,7 @@ class Trainer:
                 [*model.parameters()] or [nn.Parameter(torch.empty(0))], lr=0.01
             )
             self._schedules = Schedules(scheduler, self.optimizer, rising=self.metric.higher_is_better)
-            self._averaging = Averaging(model, average, average_from)
+            self._averaging = Averaging(as_given, average, average_from)
             stepped = self.optimizer  # for who must not hold the trainer
             self._asked = asked | {
                 "metric": None if metric is None else self.metric,

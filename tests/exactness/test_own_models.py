@@ -2,6 +2,7 @@
 """Models that are written in ways of their own are PyG's: layers that are no convolutions of PyG's, backwards of their
 own, compiled parts, several inputs and results, parts that are called twice or share parameters."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, LayerNorm, MetaLayer, RGCNConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GCN2Conv,
+    GCNConv,
+    GINEConv,
+    GraphConv,
+    GraphNorm,
+    LayerNorm,
+    MessagePassing,
+    MetaLayer,
+    RGCNConv,
+    SAGEConv,
+    TAGConv,
+)
 from torch_geometric.nn.models import GCN, GroupAddRev
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import coalesce, scatter
@@ -23,6 +37,7 @@ import ooc
 from ooc.errors import ModelError
 from ooc.model.layers import opaque
 from ooc.model.layers.propagation import Propagation
+from ooc.train.batched.batches import SampledTrainer, Sampling
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of, tuned_trainer
 from tests.exactness.layers import Two
 from tests.exactness.reference import CustomCase
@@ -440,6 +455,7 @@ CASES: dict[str, tuple[Callable[[int, int], nn.Module], dict[str, Any]]] = {
     "GroupAddRev": (Reversible, {}),
     "compiled parts": (Compiled, {}),
     "compiled": (lambda f, c: compiled(Two(f, c, SAGEConv)), {}),
+    "compiled, with weights": (lambda f, c: compiled(Untold(f, c)), {"weighted": True}),
     "shared": (Shared, {}),
     "asking": (Asking, {}),
     "in turns": (InTurns, {}),
@@ -569,30 +585,82 @@ def test_data_has_edges_as_adj_t_where_they_came_so(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_weights_of_adj_t_are_an_argument_of_their_own(tmp_path: Path) -> None:
-    """Which PyG leaves out, as the matrix has them; a model without it is told so."""
+class OfMatrix(nn.Module):
+    """Two layers that are given ``adj_t`` alone, as in OGB's and PyG's examples."""
 
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = GCNConv(data.num_features, GraphCase().classes)
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
 
-        def forward(self, x: Tensor, adj_t: Any) -> Tensor:
-            return self.conv(x, adj_t)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, adj_t: Any) -> Tensor:
+        first = self.first(x, adj_t).relu()
+        return self.second(first, *[first] * isinstance(self.second, GCN2Conv), adj_t)  # type: ignore[no-any-return]
 
-    class Weighted(Plain):
-        def forward(self, x: Tensor, adj_t: Any, edge_weight: Tensor | None = None) -> Tensor:
-            return self.conv(x, adj_t, edge_weight)  # type: ignore[no-any-return]
 
-    data = random_data(GraphCase(weighted=True))
+class OwnSum(MessagePassing):
+    def forward(self, x: Tensor, adj_t: Any) -> Tensor:
+        return self.propagate(adj_t, x=x)  # type: ignore[no-any-return]
+
+
+def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
+    """With weights, and without self-loops unless a layer is not to add others."""
+    f, c, plain = GraphCase().features, GraphCase().classes, {"normalize": False}
+    kinds: dict[str, Callable[[int], nn.Module]] = {
+        "GCNConv": lambda i: GCNConv(i, c),
+        "GCNConv, not normalized": lambda i: GCNConv(i, c, **plain),
+        "GCN2Conv, not normalized": lambda i: GCN2Conv(i, 0.1, **plain),
+        "GraphConv": lambda i: GraphConv(i, c),
+        "TAGConv": lambda i: TAGConv(i, c, K=2),
+        "SAGEConv": lambda i: SAGEConv(i, c),
+        "OwnSum": lambda i: OwnSum(),
+    }
+    data = random_data(GraphCase(weighted=True, self_loops=0 if first == "GCNConv" else 9))
     data.edge_index, data.edge_weight = coalesce(data.edge_index, data.edge_weight)
-    data = ToSparseTensor(attr="edge_weight")(data)
-    model = Weighted().double()
-    expected = F.cross_entropy(model(data.x, data.adj_t)[data.train_mask], data.y[data.train_mask]).item()
-    with tuned_trainer(model, data, memory="64M", spill_dir=tmp_path) as trainer:
-        assert trainer.fit(1, progress=False)[0].loss == pytest.approx(expected, rel=1e-10)
+    model = OfMatrix(kinds[first](f), kinds[second](c)).double()
+    return ToSparseTensor(attr="edge_weight")(data), model
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("GCNConv", "GCNConv"),
+        ("GCNConv, not normalized", "GCN2Conv, not normalized"),
+        ("GraphConv", "TAGConv"),
+    ],
+)
+def test_layers_take_weights_out_of_adj_t(first: str, second: str, tmp_path: Path) -> None:
+    """As PyG's do, also with self-loops in a matrix of torch's, where no layer adds others."""
+    data, model = _of_matrix(first, second)
+    reference, losses = copy.deepcopy(model), []
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference)]
+    for _ in range(2):
+        optimizers[1].zero_grad()
+        loss = F.cross_entropy(reference(data.x, data.adj_t)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizers[1].step()
+        losses.append(loss.item())
+    with tuned_trainer(model, data, optimizer=optimizers[0], memory="64M", spill_dir=tmp_path) as trainer:
+        assert [one.loss for one in trainer.fit(2, progress=False)] == pytest.approx(losses, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("GCNConv", "SAGEConv", r"SAGEConv \(second\) takes no weights, which adj_t has; ignore_edge_data='weight'"),
+        ("GraphConv", "GCNConv", r"GCNConv \(second\): adj_t has self-loops, which a layer that adds such"),
+        ("GraphConv", "OwnSum", r"OwnSum \(second\): adj_t has self-loops"),
+    ],
+)
+def test_layers_that_see_other_edges_in_adj_t_are_refused(first: str, second: str, why: str, tmp_path: Path) -> None:
+    data, model = _of_matrix(first, second)
+    with pytest.raises(ModelError, match=why):
+        tuned_trainer(model, data, memory="64M", spill_dir=tmp_path)
+
+
+def test_batches_have_no_matrix_that_weights_are_taken_out_of(tmp_path: Path) -> None:
+    data, model = _of_matrix("GCNConv", "GCNConv")
     with pytest.raises(ModelError, match="gives edge_weight to its convolutions, beside edge_index or adj_t"):
-        tuned_trainer(Plain().double(), data, memory="64M", spill_dir=tmp_path)
+        SampledTrainer(model, data, Sampling(fanouts=(-1, -1), batch_size=8), memory="64M", spill_dir=tmp_path)
 
 
 def _line(function: Any, text: str) -> int:

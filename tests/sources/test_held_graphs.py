@@ -280,11 +280,12 @@ def test_edges_may_be_given_as_a_matrix_of_targets_and_sources(kind: Callable[[A
     assert typed.array("edges/author__writes__paper/in/indices").read().tolist() == [3, 0]
     assert not typed.types.weighted
     sparse = Data(x=plain.x, y=plain.y, adj_t=kind(torch.eye(3).to_sparse_csr()))
-    if kind is _OfTorchSparse:
-        assert ooc.convert(sparse, tmp_path / "l.ooc").num_edges == 3
-    else:
+    loops = ooc.convert(sparse, tmp_path / "l.ooc")
+    assert (loops.num_edges, "adj_t" in loops.source) == (3, kind is not _OfTorchSparse)
+    hetero["paper", "cites", "paper"].adj_t = sparse.adj_t
+    if kind is not _OfTorchSparse:
         with pytest.raises(SourceError, match="adj_t has self-loops, which layers like GCNConv count twice"):
-            ooc.convert(sparse, tmp_path / "l.ooc")
+            ooc.convert(hetero, tmp_path / "t.ooc")
     with pytest.raises(SourceError, match="adj_t is no sparse matrix"):
         ooc.convert(Data(x=plain.x, y=plain.y, adj_t=torch.eye(3)), tmp_path / "d.ooc")
 

@@ -145,6 +145,7 @@ class LinkPredictor(nn.Module):
         for name, module in (("encoder", encoder), ("decoder", decoder)):
             if not isinstance(module, nn.Module) or type(module).forward is nn.Module.forward:
                 raise ModelError(f"the {name} must be a torch module with a forward, not {module!r}")
+        encoder = getattr(encoder, "_orig_mod", encoder)  # by torch.compile, which hides its arguments
         self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _of_each(loss), channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:

@@ -67,17 +67,18 @@ class Setting:
     """What a network is made for. ``aggregate_once``: whether what is aggregated from constant features may be computed
     once; ``sum_first(i, hops, shape, once, scaling)``: whether the i-th product with a weight comes after its
     aggregation, which is scaled so and could be computed once; ``edge_data``: what edges carry that has to have a part
-    in the result, so many features, ``weights_name`` what PyG's data calls weights, ``left_out`` what it has besides,
-    by name, ``inputs`` what its features are made of; ``training``: with dropout and the statistics of these rows;
-    ``product``: how rows and weights are multiplied; ``probed``: what has been asked about opaque layers, and was found
-    by trying them; ``traced``: what a module was found to call, by the module, what it was called for, and
-    ``training``. The settings of one model share both. ``feature_entries_per_row``: where features come without their
-    zeros, how many numbers have a row left on average; they are multiplied so ``on_cpu``, without a device of its own.
-    ``embedding_columns``: by type of nodes, of rows that are trained themselves, which are the model's input, behind
-    features if there are such. ``most_edges``: of a row, all or those of one type, asked where there are opaque layers.
-    ``types``: of a graph with several of nodes and edges, where the counts are those of the type that is scored.
-    ``outputs_of``: the types of nodes whose rows the model gives, one or two (none: the type that is labelled).
-    ``results``: of a model that gives several. ``lower`` has an answer of its own for type, order and mode."""
+    in the result, so many features, ``weights_name`` what PyG's data calls weights, ``adj_t`` what it has in a matrix
+    of edges (``"weights"``, ``"loops"``), ``left_out`` what it has besides, by name, ``inputs`` what its features are
+    made of; ``training``: with dropout and the statistics of these rows; ``product``: how rows and weights are
+    multiplied; ``probed``: what has been asked about opaque layers, and was found by trying them; ``traced``: what a
+    module was found to call, by the module, what it was called for, and ``training``. The settings of one model share
+    both. ``feature_entries_per_row``: where features come without their zeros, how many numbers have a row left on
+    average; they are multiplied so ``on_cpu``, without a device of its own. ``embedding_columns``: by type of nodes, of
+    rows that are trained themselves, which are the model's input, behind features if there are such. ``most_edges``: of
+    a row, all or those of one type, asked where there are opaque layers. ``types``: of a graph with several of nodes
+    and edges, where the counts are those of the type that is scored. ``outputs_of``: the types of nodes whose rows the
+    model gives, one or two (none: the type that is labelled). ``results``: of a model that gives several. ``lower`` has
+    an answer of its own for type, order and mode."""
 
     num_nodes: int
     num_features: int
@@ -87,6 +88,7 @@ class Setting:
     edge_data: frozenset[EdgeData] = frozenset()
     num_edge_features: int = 0
     weights_name: str = "edge_weight"
+    adj_t: frozenset[str] = frozenset()
     left_out: Mapping[str, Collection[str]] = field(default_factory=dict)
     inputs: Inputs = ()
     embedding_columns: Mapping[str, int] = field(default_factory=dict)

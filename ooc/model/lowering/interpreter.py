@@ -287,6 +287,8 @@ class Interpreter:
         args, kwargs = self._arguments(node)
         assembly = self._assembly
         if isinstance(module, MessagePassing):
+            if assembly.setting.adj_t:
+                args, kwargs = self._as_of_adjacency(module, where, args, kwargs)
             if any(isinstance(one, (OfEdges, Free)) for one in leaves_of((args, kwargs))):
                 return self._with_edges(node, module, where)
 
@@ -350,6 +352,7 @@ class Interpreter:
         self, node: fx.Node, module: nn.Module, where: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         """What a module that is no graph convolution makes of the edges: it runs as it is."""
+        self._check_loops(where)
         if self._assembly.setting.types is not None:
             raise ModelError(f"{where} is given the edges and is no graph convolution")
         carried = next((one for one in args if isinstance(one, EdgeInput)), None)
@@ -401,8 +404,35 @@ class Interpreter:
         of_rows = any(isinstance(one, _ROWS) for one in leaves_of((made.args, made.kwargs))) or made.is_part
         return self._rows_of_edges(made, self.whole, where) if of_rows and node in self._tails else made
 
+    def _as_of_adjacency(
+        self, conv: MessagePassing, where: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Its arguments where edges came as ``adj_t``: PyG takes weights out of that."""
+        setting, forward = self._assembly.setting, signature(conv.forward)
+        is_known = type(conv).__module__.startswith("torch_geometric.")
+        adds = getattr(conv, "add_self_loops", False) and getattr(conv, "normalize", True)
+        self._check_loops(where, adds or not is_known)
+        if "weights" not in setting.adj_t or EdgeData.WEIGHT not in setting.edge_data:
+            return args, kwargs
+        bound = forward.bind(*args, **kwargs)
+        if "edge_weight" in forward.parameters:
+            if bound.arguments.get("edge_weight") is None and any(isinstance(one, Graph) for one in bound.args):
+                bound.arguments["edge_weight"] = EdgeInput(EdgeData.WEIGHT)
+        elif conv.fuse:
+            raise ModelError(f"{where} takes no weights, which adj_t has; ignore_edge_data='weight' trains without")
+        return list(bound.args), bound.kwargs
+
+    def _check_loops(self, where: str, adds: bool = True) -> None:
+        if adds and "loops" in self._assembly.setting.adj_t:
+            raise ModelError(
+                f"{where}: adj_t has self-loops, which a layer that adds such counts twice in a matrix of torch's and "
+                "once in edge_index: use RemoveSelfLoops before ToSparseTensor, or leave that out, as forward may call "
+                "edge_index adj_t"
+            )
+
     def _put_by(self, node: fx.Node, where: str) -> OfEdges:
         """A call that looks at edges, for when rows of nodes are made of it."""
+        self._check_loops(where)
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
         self._check_in_place(node, where, writes_in_place(node) or bool(getattr(module, "inplace", False)))
         return OfEdges(len(self.known), node.op, _without_writing(node), *self._with_free(node, where))

@@ -423,7 +423,20 @@ def pyg_source(data: Any, request: Request) -> Source:
         arrays |= {"x": SideBySide([*inputs.values()])}
     options = ArrayOptions(request=request, name=f"the PyG {kind}", format="pyg", may_lack_features=kind == "Data")
     source = array_source(arrays, options)
+    if kind == "Data" and (said := _said_of_adjacency(data, arrays)):
+        source = replace(source, description=source.description | {"adj_t": said})
     return _without(source, {"": data} if kind == "Data" else {}, inputs)
+
+
+def _said_of_adjacency(data: Any, arrays: Mapping[str, AnyArray]) -> list[str]:
+    """What layers see in edges that came as ``adj_t``: their weights, and self-loops in one of torch's, to which PyG's
+    GCNConv adds others; in one of torch-sparse's these take their place, as in ``edge_index``."""
+    adj_t = None if getattr(data, "edge_index", None) is not None else getattr(data, "adj_t", None)
+    if adj_t is None:
+        return []
+    sources, targets = arrays["edge_index"]
+    has_loops = not hasattr(adj_t, "coo") and bool((sources == targets).any())
+    return ["weights"] * ("edge_weight" in arrays) + ["loops"] * has_loops
 
 
 def _labels_by_split(data: Any) -> dict[str, AnyArray]:
@@ -519,8 +532,8 @@ def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
     """Its tensors of these names, by those of the generic form; edges may be given as ``adj_t``."""
     given = {name: tensor for name in names if (tensor := getattr(part, name, None)) is not None}
     if "edge_index" in names and "edge_index" not in given and (adj_t := getattr(part, "adj_t", None)) is not None:
-        ends = getattr(part, "_key", None) or ("", "")
-        given |= _of_adjacency(adj_t, may_have_loops=ends[0] == ends[-1])
+        ends = getattr(part, "_key", None)
+        given |= _of_adjacency(adj_t, may_have_loops=ends is not None and ends[0] == ends[-1])
     arrays: dict[str, AnyArray] = {}
     for name, tensor in given.items():
         arrays |= _of_tensor(tensor, name)
@@ -529,8 +542,7 @@ def _of_part(part: Any, names: Sequence[str]) -> dict[str, AnyArray]:
 
 def _of_adjacency(adj_t: Any, *, may_have_loops: bool) -> dict[str, Any]:
     """Edges, and their weights unless all are 1, of what PyG's ``ToSparseTensor`` makes of them: a sparse matrix of
-    torch's or of torch-sparse's, whose rows are targets. SourceError for self-loops in one of torch's, to which PyG's
-    GCNConv adds others; in one of torch-sparse's these take their place, as in ``edge_index``."""
+    torch's or of torch-sparse's, whose rows are targets. SourceError for self-loops that there may not be."""
     import torch
 
     if hasattr(adj_t, "coo"):

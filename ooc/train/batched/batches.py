@@ -396,7 +396,7 @@ class SampledTrainer(BatchTrainer):
         if not self._as_data:
             self._inputs, self._by_name = arranged(model, self._inputs, self._names.values())
         results = Results.ALL if takes_results(loss) else Results.FIRST
-        options = {"ignore_edge_data": left_out, "results": results}
+        options = {"ignore_edge_data": left_out, "results": results, "in_batches": True}
         _, network, _ = lower_model(model, store, resources, input_dropout=0.0, savings=(), **options)
         if any(isinstance(value, Aggregate) and value.scaling.reversed for value in values_of(network.training)):
             raise ModelError("sums against the edges need out-edges, and a batch has in-edges of its nodes only")
