@@ -142,10 +142,15 @@ class LinkPredictor(nn.Module):
                 raise OptionError(f"decoder {decoder} needs to know channels=, the columns of an embedding")
             by_kind = decoder in ("distmult", "complex")
             decoder = DECODERS[decoder](channels or 0, *([relations] if by_kind else []))
+        encoder = getattr(encoder, "_orig_mod", encoder)  # by torch.compile, which hides its arguments
         for name, module in (("encoder", encoder), ("decoder", decoder)):
             if not isinstance(module, nn.Module) or type(module).forward is nn.Module.forward:
-                raise ModelError(f"the {name} must be a torch module with a forward, not {module!r}")
-        encoder = getattr(encoder, "_orig_mod", encoder)  # by torch.compile, which hides its arguments
+                found = type(module).__name__ if isinstance(module, nn.Module) else repr(module)
+                more = "; what it calls encode must be its forward" if hasattr(module, "encode") else ""
+                raise ModelError(f"the {name} must be a torch module with a forward, not {found}{more}")
+        own = type(encoder.decoder).__name__ if hasattr(encoder, "recon_loss") else "InnerProductDecoder"
+        if own != "InnerProductDecoder":  # of PyG's GAE, whose forward is its encoder's
+            raise ModelError(f"the encoder has a decoder, {own}, which is not called: give its encoder, and decoder=")
         self.encoder, self.decoder, self.loss, self.channels = encoder, decoder, _of_each(loss), channels
 
     def forward(self, x: Tensor, edge_index: Tensor, links_2E: Tensor, **edge_data: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class BatchTrainer(Trainer):
             raise OptionError(f"accumulate must be positive, not {accumulate}")
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
-        self.batch_model = model
+        self.batch_model = getattr(model, "_orig_mod", model)
         super().__init__(model, graph, **options)
 
     def _particulars(self) -> dict[str, Any]:

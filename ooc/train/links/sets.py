@@ -332,7 +332,10 @@ class Links:
                 of = "" if edge_type is None else f" of edges {edge_type}"
                 raise OptionError(f"there is no edge_label{of}, which PyG's RandomLinkSplit gives to links")
             if is_other_E is not False and bool(is_other_E.any()):
-                raise OptionError("links have labels of their own in edge_label; delete these before the split")
+                raise OptionError(
+                    "links have labels of their own in edge_label, as ratings are, which are not trained on; without, "
+                    "deleted before the split, links are told from pairs that are none"
+                )
             return found_2E if found_2E is not None and found_2E.shape[1] else None
 
         splits = pairs(train, 1), pairs(valid, 1), pairs(test, 1)

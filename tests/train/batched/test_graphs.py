@@ -83,6 +83,16 @@ _CASES = [
 ]  # fmt: skip
 
 
+def test_compiled_models_are_taken_as_they_were(stores: dict[str, Store]) -> None:
+    """Also where memory is counted."""
+    losses = []
+    for made in (_model("values"), torch.compile(_model("values"), backend="eager")):
+        given = {"batch_size": 7, "ignore_edge_data": "features", "memory": "60M"}
+        with GraphTrainer(made, stores["values"], **given) as trainer:
+            losses.append([record.loss for record in trainer.fit(1, eval_every=0, progress=False)])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(("labels", "bounds", "loss", "pygs", "options"), _CASES)
 def test_steps_are_pygs_of_the_same_batches(
     stores: dict[str, Store], labels: str, bounds: dict[str, int], loss: Any, pygs: Any, options: dict[str, Any]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, LGConv
-from torch_geometric.nn.models import GAT, GCN, VGAE, ARLinkPredictor, GraphSAGE
+from torch_geometric.nn.models import GAE, GAT, GCN, VGAE, ARLinkPredictor, GraphSAGE
 from torch_geometric.transforms import RandomLinkSplit
 
 import ooc
@@ -111,6 +111,11 @@ class OfOgb(nn.Module):
     def forward(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         scores: Tensor = self.lin(x_i * x_j)
         return scores if self.column else scores.squeeze(-1)
+
+
+def test_compiled_encoders_are_taken_as_they_were() -> None:
+    encoder = GraphSAGE(7, 8, 2, 6)
+    assert ooc.LinkPredictor(torch.compile(encoder, backend="eager")).encoder is encoder
 
 
 def test_scores_may_be_a_column(store: Store, links: ooc.Links) -> None:
@@ -498,6 +503,11 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
     for encoder, decoder in ((GraphSAGE(7, 8, 2, 6), lambda h, t: h @ t), (nn.Module(), "dot")):
         with pytest.raises(ooc.ModelError, match="must be a torch module with a forward"):
             ooc.LinkPredictor(encoder, decoder)  # type: ignore[arg-type]
+    encodes = type("Net", (nn.Module,), {"encode": GraphSAGE.forward})()
+    with pytest.raises(ooc.ModelError, match="with a forward, not Net; what it calls encode must be its forward"):
+        ooc.LinkPredictor(encodes)
+    with pytest.raises(ooc.ModelError, match="the encoder has a decoder, OfOgb, which is not called"):
+        ooc.LinkPredictor(GAE(GraphSAGE(7, 8, 2, 6), OfOgb(column=True)))
     with pytest.raises(ooc.ModelError, match="LinkPredictor"):
         ooc.LinkTrainer(GraphSAGE(7, 8, 2, 6), store, links)  # type: ignore[arg-type]
     with pytest.raises(ooc.OptionError, match="there is no node 300"):
