@@ -200,9 +200,9 @@ class LearntRows:
             self._ranks.all_of(check)
 
     def _versions_kept(self, name: str, steps_unsaved: bool) -> int:
-        """How many files there are of an array."""
-        in_run = self._folder is not None
-        return 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces)
+        """How many files there are of an array: in a run that was begun otherwise, up to the last that it names."""
+        in_run, last = self._folder is not None, max(self._saved.get(name, 0), self._best.get(name, 0))
+        return max(1 + last, 2 + (in_run and steps_unsaved) + (in_run and name in self._spaces))
 
     def room_beside(self, scratch: Path, steps_unsaved: bool) -> int:
         """Bytes that files which are not there yet take on the disk of ``scratch``."""

@@ -50,10 +50,12 @@ def rows_of(trainer: Trainer) -> Tensor:
     return rows
 
 
-def outcome(store: Store, case: ModelCase, run: Path, *, resume: bool = False, **fit: Any) -> tuple[Any, ...]:
+def outcome(
+    store: Store, case: ModelCase, run: Path, *, epochs: int = EPOCHS, tuning: Tuning | None = None, **fit: Any
+) -> tuple[Any, ...]:
     """Losses and scores of all epochs, the weights, the rows."""
-    with trainer_of(store, case, run) as trainer:
-        trainer.fit(EPOCHS, resume=resume, progress=False, **fit)
+    with trainer_of(store, case, run, _tuning=tuning or Tuning()) as trainer:
+        trainer.fit(epochs, progress=False, **fit)
         rows = rows_of(trainer)
         weights = [p.detach().clone() for p in trainer.model.parameters()]
     records = RunFolder.open(run).records()
@@ -87,6 +89,16 @@ def test_rows_go_by_the_rate_that_scores_have_made(store: Store, clip_norm: floa
             found.append((losses, [p.detach() for p in model.parameters()], rows_of(trainer)))
         assert optimizer.param_groups[0]["lr"] < 0.5
     assert_same(*found)
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_a_run_goes_on_where_scores_have_passes_of_their_own(
+    before: int, store: Store, undisturbed: dict[float, tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Which takes fewer versions of rows than it was begun with."""
+    outcome(store, SHARED, tmp_path / "run", epochs=before)
+    apart = Tuning(savings=tuple(saving for saving in Saving if saving is not Saving.SHARED_FORWARD))
+    assert_same(outcome(store, SHARED, tmp_path / "run", resume=True, tuning=apart), undisturbed[SHARED.dropout])
 
 
 class Stopped(Exception):
