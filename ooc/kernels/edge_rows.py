@@ -130,10 +130,14 @@ class LookedUp(TorchFunctionMode):
     """In here, what is looked up stands for its rows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LOOK_UP and not kwargs and type(args[0]) is Tensor:
+        if func in _LOOK_UP and not kwargs and type(args[0]) is Tensor and args[0].dtype in _DTYPES:
             rows, index = args[0], args[-1]
             is_index = isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1
-            if is_index and (len(args) == 2 or args[1] in (0, -rows.dim())) and rows.dtype in _DTYPES:
+            if func is _OF.__getitem__:  # which counts from the end, too
+                is_index = is_index and not (len(index) and int(index.min()) < 0)
+            else:
+                is_index = is_index and args[1] in (0, -rows.dim())
+            if is_index:
                 return _looked_up(rows, index)
         return func(*args, **(kwargs or {}))
 
@@ -173,14 +177,16 @@ def _in_another_shape(func: Any, args: Any, kwargs: Any) -> Any:
     one = args[0]
     if not isinstance(one, EdgeRows) or not one.stands:
         return None
-    shape = func(torch.empty(one.shape, device="meta"), *args[1:], **kwargs).shape
-    if shape[:1] != one.shape[:1]:
+    like = func(torch.empty(one.shape, dtype=one.dtype, device="meta"), *args[1:], **kwargs)
+    if like.shape[:1] != one.shape[:1] or like.dtype != one.dtype:
         return None
-    return _looked_up(one.rows.reshape(len(one.rows), *shape[1:]), one.index_E, one.weight_EH)
+    return _looked_up(one.rows.reshape(len(one.rows), *like.shape[1:]), one.index_E, one.weight_EH)
 
 
 def _times(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows times numbers of the edge, or times those at its other end."""
+    if kwargs or len(args) != 2:
+        return None
     one, other = args if isinstance(args[0], EdgeRows) else args[::-1]
     if not isinstance(one, EdgeRows) or not one.stands or not isinstance(other, Tensor) or other.dtype != one.dtype:
         return None
@@ -223,7 +229,7 @@ def _summed(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _side_by_side(func: Any, args: Any, kwargs: Any) -> Any:
     beside = args[0]
-    if kwargs.get("dim", (*args[1:], 0)[0]) not in (1, -1):
+    if kwargs.get("dim", (*args[1:], 0)[0]) not in (1, -1) or kwargs.keys() - {"dim"}:
         return None
     if not all(one.dim() == 2 and one.dtype == beside[0].dtype and _is_plain(one) for one in beside):
         return None
@@ -235,7 +241,8 @@ def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
     """A linear map of matrices side by side, which is that of each by itself: of rows instead of edges."""
     if not isinstance(args[0], _Joined) or not args[0].stands:
         return None
-    weight, total = (*args[1:], *kwargs.values(), None)[:2]
+    given = dict(zip(("weight", "bias"), args[1:], strict=False)) | kwargs
+    weight, total = given["weight"], given.get("bias")
     for one, part in zip(args[0].beside, weight.split([one.shape[1] for one in args[0].beside], 1), strict=True):
         if isinstance(one, EdgeRows):
             found = F.linear(one.rows, part).index_select(0, one.index_E)
@@ -247,6 +254,10 @@ def _mapped(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _by_rows(func: Any, args: Any, kwargs: Any) -> Any:
     """What is made of the rows of one end, and of what is the same for all edges."""
+    if any(one is True for one in (*args, *kwargs.values())):  # in place
+        return None
+    if func is not F.linear and any(isinstance(one, Tensor) for one in kwargs.values()):
+        return None
     given = [one for one in args if isinstance(one, Tensor)]
     rows = [one for one in given if isinstance(one, EdgeRows)]
     if not rows or not all(map(_is_plain, given)) or not all(map(rows[0].is_beside, rows[1:])):

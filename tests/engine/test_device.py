@@ -293,6 +293,18 @@ def test_a_step_that_is_pulled_at_once_gives_the_same(name: str, tmp_path: Path,
     assert_same(outcome(trainer), expected)
 
 
+def test_a_device_makes_rows_of_edges(
+    store: Store, tmp_path: Path, device: FakeDevice, rows_of_edges: pytest.MonkeyPatch
+) -> None:
+    """Where the CPU leaves them be, and its loops give other last bits."""
+    rows_of_edges.undo()
+    model = MODELS["layers that run as they are"]
+    found, expected = outcome(on_device(model, store, tmp_path)()), outcome(builder(model, store, tmp_path)())
+    assert found.losses != expected.losses and found.losses == pytest.approx(expected.losses, rel=1e-6)
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], weight, rtol=1e-4, atol=1e-6)
+
+
 def test_layers_that_run_as_they_are_have_few_edges_at_a_time(
     tmp_path: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,23 @@ def in_place(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
     return x_j * of["weight"][:, None]
 
 
+def written_by_functions(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
+    into, before = torch.empty_like(x_i, requires_grad=False), x_j
+    with torch.no_grad():
+        torch.mul(x_i, of["weight"][:, None], out=into)
+    F.relu(x_j, inplace=True)
+    return (before + into) * of["weight"][:, None]
+
+
+def by_name(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
+    scores = F.linear(torch.cat([x_i, x_j], dim=1), bias=of["bias"], weight=of["map"][:, :24])
+    return torch.add(x_j, other=x_i, alpha=2) * scores
+
+
+def of_the_last(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
+    return of["square"][of["index"] - 7] * of["weight"][:, None] * x_j
+
+
 def of_both_ends(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
     return (x_i - x_j).tanh() * x_j + x_i * x_j
 
@@ -65,7 +82,7 @@ def normed(x_i: Tensor, x_j: Tensor, of: Parts) -> Tensor:
 
 MESSAGES: list[Callable[..., Tensor]] = [by_number, by_softmax, by_heads, by_rows, with_itself, unweighted]
 """For which no row of an edge is made."""
-OTHERS: list[Callable[..., Tensor]] = [in_place, of_both_ends, normed]
+OTHERS: list[Callable[..., Tensor]] = [in_place, written_by_functions, by_name, of_the_last, of_both_ends, normed]
 
 
 @given(

@@ -159,20 +159,21 @@ def probe_layer(
     edge_features: int,
     dtype: torch.dtype,
     record: bool,
+    on_cpu: bool = True,
     in_pieces: bool = True,
     in_pairs: bool = True,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
-    keeps it from being run tile by tile. ``record``: it is to be differentiated; ``in_pieces``: some row has so many
-    edges that they should come in pieces; ``in_pairs``: it may be given rows in pairs, if it takes them, and then runs
-    so."""
+    keeps it from being run tile by tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
+    ``in_pieces``: some row has so many edges that they should come in pieces; ``in_pairs``: it may be given rows in
+    pairs, if it takes them, and then runs so."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.choose_numbers()
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
-        looks_up = probe.looks_up(outputs)
+        looks_up = on_cpu and probe.looks_up(outputs)
         layer = probe.layer = replace(layer, looks_up=looks_up)
         probe.check_own()
         probe.check_order()
@@ -193,6 +194,7 @@ def probe_layer(
                 edge_features=edge_features,
                 dtype=dtype,
                 record=record,
+                on_cpu=on_cpu,
                 in_pieces=in_pieces,
                 in_pairs=False,
             )

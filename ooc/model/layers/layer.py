@@ -205,8 +205,8 @@ class Layer:
     of rows it takes those of all nodes and those of targets apart, as PyG's convolutions do, and computes nothing for
     nodes that no edge leads to. ``relation``: the type of the edges; ``own``: where that is between two types of nodes,
     or targets alone look some rows up, which of the rows are of targets: they lie side by side in a matrix of their
-    own. ``counts``: which rows come of how many edges there are, and of nothing else. ``looks_up``: on the CPU the rows
-    of edges' ends are left where they are as far as possible (``kernels.edge_rows``).
+    own. ``counts``: which rows come of how many edges there are, and of nothing else. ``looks_up``: the rows of
+    edges' ends are left where they are as far as possible (``kernels.edge_rows``), on the CPU alone.
     """
 
     module: nn.Module
@@ -263,7 +263,7 @@ class Layer:
             values = stored[one.data]
             assert values is not None
             arguments[name] = one.of(values.to(x_SC.dtype))
-        if not self.looks_up or x_SC.device.type != "cpu":
+        if not self.looks_up:
             result = module(**arguments)
             return side_by_side(result, self.parts) if self.parts else result
         from ooc.kernels.edge_rows import LookedUp, made  # needs numba

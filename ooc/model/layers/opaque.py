@@ -468,6 +468,7 @@ def lower_opaque(
         "edge_features": 1 if kind is not Opaque else setting.features_of_edges(relation),  # of links
         "dtype": setting.dtype,
         "record": record,
+        "on_cpu": setting.on_cpu,
         "in_pieces": setting.most_edges(relation) > min(_FEWEST_EDGES, edges_at_once(torch.device("cpu"))),
     }
     alike = digest(module, layer.kind, options)  # as a deep model's layers are, or those of several types of edges
