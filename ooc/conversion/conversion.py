@@ -200,8 +200,9 @@ def _fill(
     if graph.prepare is not None:
         (prepared := work.scratch / "prepared").mkdir(parents=True, exist_ok=True)
         graph = graph.prepare(prepared, work.listener)
-        if graph.id_bytes:  # Only now it is known how long they are.
-            need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + graph.num_nodes * graph.id_bytes
+        ids_bytes = sum(one.num_nodes * one.id_bytes for one in graph.nodes_of.values())
+        if ids_bytes:  # Only now it is known how long they are.
+            need = disk_bytes(Sizes.of(graph), options, ordered=ordered) + ids_bytes
             check_disk(f"converting {graph.name}", need - work.written_bytes(), work.folder)
     shares, *ordering = _shares(graph, budget, ordered=ordered)
     store = work.scratch / _UNORDERED if ordered else work.store

@@ -105,12 +105,10 @@ class HeldOut:
         """``valid`` and ``test`` [2, E], heads above tails, by the ids of the source, into the file ``out``;
         ``undirected``: each pair once. Of several types of edges [3, E], their numbers between heads and tails."""
         edges = [found for one, found in source.edges_of.items() if self.edge_type in (None, one)]
-        called = [source.ids is not None] * 2
-        if source.types is not None and self.edge_type is not None:
-            labelled = source.types.labelled
-            called = [called[0] and end == labelled for end in (self.edge_type.source, self.edge_type.target)]
+        types = [*source.nodes_of] * 2 if self.edge_type is None else [self.edge_type.source, self.edge_type.target]
+        called = {kind: source.nodes_of[kind] for kind in types if source.nodes_of[kind].ids is not None}
         most = int((self.valid + self.test) * sum(one.num_edges for one in edges) * 1.1) + 1000
-        if (needed := _BYTES_PER_LINK * most + 24 * source.num_nodes * any(called)) > budget_bytes:
+        if (needed := _BYTES_PER_LINK * most + 24 * sum(one.num_nodes for one in called.values())) > budget_bytes:
             raise too_small(f"holding out {most:,} links", needed, budget_bytes)
         found: tuple[list[Any], list[Any]] = ([], [])
         for kind, block in ((kind, block) for kind, one in enumerate(edges) for block in one.edges(block_edges)):
@@ -125,14 +123,19 @@ class HeldOut:
         for name, pairs in zip(_SPLITS, found, strict=True):
             links[name] = np.unique(np.concatenate(pairs, axis=1), axis=1)
             pairs.clear()
-        if source.ids is not None and any(called):
-            ids = np.concatenate(list(source.ids(block_edges)))
-            ids = ids.view(f"S{source.id_bytes}").reshape(-1) if source.id_bytes else ids
-            for name, links_LE in links.items():
-                heads, *kinds, tails = links_LE
-                ends = [ids[end] if known else end for end, known in zip((heads, tails), called, strict=True)]
-                links[name] = np.stack([ends[0], *kinds, ends[1]])
+        ids = {kind: _ids(one, block_edges) for kind, one in called.items()}
+        for name, links_LE in links.items() if called else ():
+            heads, *kinds, tails = links_LE
+            ends = [ids[one][end] if one in ids else end for one, end in zip(types, (heads, tails), strict=True)]
+            links[name] = np.stack([ends[0], *kinds, ends[1]])
         file = io.BytesIO()
         given: dict[str, Any] = {name: pairs for name, pairs in links.items() if pairs.size}
         np.savez(file, **given)
         replace_file(out, file.getbuffer())
+
+
+def _ids(source: Source, block_rows: int) -> npt.NDArray[Any]:
+    """What the source calls its nodes."""
+    assert source.ids is not None
+    ids = np.concatenate(list(source.ids(block_rows)))
+    return ids.view(f"S{source.id_bytes}").reshape(-1) if source.id_bytes else ids

@@ -23,6 +23,7 @@ from ooc.sources.source import LabelBlock, Source, ranges
 from ooc.storage.array import AnyArray, whole_numbers_rounded
 from ooc.storage.sparse_array import Entries, EntriesWriter, most_entries
 from ooc.storage.store import SPLITS, Task
+from ooc.storage.types import ids_shape
 from ooc.storage.writer import ArrayWriter
 from ooc.threads import ahead
 
@@ -46,7 +47,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     """
     if (found := journal.result(_LABELS)) is not None:
         return dict(found)
-    for name in (*_WRITTEN, "ids", "graphs"):
+    for name in (*_WRITTEN, "graphs"):
         rmtree(store / name, ignore_errors=True)
     task, wanted = source.task, source.task.dtype(dtype)
     assert task is Task.CLASSES or source.num_classes, "only classes can be counted on the way"
@@ -85,11 +86,7 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
     if source.graph_offsets is not None:
         with ArrayWriter(store, "graphs/indptr", (count + 1,), np.int64) as offsets:
             offsets.append(source.graph_offsets)
-    if source.ids is not None:
-        wide = (nodes, source.id_bytes) if source.id_bytes else (nodes,)
-        with ArrayWriter(store, "ids", wide, np.uint8 if source.id_bytes else np.int64) as writer:
-            for ids in source.ids(block_rows):
-                writer.append(ids)
+    write_ids(source, store, block_rows=block_rows)
     odd = ""
     if task is Task.CLASSES and not has_first and largest > 0:
         odd = f"no label is 0: where classes are counted from 1, subtract 1, or there are {largest + 1}"
@@ -102,6 +99,16 @@ def write_labels(source: Source, store: Path, *, dtype: str, block_rows: int, jo
         "odd": odd,
     }
     return journal.finish(_LABELS, written)
+
+
+def write_ids(source: Source, store: Path, *, block_rows: int) -> None:
+    """Write what the source calls its nodes, where that is not their numbers."""
+    rmtree(store / "ids", ignore_errors=True)
+    if source.ids is not None:
+        shape = ids_shape(source.num_nodes, source.id_bytes)
+        with ArrayWriter(store, "ids", shape, np.uint8 if source.id_bytes else np.int64) as writer:
+            for ids in source.ids(block_rows):
+                writer.append(ids)
 
 
 def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Iterator[tuple[int, LabelBlock]]:

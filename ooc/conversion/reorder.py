@@ -37,7 +37,7 @@ from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
 from ooc.storage.store import SPLITS, Store, open_store, write_group
 from ooc.storage.traversal import check_range
-from ooc.storage.types import EDGES, Types, features_name, perm_name
+from ooc.storage.types import EDGES, Types, features_name, ids_name, perm_name
 from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.storage.zarr_json import METADATA_FILE
 from ooc.suggestions import check_choice
@@ -150,8 +150,8 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
     features = ["x"] if store.has("x") else []
     for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *features):
         rows = shares.feature_rows if array == "x" else shares.label_rows
-        if array == "ids":  # Texts may be long.
-            rows = max(1, min(rows, _ID_BLOCK_BYTES // store.array(array).row_bytes))
+        if array == "ids":
+            rows = _id_rows(store.array(array), rows)
         _write_moved([_rows_of(store.array(array))], _moves(labelled.places, rows), work, f"moving {array}")
     if x is not None:
         starts = _starts_in_order(x, labelled.places, work)
@@ -167,6 +167,10 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
                 moved.append(_rows_of(store.array(numbers.name)) if store.has(numbers.name) else numbers)
             for one in moved:
                 _write_moved([one], _moves(order.places, shares.feature_rows), work, f"moving {one.name}")
+            if store.has(name := ids_name(kind)):
+                ids_of = store.array(name)
+                moves = _moves(order.places, _id_rows(ids_of, shares.label_rows))
+                _write_moved([_rows_of(ids_of)], moves, work, f"moving {name}")
         write_groups_of(types, folder)
         types = replace(types, hops={kind: (order.hops, order.train_hops) for kind, order in orders.items()})
     attributes = {
@@ -321,6 +325,11 @@ class Rows(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[int, int], AnyArray]
+
+
+def _id_rows(ids: Array, rows: int) -> int:
+    """As many as are moved together, up to ``rows``: texts may be long."""
+    return max(1, min(rows, _ID_BLOCK_BYTES // ids.row_bytes))
 
 
 def _rows_of(array: Array) -> Rows:

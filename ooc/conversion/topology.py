@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
-from ooc.conversion.node_arrays import write_features
+from ooc.conversion.node_arrays import write_features, write_ids
 from ooc.conversion.output import Workplace
 from ooc.errors import OptionError, SourceError
 from ooc.events import reported
@@ -451,6 +451,8 @@ def write_types(
         if nodes.num_features:
             rows, stage = shares.feature_rows, f"features of {kind}"
             write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
+        if kind != parts.labelled:
+            write_ids(nodes, store / NODES / kind, block_rows=shares.label_rows)
     edges, self_loops = {}, {}
     for one, found in parts.edges.items():
         ends = parts.nodes[one.source].num_nodes, parts.nodes[one.target].num_nodes
@@ -476,6 +478,11 @@ def write_types(
         frozenset(one for one, found in carrying.items() if found.has_edge_weight),
         {one: found.num_edge_features for one, found in carrying.items() if found.num_edge_features},
         self_loops,
+        {
+            kind: nodes.id_bytes
+            for kind, nodes in parts.nodes.items()
+            if nodes.ids is not None and kind != parts.labelled
+        },
     )
     write_groups_of(types, store)
     return types

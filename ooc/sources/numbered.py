@@ -149,7 +149,7 @@ class Numbering:
 
     def preparing(self, source: Source, labelled: str, of: OfCounts) -> Source:
         """``source``, which counts nodes and edges as far as that is known, to be prepared; it is then ``of`` what was
-        found, and has the ids of the nodes of type ``labelled``."""
+        found, and has the ids of its nodes, itself those of type ``labelled``."""
 
         def prepare(folder: Path, listener: Listener) -> Source:
             counts = self.counts(folder, listener)
@@ -158,12 +158,19 @@ class Numbering:
                 replace(graph.relation, num_edges=count, edges=self._between_nodes(at, count, folder))
                 for at, (count, (_, _, graph)) in enumerate(zip(counts["edges"], self.edges, strict=True))
             ]
-            found, made = counts["nodes"][labelled], of(nodes, edges, tuple(counts["class_names"]))
-            if not found["called"]:
+
+            def called(kind: str, source: Source) -> Source:
+                if not (found := counts["nodes"][kind])["called"]:
+                    return source
+                path = folder / f"ids-{[*self.nodes].index(kind)}"
+                ids = IdFile(path, rows=found["nodes"], width=found["width"])
+                return replace(source, ids=ids.stored, id_bytes=ids.width)
+
+            made = called(labelled, of(nodes, edges, tuple(counts["class_names"])))
+            if made.types is None:
                 return made
-            path = folder / f"ids-{[*self.nodes].index(labelled)}"
-            ids = IdFile(path, rows=found["nodes"], width=found["width"])
-            return replace(made, ids=ids.stored, id_bytes=ids.width)
+            others = {kind: called(kind, one) for kind, one in made.types.nodes.items()}
+            return replace(made, types=replace(made.types, nodes=others))
 
         nodes = sum(one.num_nodes for one in source.nodes_of.values())
         return replace(source, prepare=prepare, prepare_bytes=16 * nodes + 8 * source.num_edges)

@@ -17,7 +17,7 @@ from ooc.storage.array import AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
-from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name
+from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name, ids_name, ids_shape, perm_name
 from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
 
@@ -255,8 +255,17 @@ class Store:
     @property
     def id_type(self) -> np.dtype[Any]:
         """Of what the source calls a node: int64, or bytes (``S``) of UTF-8 as long as the longest."""
-        width = int(self.attributes.get("id_bytes", 0))
+        return self.id_type_of("")
+
+    def id_type_of(self, node_type: str) -> np.dtype[Any]:
+        """The same of nodes of a type; "": of those that are labelled."""
+        of_others = {} if self.types is None else self.types.id_bytes
+        width = of_others.get(node_type, 0) if self._is_other(node_type) else int(self.attributes.get("id_bytes", 0))
         return np.dtype(f"S{width}") if width else np.dtype(np.int64)
+
+    def _is_other(self, node_type: str) -> bool:
+        """Whether nodes of the type are not those that are labelled."""
+        return self.types is not None and node_type not in ("", self.types.labelled)
 
     def ids_of_rows(self) -> Iterator[tuple[int, AnyArray]]:
         """``(first row, ids)``: what the source calls the nodes in the store's rows, some at a time."""
@@ -264,10 +273,18 @@ class Store:
         for start in range(0, self.num_nodes, size):
             yield start, self.read_ids(start, min(start + size, self.num_nodes))
 
-    def read_ids(self, start: int, stop: int) -> AnyArray:
-        """What the source calls the nodes in the rows ``[start, stop)``, [n] of the :attr:`id_type`."""
-        ids = self.array("ids" if self.has("ids") else "perm").read(start, stop)
-        return ids if ids.ndim == 1 else ids.view(self.id_type).reshape(-1)
+    def read_ids(self, start: int, stop: int, node_type: str = "") -> AnyArray:
+        """What the source calls the nodes in the rows ``[start, stop)``, [n] of :meth:`id_type_of` their type."""
+        name = ids_name(node_type) if self._is_other(node_type) else "ids"
+        if not self.has(name):
+            return self.read_numbers(start, stop, node_type)
+        ids = self.array(name).read(start, stop)
+        return ids if ids.ndim == 1 else ids.view(self.id_type_of(node_type)).reshape(-1)
+
+    def read_numbers(self, start: int, stop: int, node_type: str = "") -> AnyArray:
+        """The numbers before conversion of the nodes of a type in the rows ``[start, stop)``, int64 [n]."""
+        name = perm_name(node_type) if self._is_other(node_type) else "perm"
+        return self.array(name).read(start, stop) if self.has(name) else np.arange(start, stop)
 
     @property
     def ids(self) -> AnyArray | None:
@@ -349,7 +366,7 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     labels = (labelled,) if task_of(attributes) is Task.CLASSES else (labelled, int(attributes["num_classes"]))
     shapes: dict[str, tuple[int, ...]] = {"y": labels}
     if attributes.get("has_ids", False):
-        shapes["ids"] = (nodes, width) if (width := int(attributes.get("id_bytes", 0))) else (nodes,)
+        shapes["ids"] = ids_shape(nodes, int(attributes.get("id_bytes", 0)))
     if types is not None:
         shapes |= {"perm": (nodes,)} | {f"split/{split}": (nodes,) for split in SPLITS}
         return shapes | types.array_shapes()

@@ -37,7 +37,8 @@ class Types:
     """``nodes`` and ``features`` by node type, ``edges`` by edge type: their numbers (of features 0: none);
     ``labelled``: the node type that has labels and splits. ``weighted``: the edge types whose edges have weights;
     ``edge_features``: how many features those have that have any; ``self_loops``: how many edges within a node type are
-    such (not there: not known). ``hops``: of a store in hop order, by node type the rows within 0, 1, … steps of scored
+    such (not there: not known). ``id_bytes``: of the node types without labels whose nodes the source calls otherwise
+    than by their numbers, the bytes of the longest text, 0 where those are numbers. ``hops``: of a store in hop order, by node type the rows within 0, 1, … steps of scored
     rows, and those that hold all within as many of training rows."""
 
     nodes: Mapping[str, int]
@@ -47,6 +48,7 @@ class Types:
     weighted: frozenset[EdgeType] = frozenset()
     edge_features: Mapping[EdgeType, int] = field(default_factory=dict)
     self_loops: Mapping[EdgeType, int] = field(default_factory=dict)
+    id_bytes: Mapping[str, int] = field(default_factory=dict)
     hops: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
@@ -67,6 +69,7 @@ class Types:
             frozenset(one for one, kind in kinds.items() if kind.get("has_edge_weight", False)),
             {one: int(kind["num_edge_features"]) for one, kind in kinds.items() if "num_edge_features" in kind},
             {one: int(kind["num_self_loops"]) for one, kind in kinds.items() if "num_self_loops" in kind},
+            {str(name): int(kind["id_bytes"]) for name, kind in attributes["node_types"].items() if "id_bytes" in kind},
             {
                 str(name): (tuple(map(int, kind["hops"])), tuple(map(int, kind["train_hops"])))
                 for name, kind in attributes["node_types"].items()
@@ -84,6 +87,7 @@ class Types:
                 name: {
                     "num_nodes": count,
                     "num_features": self.features[name],
+                    **({"id_bytes": self.id_bytes[name]} if name in self.id_bytes else {}),
                     **dict(zip(("hops", "train_hops"), map(list, self.hops.get(name, ())), strict=False)),
                 }
                 for name, count in self.nodes.items()
@@ -106,14 +110,15 @@ class Types:
         return next(one for one in self.edges if one.folder == folder)
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays of features and edges, and of original ids where rows are no longer in that order, and their
-        shapes; but for the type that is labelled, which has such ids anyway."""
+        """The arrays of features and edges, of what the source calls nodes, and of original numbers where rows are no
+        longer in that order, and their shapes; but for the type that is labelled, which has such numbers anyway."""
         shapes: dict[str, tuple[int, ...]] = {
             features_name(name): (count, self.features[name])
             for name, count in self.nodes.items()
             if self.features[name]
         }
         shapes |= {perm_name(name): (self.nodes[name],) for name in self.hops if name != self.labelled}
+        shapes |= {ids_name(name): ids_shape(self.nodes[name], width) for name, width in self.id_bytes.items()}
         for kind, count in self.edges.items():
             for direction, rows in (("in", kind.target), ("out", kind.source)):
                 group = f"{EDGES}/{kind.folder}/{direction}"
@@ -131,8 +136,18 @@ class Types:
 
 
 def perm_name(node_type: str) -> str:
-    """The array of the original ids of the nodes of a type."""
+    """The array of the original numbers of the nodes of a type."""
     return f"{NODES}/{node_type}/perm"
+
+
+def ids_name(node_type: str) -> str:
+    """The array of what the source calls the nodes of a type that has no labels."""
+    return f"{NODES}/{node_type}/ids"
+
+
+def ids_shape(nodes: int, id_bytes: int) -> tuple[int, ...]:
+    """Of what the source calls so many nodes: whole numbers, or texts of so many bytes at most."""
+    return (nodes, id_bytes) if id_bytes else (nodes,)
 
 
 def features_name(node_type: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,6 @@ from ooc.stages import Sink
 from ooc.storage.array import rows_with
 from ooc.storage.store import Store, Task
 from ooc.storage.traversal import nearest
-from ooc.storage.types import perm_name
 from ooc.suggestions import check_choice
 from ooc.train.edge_counts import edge_counts
 from ooc.train.embedding import LearntRows
@@ -124,6 +124,11 @@ class Predictions(ABC):
         return np.dtype(str(self._model_dtype).removeprefix("torch."))
 
     @property
+    def id_type(self) -> np.dtype[Any]:
+        """Of what rows of the table are called."""
+        return np.dtype(np.int64)
+
+    @property
     def columns(self) -> list[str]:
         """Names of the table's columns, for formats that have such; those of logits by the classes' names."""
         name = {What.LOGITS: "logit", What.LABELS: "label", What.EMBEDDINGS: "embedding"}[self._what]
@@ -151,7 +156,7 @@ class Predictions(ABC):
     def write(self, path: str | Path, *, force: bool = False) -> None:
         """The predictions in a file, whose name says its format: ``.npy``, ``.zarr``, ``.parquet`` or ``.csv``."""
         with RowsFile(
-            Path(path), self.shape, self.dtype, id_type=self._store.id_type, force=force, called=self.called
+            Path(path), self.shape, self.dtype, id_type=self.id_type, force=force, called=self.called
         ) as table:
             self._run(table.put)
             self.close()
@@ -274,6 +279,10 @@ class Prediction(Predictions):
     # ---- what comes out ------------------------------------------------------------------------------------
 
     @property
+    def id_type(self) -> np.dtype[Any]:
+        return self._store.id_type_of(self._type)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         types = self._store.types
         nodes = types.nodes[self._type] if types is not None and self._type else self._store.num_nodes
@@ -283,16 +292,13 @@ class Prediction(Predictions):
         return (rows, self._network.layer(self._layer, self._type).columns)
 
     def _run(self, put: Callable[[Ids, AnyArray, AnyArray], None]) -> None:
-        types = self._store.types
-        own = "perm" if types is None or self._type in ("", types.labelled) else perm_name(self._type)
-        perm = self._store.array(own) if self._store.has(own) else None  # None: rows are as in the source
+        store, of = self._store, self._type
 
         def take(start: int, outputs_RC: Tensor) -> None:
             rows = self._what.of_outputs(outputs_RC, self._store.task)
             stop = start + len(rows)
             if self._wanted is None:
-                places = np.arange(start, stop) if perm is None else perm.read(start, stop)
-                put(places, rows, places if self._type else self._store.read_ids(start, stop))
+                put(store.read_numbers(start, stop, of), rows, store.read_ids(start, stop, of))
                 return
             first, last = np.searchsorted(self._wanted.rows, [start, start + len(rows)])
             if first < last:

@@ -88,6 +88,16 @@ def test_ids_come_back_as_they_are_written(tmp_path: Path, ids: list[str]) -> No
     assert sorted(edges_of(store).T.tolist()) == [[k + 1, k] for k in range(len(ids) - 1)]
 
 
+@pytest.mark.parametrize("first", ["nan", "-inf"])
+def test_an_id_that_reads_as_no_finite_number_may_come_first(tmp_path: Path, first: str) -> None:
+    (source := tmp_path / "t").mkdir()
+    ids = [first, *map(str, range(30))]
+    (source / "nodes.csv").write_text("id,f,y\n" + "".join(f"{text},1,{k % 2}\n" for k, text in enumerate(ids)))
+    (source / "edges.csv").write_text(f"src,dst\n{first},7\n")
+    store = ooc.convert(source, tmp_path / "g.ooc")
+    assert store.ids is not None and store.ids.tolist() == ids
+
+
 def test_an_edge_list_of_numbers_finds_nodes_named_by_texts(tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_text("1 20\n20 1\n")
     (tmp_path / "n.csv").write_text("id,f,y\n1,0.5,0\n20,1,1\na,2,0\n")

@@ -95,7 +95,9 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
     store = ooc.convert(folder, tmp_path / "tables.ooc", columns=ROLES, host_budget="64M")
     assert store.ids is not None and store.ids.tolist() == (7 * np.arange(80)[::-1] + 3).tolist()
     assert store.class_names == ("biology", "chemistry", "maths", "physics")
-    assert_same(store, expected, apart=["ids"])
+    assert_same(store, expected, apart=["ids", "nodes/author/ids"])
+    assert store.read_ids(3, 5, "author").tolist() == [b"author 003", b"author 004"]
+    assert store.read_ids(3, 5, "field_of_study").tolist() == [3, 4]
     again = ooc.convert(folder, tmp_path / "again.ooc", columns=ROLES, symmetrize=True)
     assert again.types is not None and len(again.types.edges) == 5
 

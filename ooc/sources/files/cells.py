@@ -94,7 +94,7 @@ def kind_of(cells: list[str]) -> ColumnKind:
         if large:
             return ColumnKind.LARGE
         counted = len(numbers) >= _LEAST_COUNTED and all(
-            y - x == 1 for x, y in pairwise([int(numbers[0]), *numbers[1:]])
+            y - x == 1 for x, y in pairwise([numbers[0] // 1, *numbers[1:]])
         )
         return ColumnKind.COUNTED if counted else ColumnKind.NUMBERS
     for kind, fits in (

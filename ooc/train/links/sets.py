@@ -8,6 +8,7 @@ tails that are drawn for each.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ooc.plan import Limits
 from ooc.sizes import format_size
 from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS, Store
-from ooc.storage.types import EDGES, EdgeType, perm_name
+from ooc.storage.types import EDGES, EdgeType
 
 Ints = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -97,11 +98,7 @@ class Ends:
 
     def ids(self, end: int) -> AnyArray:
         """What the source calls heads (0) or tails (-1), in the store's rows."""
-        types, store = self.store.types, self.store
-        if types is None or self.types[end] == types.labelled:
-            return store.read_ids(0, store.num_nodes)
-        name = perm_name(self.types[end])
-        return store.array(name).read() if store.has(name) else np.arange(self._count(end))
+        return self.store.read_ids(0, self._count(end), self.types[end] if self.types else "")
 
     def _count(self, end: int) -> int:
         types = self.store.types
@@ -197,6 +194,9 @@ class _Rows:
     def of(self, asked: AnyArray) -> Ints:
         """In the shape of ``asked``. TypeError where these are no ids, LookupError with one that is not there."""
         texts = self._ids.dtype.kind == "S"
+        if not texts and asked.dtype.kind in "USTO":  # beside ids of the other end that are texts
+            with suppress(ValueError, OverflowError):
+                asked = asked.astype(str).astype(np.int64)
         if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise TypeError(asked.dtype)
         if texts and asked.dtype.kind != "S":

@@ -333,6 +333,45 @@ def test_triples_from_the_command_line(tmp_path: Path) -> None:
     assert np.load(tmp_path / "s.npy").shape == (held.shape[1],)
 
 
+@pytest.mark.parametrize("order", ["none", "hop"])
+def test_links_of_tables_go_by_ids(tmp_path: Path, order: str) -> None:
+    """Of both ends, numbers and texts; so do those that are held out, embeddings in files, and negatives."""
+    folder, users, movies = tmp_path / "tables", [17, 3, 11, 2, 5], ["m-9", "m-1", "007"]
+    for name in ("nodes", "edges"):
+        (folder / name).mkdir(parents=True)
+    labelled = [f"{user},{at / 8},{at % 2}" for at, user in enumerate(users)]
+    (folder / "nodes" / "user.csv").write_text("\n".join(["id,age,label", *labelled]))
+    bare = [f"{movie},{at / 4}" for at, movie in enumerate(movies)]
+    (folder / "nodes" / "movie.csv").write_text("\n".join(["id,length", *bare]))
+    pairs = [(user, movie) for at, user in enumerate(users) for movie in movies[at % 3 :]]
+    (folder / "edges" / "user__rates__movie.csv").write_text("\n".join(["src,dst", *(f"{u},{m}" for u, m in pairs)]))
+    store = ooc.convert(folder, tmp_path / "g.ooc", order=order, hold_out_links="0.4,0.3:user,rates,movie")
+    links = replace(ooc.Links.read(tmp_path / "g.links.npz"), edge_type=_RATES)
+    held = [(int(user), movie.decode()) for both in (links.valid, links.test) for user, movie in both.T]
+    assert len(held) > 1 and set(held) < set(pairs)
+    torch.manual_seed(0)
+    convolutions: dict[Any, nn.Module] = {_RATES: SAGEConv((1, 1), 4)}
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lin = HeteroConv(convolutions), nn.Linear(1, 4)
+
+        def forward(self, x_dict: Any, edge_index_dict: Any) -> dict[str, Tensor]:
+            return {**self.conv(x_dict, edge_index_dict), "user": self.lin(x_dict["user"])}
+
+    with ooc.LinkTrainer(ooc.LinkPredictor(Encoder()), store, links, memory="48M") as trainer:
+        trainer.fit(1, progress=False)
+        scores = trainer.score(np.array([[str(user) for user, _ in pairs], [movie for _, movie in pairs]]))
+        rows: dict[str, Tensor] = {}
+        for kind, ids in (("user", [*map(str, users)]), ("movie", movies)):
+            trainer.predict(node_type=kind, out=tmp_path / f"{kind}.csv")
+            _, *lines = (line.split(",") for line in (tmp_path / f"{kind}.csv").read_text().splitlines())
+            assert [line[0] for line in lines] == ids
+            rows |= {line[0]: torch.tensor([*map(float, line[1:])]) for line in lines}
+    torch.testing.assert_close(scores, torch.stack([rows[str(user)] @ rows[movie] for user, movie in pairs]))
+
+
 def test_splits_of_types_are_told_of_which_type_links_are() -> None:
     data = HeteroData({"a": {"x": torch.ones(4, 1)}, ("a", "to", "a"): {"edge_index": torch.zeros(2, 3).long()}})
     with pytest.raises(ooc.OptionError, match="several types of edges; edge_type="):
