@@ -38,8 +38,9 @@ class Types:
     ``labelled``: the node type that has labels and splits. ``weighted``: the edge types whose edges have weights;
     ``edge_features``: how many features those have that have any; ``self_loops``: how many edges within a node type are
     such (not there: not known). ``id_bytes``: of the node types without labels whose nodes the source calls otherwise
-    than by their numbers, the bytes of the longest text, 0 where those are numbers. ``hops``: of a store in hop order, by node type the rows within 0, 1, … steps of scored
-    rows, and those that hold all within as many of training rows."""
+    than by their numbers, the bytes of the longest text, 0 where those are numbers. ``hops``: of a store in hop order,
+    by node type the rows within 0, 1, … steps of scored rows, and those that hold all within as many of training
+    rows."""
 
     nodes: Mapping[str, int]
     features: Mapping[str, int]
