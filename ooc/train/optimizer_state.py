@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import google_crc32c
 import numpy as np
@@ -43,6 +44,17 @@ _ELEMENTWISE = (
     torch.optim.SGD,
 )
 _NAME = "optimizer state"
+
+
+_HOLDERS: "WeakKeyDictionary[Optimizer, ref[StateOnDisk]]" = WeakKeyDictionary()
+"""Who has files for what an optimizer keeps."""
+
+
+def check_there(optimizer: Optimizer, own: "StateOnDisk | None") -> None:
+    """OptionError where what ``optimizer`` keeps is on the SSD, and not in the files of ``own``."""
+    other = holder() if (holder := _HOLDERS.get(optimizer)) is not None else None
+    if other is not None and other is not own and other.state() is not None:
+        raise OptionError("what the optimizer keeps is on the SSD for another trainer; close that one first")
 
 
 def why_in_memory(optimizer: Optimizer) -> str | None:
@@ -136,6 +148,7 @@ class StateOnDisk:
         SpillError where there is no room."""
         if self._files or not self._paged:
             return
+        _HOLDERS[self._optimizer] = ref(self)
         if self._folder is None:
             self._files = [create_spill(scratch, _NAME, self.nbytes)]
             found, self._to_copy = self._to_copy, None

@@ -45,7 +45,7 @@ from ooc.train.job import Job
 from ooc.train.loss import RowsLoss, takes_results, task_meant
 from ooc.train.metrics import Metric, Scores, named_scores, resolve_metric
 from ooc.train.model_snapshot import DataSnapshot, LossSnapshot, ModelSnapshot
-from ooc.train.optimizer_state import StateOnDisk
+from ooc.train.optimizer_state import StateOnDisk, check_there
 from ooc.train.prediction import Prediction
 from ooc.train.resources import Resources, spill_folder
 from ooc.train.runs.run import EMBEDDING, OPTIMIZER, TIMELINE, RunFolder, holds_run
@@ -437,6 +437,7 @@ class Trainer:
     def _start(self) -> None:
         self._snapshot.check()
         self._check_converted()
+        check_there(self.optimizer, self._kept)
         if self._session.started:
             return
         beside = 0 if self._learnt is None else self._learnt.room_beside(self.spill_dir, self._steps_unsaved)
@@ -589,13 +590,13 @@ class Trainer:
                 "ignore_edge_data": ignore_edge_data,
                 "compute_dtype": compute_dtype,
             }
+            settings: dict[str, Any] = {"clip_norm": clip_norm, "average": average, "average_from": average_from}
+            settings |= {"embedding": embedding, "spill_dtype": spill_dtype} | asked | self._particulars()
             if ranks.count > 1:
                 check_software(ranks)
                 ranks.check_alike(graph.fingerprint(), f"the store {graph.path}")
-                settings: dict[str, Any] = {"metric": metric, "scheduler": scheduler, "clip_norm": clip_norm}
-                settings |= {"average": average, "average_from": average_from, "embedding": embedding}
-                settings |= {"spill_dtype": spill_dtype, "_tuning": _tuning} | asked | self._particulars()
-                ranks.check_alike(described(model, optimizer, settings), "what is trained")
+                others = {"metric": metric, "scheduler": scheduler, "_tuning": _tuning}
+                ranks.check_alike(described(model, optimizer, settings | others), "what is trained")
             self.model, self.store = model, graph
             self.metric = self._resolve_metric(metric, graph)
             if clip_norm is not None:
@@ -638,7 +639,12 @@ class Trainer:
                 out.config |= {"scored_by": self.metric.value, "model_class": type(model).__name__, "graph": graph.name}
             kept, on_disk = self._kept, self._kept is not None and self._planned.has_state_on_disk
             parts = self.optimizer, self._schedules, self._averaging, self.metric, self._run, seed, self._learnt
-            self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, ranks=ranks)
+            of_run: dict[str, Any] = {"ranks": ranks, "listener": listener}
+            if out is not None:
+                kept_otherwise = ("seed", "optimizer_state", "threads")
+                settings = {name: one for name, one in settings.items() if name not in kept_otherwise}
+                of_run["made_of"] = described(model, None, settings | {"embedding": embedding})
+            self._state = TrainingState(model, *parts, kept=kept, on_disk=on_disk, **of_run)
             held = getattr(self, "_session", None), self._learnt, self._kept, self._run
             dropped = weakref.finalize(self, _close_dropped, type(model).__name__, *held)
             dropped.atexit = False  # the process gives everything back by itself

@@ -612,6 +612,7 @@ def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
         "GraphConv": lambda i: GraphConv(i, c),
         "TAGConv": lambda i: TAGConv(i, c, K=2),
         "SAGEConv": lambda i: SAGEConv(i, c),
+        "GATConv": lambda i: GATConv(i, c),
         "OwnSum": lambda i: OwnSum(),
     }
     data = random_data(GraphCase(weighted=True, self_loops=0 if first == "GCNConv" else 9))
@@ -626,10 +627,11 @@ def _of_matrix(first: str, second: str) -> tuple[Data, nn.Module]:
         ("GCNConv", "GCNConv"),
         ("GCNConv, not normalized", "GCN2Conv, not normalized"),
         ("GraphConv", "TAGConv"),
+        ("GraphConv", "GATConv"),
     ],
 )
 def test_layers_take_weights_out_of_adj_t(first: str, second: str, tmp_path: Path) -> None:
-    """As PyG's do, also with self-loops in a matrix of torch's, where no layer adds others."""
+    """As PyG's do, also with self-loops in a matrix of torch's, where no layer adds others, or takes these away."""
     data, model = _of_matrix(first, second)
     reference, losses = copy.deepcopy(model), []
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference)]

@@ -19,6 +19,7 @@ from torch_geometric.nn import (
     MessageNorm,
     SAGEConv,
     SGConv,
+    SuperGATConv,
     TransformerConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -48,6 +49,16 @@ class Between(nn.Module):
         with torch.set_grad_enabled(not self.without_gradients):
             x = self.between(x, edge_index) if self.edges else self.between(x)
         return self.second(x, edge_index)
+
+
+class WithAttentionLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SuperGATConv(F_IN, C)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.conv(x, edge_index)
+        return x + self.conv.get_attention_loss()
 
 
 class Last(nn.Module):
@@ -283,7 +294,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a dropout of another kind": (lambda: Between(F.alpha_dropout), ("alpha_dropout", "draws random numbers; F.drop")),
     "a bare assertion": (
         lambda: Between(lambda x, e: trim_to_layer(1, None, None, x, e)[0], edges=True),
-        ("AssertionError: assert isinstance(num_sampled", "in Between.forward"),
+        ("trim_to_layer is for sampled batches", "leave it out (in Between.forward"),
+    ),
+    "a loss of edges drawn anew": (
+        WithAttentionLoss,
+        ("attention loss is of edges that are drawn anew",),
     ),
     "pooled nodes": (
         lambda: GraphUNet(F_IN, 8, C, depth=1),

@@ -2,6 +2,7 @@
 """Schedules, clipping and averaged weights do what they do in plain PyG, and survive being interrupted."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,24 @@ def test_a_run_is_not_gone_on_with_in_another_way(
     said = f"of another optimizer, schedule or metric: Adam, StepLR, accuracy there, {named} in this training"
     with make(store, tmp_path, out=tmp_path / "run", **usual | other) as trainer, pytest.raises(RunError, match=said):
         trainer.fit(2, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({}, ""),
+        ({"clip_norm": 0.5, "input_dropout": 0.25}, "clip_norm, input_dropout"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss"),
+        ({"loss": lambda out, y: (out.logsumexp(1) - out.gather(1, y[:, None])[:, 0]) * 2}, "loss"),
+    ],
+)
+def test_it_is_said_what_a_run_had_otherwise(store: Store, tmp_path: Path, other: dict[str, Any], named: str) -> None:
+    with make(store, tmp_path, out=tmp_path / "run", loss=nn.CrossEntropyLoss()) as begun:
+        begun.fit(1)
+    with make(store, tmp_path, out=tmp_path / "run", **{"loss": nn.CrossEntropyLoss()} | other) as trainer:
+        said = f"run was trained with another {named}; it goes on"
+        with pytest.warns(RuntimeWarning, match=said) if named else nullcontext():
+            trainer.fit(2, resume=True)
 
 
 def test_runs_go_on_by_the_names_that_scores_had(store: Store, tmp_path: Path) -> None:

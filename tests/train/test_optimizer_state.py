@@ -231,6 +231,20 @@ def test_what_the_ssd_has_is_compared_with_what_was_written(store: Store, tmp_pa
         trained(store, "ssd", run)
 
 
+def test_two_trainers_do_not_step_by_one_state_at_once(store: Store) -> None:
+    """Of which one has what is on the SSD."""
+    expected, model = trained(store, "memory", epochs=2), model_of(store)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    given: dict[str, Any] = {"optimizer": optimizer, "memory": "24M", "threads": 1}
+    with Trainer(model, store, optimizer_state="ssd", **given) as first, Trainer(model, store, **given) as second:
+        losses = [record.loss for record in first.fit(1, progress=False)]
+        with pytest.raises(OptionError, match="on the SSD for another trainer; close that one first"):
+            second.fit(1, progress=False)
+        first.close()
+        losses += [record.loss for record in second.fit(1, progress=False)]
+    assert losses == expected[0] and all(map(torch.equal, model.parameters(), expected[1]))
+
+
 def test_what_cannot_be_on_the_ssd_is_refused(store: Store) -> None:
     class Own(torch.optim.Adam):
         pass

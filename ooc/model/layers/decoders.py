@@ -89,11 +89,16 @@ def _relation(relation: Tensor, kind_E: Tensor | None) -> Tensor:
     return relation if kind_E is None else F.embedding(kind_E, relation)
 
 
+def _is_index(argument: str) -> bool:
+    """Whether an argument of this name says which pairs of rows are meant."""
+    return "edge" in argument and "index" in argument
+
+
 def takes_kinds(decoder: nn.Module) -> bool:
     """Whether it is given the numbers of links' types behind heads and tails."""
     given = inspect.signature(decoder.forward).parameters.values()
-    needed = sum(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in given)
-    return needed > 2 or getattr(decoder, "relations", 0) > 0
+    needed = [one.name for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return (len(needed) > 2 and not _is_index(needed[2])) or getattr(decoder, "relations", 0) > 0
 
 
 DECODERS: dict[str, Callable[..., nn.Module]] = {
@@ -114,9 +119,10 @@ def binary_cross_entropy(scores_E: Tensor, labels_E: Tensor) -> Tensor:
 class LinkPredictor(nn.Module):
     """``encoder``, a PyG model whose outputs are embeddings [N, C], and ``decoder``: ``"dot"``, ``"distmult"``,
     ``"complex"``, ``"bilinear"``, ``"mlp"``, or a module that takes rows of heads and of tails [E, C] and gives scores
-    [E] or [E, 1], each of its pair alone; ``channels`` is C, which all but ``"dot"`` need. ``relations``: of links of
-    several types of edges how many these are; ``"distmult"`` and ``"complex"`` have a vector for each then, and a
-    module may take the numbers of links' types [E] as a third argument.
+    [E] or [E, 1], each of its pair alone, or as PyG's takes rows and ``edge_index`` [2, E]; ``channels`` is C, which
+    all but ``"dot"`` need. ``relations``: of links of several types of edges how many these are; ``"distmult"`` and
+    ``"complex"`` have a vector for each then, and a module may take the numbers of links' types [E] as a third
+    argument.
 
     An encoder may give ``(embeddings [N, C], penalty [N, 1])``: the mean of these numbers over all nodes is added to
     the loss of every step.
@@ -190,8 +196,15 @@ def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
         )
 
 
-def scores_of(decoder: nn.Module, *given: Tensor) -> Tensor:
+def scores_of(decoder: nn.Module, head_EC: Tensor, tail_EC: Tensor, *kinds: Tensor) -> Tensor:
     """Scores [E] that a decoder gives for rows of heads and of tails [E, C], and numbers of types [E] if it takes them;
-    OGB's gives [E, 1]."""
+    OGB's gives [E, 1]. Decoders as PyG's examples have them are given rows, and which pairs of them are meant, as
+    ``(z, edge_index)`` or ``(x_user, x_movie, edge_label_index)``."""
+    given, at_E = (head_EC, tail_EC, *kinds), torch.arange(len(head_EC), device=head_EC.device)
+    match [*map(_is_index, inspect.signature(decoder.forward).parameters)]:
+        case [_, True, *_]:
+            given = torch.cat((head_EC, tail_EC)), torch.stack((at_E, at_E + len(at_E)))
+        case [_, _, True, *_]:
+            given = head_EC, tail_EC, torch.stack((at_E, at_E))
     found: Tensor = decoder(*given)
     return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found

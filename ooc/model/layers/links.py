@@ -37,13 +37,14 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         self.decoder, self.loss = decoder, loss
 
     def forward(self, z: Any, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
+        kept_E = ~label.isnan()  # before they are scored: their gradient may be no number
+        if not kept_E.all():
+            edge_index, label, kind = edge_index[:, kept_E], label[kept_E], None if kind is None else kind[kept_E]
         return cast(Tensor, self.propagate(edge_index, z=z, label=label, kind=kind))
 
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
-        left_out_E = label.isnan()
         scores_E = scores_of(self.decoder, z_i, z_j, *([] if kind is None else [kind]))
-        losses_E = self.loss(scores_E, (label > 0).to(scores_E.dtype))  # whatever it is tried with
-        return losses_E.masked_fill(left_out_E, 0)[:, None]
+        return self.loss(scores_E, (label > 0).to(scores_E.dtype))[:, None]  # whatever it is tried with
 
 
 class OfLinks(Opaque):

@@ -24,11 +24,16 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.nn.utils.parametrize import is_parametrized
 from torch_geometric.nn import (
+    AGNNConv,
+    FeaStConv,
+    GATConv,
+    GATv2Conv,
     HeteroBatchNorm,
     HeteroLayerNorm,
     HeteroLinear,
     MessageNorm,
     MessagePassing,
+    SuperGATConv,
 )
 from torch_geometric.nn.models.jumping_knowledge import JumpingKnowledge
 
@@ -83,6 +88,8 @@ _ACTIVATIONS |= {
 """Modules, names of methods, and functions."""
 _OF_DRAWING = "rand_like randint_like bernoulli poisson normal multinomial gumbel_softmax rrelu alpha_dropout dropout1d"
 _DRAWING = frozenset(_OF_DRAWING.split())
+_WITHOUT_LOOPS = (AGNNConv, FeaStConv, GATConv, GATv2Conv, SuperGATConv)
+"""Layers that take self-loops away before they add such."""
 _MATRICES = "sparse_coo_tensor", "sparse_csr_tensor", "to_torch_coo_tensor", "to_torch_csr_tensor", "to_dense_adj"
 _PRODUCTS = "matmul", "mm", "spmm", "_sparse_mm", "sparse_mm"
 _DRAWS = (
@@ -411,6 +418,7 @@ class Interpreter:
         setting, forward = self._assembly.setting, signature(conv.forward)
         is_known = type(conv).__module__.startswith("torch_geometric.")
         adds = getattr(conv, "add_self_loops", False) and getattr(conv, "normalize", True)
+        adds = adds and type(conv) not in _WITHOUT_LOOPS
         self._check_loops(where, adds or not is_known)
         if "weights" not in setting.adj_t or EdgeData.WEIGHT not in setting.edge_data:
             return args, kwargs
@@ -580,7 +588,13 @@ class Interpreter:
         if any(isinstance(a, (Graph, EdgeInput, EdgeKinds, OfEdges)) for a in leaves):
             name = "an index" if target is operator.getitem else name
             if name.startswith("dropout_"):
-                raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
+                given = signature(node.target).bind(*args, **kwargs)  # type: ignore[arg-type]  # it is a function
+                given.apply_defaults()
+                if given.arguments["p"] and given.arguments["training"]:
+                    raise ModelError(f"{name}: other edges in every epoch are not supported; F.dropout of messages is")
+                if isinstance(args[0], Graph):  # which it gives back, and which of the edges these are
+                    of_edges = self._of_edges(node, name)
+                    return {0: args[0], 1: of_edges.part(1), 2: of_edges.part(2)}
             if name in _MATRICES or (name in _PRODUCTS and isinstance(args[0], Graph)):
                 raise ModelError(
                     f"{name} takes the edges for a matrix; its product with rows is SimpleConv(aggr='sum')(x, "

@@ -45,6 +45,11 @@ _EDGE_TYPE = "edge_type"
 
 
 _NAMES_OF_EDGES = re.compile("edge_index|adj|^(edges?|ei)$")
+_NOT_OF_ONE_GRAPH = {
+    "get_attention_loss": "SuperGATConv's attention loss is of edges that are drawn anew in every epoch; train without",
+    "trim_to_layer": "trim_to_layer is for sampled batches, which have no row too many without it; leave it out",
+}
+"""Functions of PyG that fail here, and why."""
 _NAMES_OF_DATA = ("data", "batch", "batched_data", "graph", "g")
 
 
@@ -216,7 +221,8 @@ def trace(model: nn.Module, assembly: Assembly) -> Value:
             error.args = (f"{error}{_rows_of_its_own(model, setting)}",)
         if isinstance(error, OocError):  # of the store, it may be
             raise
-        reason = reason_of(error)
+        called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+        reason = next((why for name, why in _NOT_OF_ONE_GRAPH.items() if name in called), reason_of(error))
         if way.as_data and isinstance(error, AttributeError):
             reason += "; data has x, edge_index and what edges carry"
         if own := _rows_of_its_own(model, setting):

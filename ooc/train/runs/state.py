@@ -4,7 +4,7 @@ weights on their own, read from a run's folder and written as files that plain P
 
 import io
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ooc.engine.record import EpochRecord, with_names_of_now
 from ooc.errors import OptionError, RunError, TrainingError
+from ooc.events import Listener, caution, ignore
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.array import replace_file
 from ooc.storage.store import Store
@@ -46,6 +47,9 @@ class TrainingState:
     on_disk: bool = False
     ranks: Ranks = ALONE
     """The processes that train; the first has the run."""
+    made_of: Mapping[str, str] = field(default_factory=dict)
+    """What is trained, and by what, in words or checksums by name; ``listener`` is told what a run had otherwise."""
+    listener: Listener = ignore
     epoch: int = field(default=0, init=False)
     best: dict[str, Any] | None = field(default=None, init=False)
     stale: int = field(default=0, init=False)
@@ -132,6 +136,7 @@ class TrainingState:
             "best_in_turn": self.best_in_turn,
             "seed": self.seed,
             "kinds": self._kinds,
+            "made_of": dict(self.made_of),
             **self._embedding(),
         }
 
@@ -187,6 +192,10 @@ class TrainingState:
             raise RunError("the run was begun with an embedding or this trainer has one, not both")
         if (state.get("average") is None) == self.averaging.active:
             raise RunError("the run was begun with weight averaging or this trainer has it, not both")
+        before = state.get("made_of", {})
+        if others := [name for name, said in self.made_of.items() if before.get(name, said) != said]:
+            named = f"{', '.join(others[:5])}{', …' if others[5:] else ''}"
+            caution(self.listener, f"{self._path} was trained with another {named}; it goes on with what is given now")
 
     @property
     def _kinds(self) -> list[str]:

@@ -22,6 +22,8 @@ import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
 from ooc.kernels.dropout.rows import noise
+from ooc.model.layers.decoders import binary_cross_entropy
+from ooc.model.layers.links import LinkLosses
 from ooc.storage.store import Store
 from ooc.train.embedding import LearntRows
 from ooc.train.links.metrics import LinkMetric
@@ -113,23 +115,50 @@ class OfOgb(nn.Module):
         return scores if self.column else scores.squeeze(-1)
 
 
+class OfIndex(OfOgb):
+    """As PyG's, is given rows and which pairs of them are meant."""
+
+    def forward(self, z: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(z[edge_index[0]], z[edge_index[1]])
+
+
+class OfBothAndIndex(OfOgb):
+    """As in PyG's introduction to link prediction."""
+
+    def forward(self, x_user: Tensor, x_movie: Tensor, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_user[edge_label_index[0]], x_movie[edge_label_index[1]])
+
+
 def test_compiled_encoders_are_taken_as_they_were() -> None:
     encoder = GraphSAGE(7, 8, 2, 6)
     assert ooc.LinkPredictor(torch.compile(encoder, backend="eager")).encoder is encoder
 
 
-def test_scores_may_be_a_column(store: Store, links: ooc.Links) -> None:
+def test_decoders_have_several_forms(store: Store, links: ooc.Links) -> None:
     found = []
-    for column in (False, True):
+    for kind, column in ((OfOgb, False), (OfOgb, True), (OfIndex, False), (OfBothAndIndex, True)):
         torch.manual_seed(1)
-        model = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), OfOgb(column=column)).double()
+        model = ooc.LinkPredictor(GraphSAGE(7, 8, 2, 6), kind(column=column)).double()
         with ooc.LinkTrainer(model, store, links, memory="100M") as trainer:
             losses = [record.loss for record in trainer.fit(2, progress=False)]
             found.append((losses, trainer.evaluate(), trainer.score(links.test).tolist()))
             assert model(torch.ones(9, 7).double(), torch.arange(8).view(2, 4), torch.arange(6).view(2, 3)).shape == (
                 3,
             )
-    assert found[0] == found[1]
+    assert all(one == found[0] for one in found)
+
+
+def test_links_that_are_left_out_have_no_gradient() -> None:
+    """Nor any that would be no number, as that of the distance between equal rows."""
+
+    class Distance(nn.Module):
+        def forward(self, head_EC: Tensor, tail_EC: Tensor) -> Tensor:
+            return -(head_EC - tail_EC).pow(2).sum(dim=1).sqrt()
+
+    z, pairs = torch.rand(3, 4, requires_grad=True), torch.tensor([[0, 1, 2], [1, 1, 0]])
+    module = LinkLosses(Distance(), binary_cross_entropy)
+    module(z, pairs, torch.tensor([1.0, torch.nan, 0.0])).sum().backward()
+    assert z.grad is not None and z.grad.isfinite().all()
 
 
 def test_a_decoder_is_told_how_it_is_called(store: Store, links: ooc.Links) -> None:
