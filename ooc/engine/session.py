@@ -105,6 +105,7 @@ class Session:
                         summed.add((source.grid.width(slab) + source.spare_columns, kept_as))
                 for columns, kept_as in summed:
                     rehearse(columns, kept_as)
+                builder.objective.rehearse(network.dtype)
                 done(1)
                 for number, pull in enumerate(pulls, 2):
                     pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)

@@ -147,12 +147,14 @@ class Step:
 
 class LossAndScores(Protocol):
     """What stages need of a loss and of scores: the matrices they read of a tile, how many operators they run, the
-    gradient of a tile's outputs, and sums that take in tiles in order."""
+    gradient of a tile's outputs, for which a loop may be compiled before, and sums that take in tiles in order."""
 
     loss_inputs: tuple[str, ...]
     score_inputs: tuple[str, ...]
     gradient_operators: int
     score_operators: int
+
+    def rehearse(self, dtype: torch.dtype) -> None: ...
 
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor: ...
 

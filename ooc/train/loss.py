@@ -33,6 +33,9 @@ RowsLoss = Callable[[Any, Tensor], Tensor]
 """(outputs [r, C], or a tuple of several, labels [r] or [r, L]) → a scalar or, from a user's callable, [r]."""
 RowsGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """The same → the sum over these rows, a scalar, and its gradient [r, C] with respect to the outputs."""
+TileGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+"""(outputs [R, C] of a tile, their classes [R], which of the rows count, bool [R]) → the sum over those, and its
+gradient [R, C] divided as the loss is; None: this is for ``RowsGradient``, which says what is wrong."""
 
 _ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -71,12 +74,14 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True)
 class Loss:
     """``gradient`` sums over the rows it is given, by so many ``operators``; the loss is the sum over all training rows
-    by ``divisor``, to which the labels of some rows add their ``weight``; None: it is 1 for any rows."""
+    by ``divisor``, to which the labels of some rows add their ``weight``; None: it is 1 for any rows. ``of_tile``: all
+    of it in one, on the CPU."""
 
     gradient: RowsGradient
     divisor: float
     operators: int = _OF_AUTOGRAD
     weight: Callable[[Tensor], float] | None = BY_ROWS
+    of_tile: TileGradient | None = None
 
 
 def task_meant(loss: RowsLoss | None, labels: Sequence[Tensor]) -> Task | None:
@@ -305,7 +310,18 @@ def _cross_entropy(loss: nn.CrossEntropyLoss | nn.NLLLoss, store: Store, outputs
         return Loss(_by_autograd(_summed(loss, place)), divisor, weight=of_rows)
     weight = None if loss.weight is None else loss.weight.to(place)
     gradient = partial(_cross_entropy_gradient, weight=weight, ignore_index=loss.ignore_index)
-    return Loss(gradient, divisor, _OF_CROSS_ENTROPY, of_rows)
+    compiled = _compiled_cross_entropy() if place.type == "cpu" else None
+    of_tile = compiled and partial(compiled, weight_C=weight, ignored=loss.ignore_index, divisor=divisor)
+    return Loss(gradient, divisor, _OF_CROSS_ENTROPY, of_rows, of_tile)
+
+
+def _compiled_cross_entropy() -> Callable[..., tuple[Tensor, Tensor] | None] | None:
+    """The loop that computes it, where there is numba."""
+    try:
+        from ooc.kernels.compiled.cross_entropy import cross_entropy
+    except ImportError:
+        return None
+    return cross_entropy
 
 
 def _weight_of_classes(loss: nn.CrossEntropyLoss | nn.NLLLoss, labels: Tensor) -> float:

@@ -53,7 +53,7 @@ class Objective:
         """``space``: the type of nodes that is scored."""
         self._targets = Targets(task, incomplete=incomplete, classes=classes)
         self._loss = loss
-        self.gradient_operators = _PICKING_OPERATORS + loss.operators
+        self.gradient_operators = loss.operators + (_PICKING_OPERATORS if loss.of_tile is None else 0)
         """The same of ``gradient``."""
         self._scorer, self._space = scorer, space
         self._loss_sum: Tensor | float = 0.0
@@ -97,8 +97,18 @@ class Objective:
         self._targets.begin()
         self._scorer.begin()
 
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """Have a loop that computes the loss of outputs of this type compiled, if one does."""
+        if self._loss.of_tile is not None:
+            self._loss.of_tile(torch.zeros(1, 1, dtype=dtype), torch.zeros(1), torch.ones(1, dtype=torch.bool))
+
     def gradient(self, tile: Tile, outputs_RC: Tensor) -> Tensor:
         """The gradient [R, C] of the mean loss with respect to a tile's outputs."""
+        if self._loss.of_tile is not None and outputs_RC.device.type == "cpu":
+            found = self._loss.of_tile(outputs_RC, tile.inputs["y"][:, 0], tile.inputs["split/train"][:, 0])
+            if found is not None:
+                tile.contribution.loss, gradient_RC = found
+                return gradient_RC
         rows = self.rows_of("train", tile.start, tile.inputs["split/train"][:, 0])
         gradient_RC = torch.zeros_like(outputs_RC)
         if rows.numel():

@@ -125,6 +125,9 @@ class LinkObjective(Objective):
     def memory_bytes(self, store: Store, *, on_device: bool) -> tuple[int, int]:
         return self.scorer.nbytes + (0 if self.training is None else self.training.nbytes), 0
 
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """There is no loop to be compiled."""
+
     def begin(self) -> None:
         self._sum = 0.0
 
