@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ooc.model.layers import opaque
-from ooc.train import loss
+from tests.engine.fake_device import compute_losses_by_torch
 
 
 @pytest.fixture(autouse=True)
@@ -20,5 +20,5 @@ def rows_of_edges() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(autouse=True)
 def losses_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cross-entropy is computed by torch's operators on the CPU, too, for the same reason."""
-    monkeypatch.setattr(loss, "_compiled_cross_entropy", lambda: None)
+    """As a device's are."""
+    compute_losses_by_torch(monkeypatch)

@@ -17,7 +17,7 @@ from ooc.plan.planner import Chosen
 from ooc.plan.problem import Recomputed, Variants
 from ooc.storage.store import Store
 from ooc.train import job
-from tests.engine.fake_device import FakeDevice
+from tests.engine.fake_device import FakeDevice, compute_losses_by_torch
 from tests.engine.test_device import on_device, use
 from tests.exactness.comparison import make_trainer, store_of
 from tests.exactness.models import GCNII, Branches, Predicted, Residual
@@ -157,6 +157,7 @@ def test_so_does_what_the_first_attention_pulls(
     case: ModelCase, store: Store, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made of the features once more before the backward pass has its own rows of it; offered on a device alone."""
+    compute_losses_by_torch(monkeypatch)
     force(frozenset())
     expected = outcome(case, store, tmp_path)
     force(frozenset((0,)))

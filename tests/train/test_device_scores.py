@@ -16,7 +16,7 @@ from ooc.train.metrics import Metric, Scorer
 from ooc.train.objective import Objective
 from ooc.train.trainer import Trainer
 from tests.damage import seal
-from tests.engine.fake_device import FakeDevice
+from tests.engine.fake_device import FakeDevice, compute_losses_by_torch
 from tests.engine.test_device import builder, on_device, use
 from tests.exactness.comparison import in_turn, least_budgets, store_of
 from tests.exactness.reference import ModelCase
@@ -33,6 +33,7 @@ METRICS = {Task.CLASSES: "accuracy", Task.MULTILABEL: "micro-f1", Task.VALUES: "
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """What ``device="cuda"`` means in a test."""
+    compute_losses_by_torch(monkeypatch)
     with FakeDevice(1) as fake:
         use(fake, monkeypatch)
         yield fake
