@@ -52,7 +52,7 @@ def test_what_is_no_number_is_none_here() -> None:
         assert not found[1][1:].isnan().any() and not found[1][2].any()
 
 
-@pytest.mark.parametrize("label", [-1, 3])
+@pytest.mark.parametrize("label", [-100, -1, 3])
 def test_a_class_that_is_none_is_left_to_torch(label: int) -> None:
     """Which says so."""
     labels = torch.tensor([0, label])

@@ -39,7 +39,7 @@ def _cross_entropy(outputs_RC, labels_R, counts_R, weight_C, numbers, row_1L, gr
     kind, lanes, losses = outputs_RC.dtype.type, NBYTES // outputs_RC.itemsize, 0.0
     for row in range(rows):
         label = labels_R[row]
-        if not counts_R[row] or label == ignored:
+        if not counts_R[row] or 0 <= label == ignored:
             clear(gradient_RC, row)
             continue
         if not 0 <= label < columns:
