@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -119,7 +120,7 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
 
 class DryRuns:
     """Those of ``step`` with ``module``, both passes ``within`` what that gives for the copy. ``known``: tensors on the
-    meta device that the step is given and that do not count. A log-softmax stands for what follows the module.
+    meta device that the step is given and that do not count. A cross-entropy stands for what follows the module.
     ``least_bytes``: what a step takes with nothing kept, after a plan was refused."""
 
     def __init__(
@@ -153,8 +154,9 @@ class DryRuns:
         every = torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with torch.random.fork_rng(devices=[]), META, every, meter, self._within(self._module), saving.applied():
             made = [t for t in tree_leaves(self._step(self._module)) if isinstance(t, Tensor) and t.requires_grad]
-            made = [torch.log_softmax(t.flatten() if t.dim() < 2 else t, -1) for t in made]
-            torch.autograd.backward(made, [torch.empty_like(t) for t in made])
+            rows = [t.flatten(0, -2) if t.dim() > 1 else t.reshape(1, -1) for t in made]
+            labels = [torch.zeros(len(t), dtype=torch.int64) for t in rows]
+            torch.autograd.backward([*map(F.cross_entropy, rows, labels)])
         meter.move(True, -1)
         return _Trial(dict(saving.sizes), dict(meter.peaks), dict(meter.seconds))
 

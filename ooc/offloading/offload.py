@@ -50,12 +50,12 @@ def offload(
     without, and random numbers are drawn as without.
 
     Budgets bound what a step makes beside parameters, what the module is given, and what the caller keeps: saved
-    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a log-softmax of the outputs makes.
+    tensors, temporaries, gradients, buffers of the SSD; of the loss as much as a cross-entropy of the outputs makes.
     ``memory`` is that of the CPU; beside a GPU ``gpu_budget`` is of its memory and ``host_budget`` of the host's (on
-    the CPU they add up). Sizes are found on the meta device when the module is called, before
-    anything is computed; calls with nothing larger keep to that plan. BudgetError with the least that would do;
-    ModelError for a module that does not run on the meta device, for a call before the backward pass of the last, and
-    for a backward pass outside the block.
+    the CPU they add up). Sizes are found on the meta device when the module is called, before anything is computed;
+    calls with nothing larger keep to that plan, unless parts of the module were frozen, or are in another mode, since
+    then. BudgetError with the least that would do; ModelError for a module that does not run on the meta device, for a
+    call before the backward pass of the last, and for a backward pass outside the block.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
@@ -116,7 +116,9 @@ class Offload:
         if self._fixed:
             return
         leaves, spec = tree_flatten((given, named))
-        called = [spec, self.module.training, *map(_size_of, leaves)]
+        parts = (*((one.shape, one.requires_grad) for one in self.module.parameters()),)
+        modes = (*(one.training for one in self.module.modules()),)
+        called = [spec, hash((parts, modes)), *map(_size_of, leaves)]
         if self.plan is None or not _holds(self._called, called):
             meta_given, meta_named = tree_map(_on_meta, (given, named))
             known = [leaf for leaf in tree_flatten((meta_given, meta_named))[0] if isinstance(leaf, Tensor)]

@@ -305,7 +305,7 @@ class Saving:
         sizes.largest_bytes = max(sizes.largest_bytes, nbytes)
         if self.most is not None and (item >= len(self.most) or sizes.nbytes > self.most[item]):
             planned = format_size(self.most[item]) if item < len(self.most) else "nothing"
-            reason = "what follows the module, as a loss does, may save as much as a log-softmax of what it gives"
+            reason = "what follows the module, as a loss does, may save as much as a cross-entropy of what it gives"
             for name, part in self.module.named_modules():
                 if isinstance(part, nn.RNNBase):
                     reason = f"what {type(part).__name__} ({name}) saves of a sequence cannot be counted beforehand; "

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn.models import GAT, GraphSAGE
 
@@ -221,6 +222,36 @@ def test_whatever_happens_nothing_is_left(kind: type[BaseException], tmp_path: P
     assert _left() == before
     with pytest.raises(ModelError, match="backward pass has to run within"):
         loss.backward()
+
+
+@pytest.mark.parametrize("what", ["gradients", "modes"])
+def test_it_is_planned_anew_for_other_gradients_and_modes(what: str, tmp_path: Path) -> None:
+    """As where layers are trained later than others."""
+    module, x = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 64)), torch.randn(900, 8)
+
+    def change(later: bool) -> None:
+        for one in module[:2] if what == "gradients" else ():
+            one.requires_grad_(later)
+        if what == "modes":
+            module[1].train(later)
+
+    grown = []
+    with ooc.offload(module, memory="1G", spill_dir=tmp_path) as run:
+        for later in (False, True):
+            change(later)
+            module(x).sum().backward()
+            assert run.plan is not None
+            grown.append(sum(run.plan.most))
+    assert grown[0] < grown[1]
+
+
+def test_the_labels_of_few_classes_may_be_saved_by_a_loss(tmp_path: Path) -> None:
+    """They are 8 bytes a row, more than what a log-softmax of two classes makes."""
+    module, x, y = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 2)), torch.randn(2000, 8), torch.ones(2000)
+    with ooc.offload(module, memory="1G", spill_dir=tmp_path):
+        found = torch.autograd.grad(F.cross_entropy(module(x), y.long()), [*module.parameters()])
+    expected = torch.autograd.grad(F.cross_entropy(module(x), y.long()), [*module.parameters()])
+    assert all(map(torch.equal, found, expected))
 
 
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
