@@ -196,7 +196,8 @@ class _Rows:
         texts = self._ids.dtype.kind == "S"
         if not texts and asked.dtype.kind in "USTO":  # beside ids of the other end that are texts
             with suppress(ValueError, OverflowError):
-                asked = asked.astype(str).astype(np.int64)
+                numbers = (written := asked.astype(str)).astype(np.int64)
+                asked = numbers if (numbers.astype(str) == written).all() else asked  # and not 007
         if asked.dtype.kind not in ("USTO" if texts else "iu"):
             raise TypeError(asked.dtype)
         if texts and asked.dtype.kind != "S":

@@ -363,6 +363,8 @@ def test_links_of_tables_go_by_ids(tmp_path: Path, order: str) -> None:
     with ooc.LinkTrainer(ooc.LinkPredictor(Encoder()), store, links, memory="48M") as trainer:
         trainer.fit(1, progress=False)
         scores = trainer.score(np.array([[str(user) for user, _ in pairs], [movie for _, movie in pairs]]))
+        with pytest.raises(ooc.OptionError, match="must be ids of nodes"):
+            trainer.score(np.array([["003"], ["m-9"]]))
         rows: dict[str, Tensor] = {}
         for kind, ids in (("user", [*map(str, users)]), ("movie", movies)):
             trainer.predict(node_type=kind, out=tmp_path / f"{kind}.csv")
