@@ -120,6 +120,7 @@ def source_gradients(
         numbers, rows = (False, layout.groups, width, width, layout.target), (source_RW, target_NP, target_NP)
         _product_gradients(walk, terms, Factors.of(function), *rows, numbers, _registers(out_RW), out_RW, nothing)
     else:
+        assert not layout.loop, "added self-loops have no terms here"
         constants, given = (False, *_constants(function)), (_registers(out_RW), nothing, out_RW, nothing)
         _rectified_gradients(walk, terms, source_RW, target_NP, constants, *given)
 

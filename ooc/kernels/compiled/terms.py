@@ -14,7 +14,7 @@ from torch import Tensor
 from ooc.kernels.compiled.lanes import TOGETHER
 from ooc.kernels.compiled.loops import EDGES, array, computed, part
 from ooc.kernels.edge_terms import EdgeTerms
-from ooc.kernels.edges import SelfLoops, TileEdges
+from ooc.kernels.edges import TileEdges
 
 FEATURES = (torch.float32, torch.float64)
 """Types of edges' features that loops read; others are converted."""
@@ -53,14 +53,6 @@ def readable(tile: TileEdges, pulled: Tensor) -> TileEdges:
     if tile.features_EK is None or tile.features_EK.dtype in FEATURES:
         return tile
     return replace(tile, features_EK=tile.features_EK.to(computed(pulled)))
-
-
-def are_there(terms: EdgeTerms | None, tile: TileEdges) -> bool:
-    """Whether every edge has features of which to make terms, where there are terms."""
-    if terms is None:
-        return True
-    is_known = tile.self_loops is not SelfLoops.EXACTLY_ONE or terms.loop_RK is not None
-    return is_known and tile.features_EK is not None
 
 
 @part
