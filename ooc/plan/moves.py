@@ -187,7 +187,7 @@ class Moves:
         tried: dict[int, tuple[tuple[int, int], Choice, Layout]] = {}
         least, most = self.problem.capacity.least, limit
         for choice in choices:
-            if bucketed or self._bound_bytes(choice) <= most:
+            if self._bound_bytes(choice) <= most:
                 layout = self.problem.layout(choice)
                 known = tried.pop(id(layout)) if id(layout) in tried else (least(layout, most), choice, layout)
                 tried[id(layout)] = known
@@ -202,14 +202,20 @@ class Moves:
         return None if found is None or found[0][0] > limit else found[1]
 
     def _bound_bytes(self, choice: Choice) -> int:
-        """No layout of ``choice`` takes less memory: what is always there, a tile of rows, and one source that is
-        gathered from, whole or a slab of it, or a block of each slab that a stage loads and stores."""
+        """No layout of ``choice`` takes less memory, nor where fewer sources are gathered by buckets: what is always
+        there, a tile of rows, and one source that is gathered from, whole or a slab of it, or a block of each slab that
+        a stage loads and stores."""
         work, cuts = self.workload, choice.cuts
         if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
             return 0
         widths, frame_bytes = widths_and_frame_bytes(work, choice)
         gathered = max(
-            (work.matrices[name].rows * widths[name] * work.matrices[name].itemsize for name in cuts), default=0
+            (
+                work.matrices[name].rows * widths[name] * work.matrices[name].itemsize
+                for name in cuts
+                if name not in choice.bucketed
+            ),
+            default=0,
         )
         whole = {name for name, cut in cuts.items() if cut == WHOLE}.union(*(pull.added_to for pull in work.pulls))
         direct = whole.union(name for name, cut in cuts.items() if cut.direct)
@@ -219,7 +225,7 @@ class Moves:
             names, pull = {*stage.loads}.difference(whole).union({*stage.stores}.difference(direct)), stage.pull
             blocks = 0
             if pull is not None and pull.source not in whole:
-                blocks = slabs[pull.source]  # of what is pulled
+                blocks = slabs[pull.source] * (pull.source not in choice.bucketed)  # of what is pulled
                 names.discard(pull.kept or "")
             most = max(most, blocks + sum(slabs[name] for name in names))
         frames_bytes = (1 if choice.alone else STEPS_AT_ONCE) * most * frame_bytes

@@ -12,7 +12,7 @@ the first slabs of what is gathered go by way of blocks like the others (``SlabC
 become lower.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -40,6 +40,7 @@ _LAST_STEPS = 4 * MOST_STEPS
 """Steps of a row pass beyond which no lower blocks are tried: a plan takes a minute to make. Where rows are wide and
 slabs narrow, one block of every slab is a part of the memory that lower blocks make small."""
 _Beginning = tuple[int, bool, int, bool]
+_Way = tuple[_Beginning, frozenset[str]]
 _BEGINNINGS: tuple[_Beginning, ...] = (
     (FEW_STEPS, True, 1, False),
     *((most, direct, 1, False) for most in (MOST_STEPS, _LAST_STEPS) for direct in (True, False)),
@@ -121,11 +122,20 @@ def minimum_memory(problem: Problem) -> Layout:
     """The layout that takes the least memory, whatever the limits."""
     moves = Moves(problem)
     beginnings = _BEGINNINGS + _SMALLER_BEGINNINGS + _LAST_BEGINNINGS
+    buckets = dict.fromkeys((frozenset[str](), moves.bucketable))
+    return _smallest(moves, product(beginnings, buckets), problem.capacity.least, 0)
+
+
+def _smallest(
+    moves: Moves, ways: Iterable[_Way], lacking: Callable[[Layout], tuple[float, float]], there_are: int
+) -> Layout:
+    """Of what takes the least memory, whichever of ``ways`` it begins, what is ``lacking`` least, which is no less than
+    what it takes beyond the bytes that ``there_are``."""
     found: list[Layout] = []
-    for way, bucketed in product(beginnings, dict.fromkeys((frozenset[str](), moves.bucketable))):
-        most, _ = problem.capacity.least(found[0]) if found else (inf, 0)
-        tried = (layout for _, layout in _leanest(moves, way, bucketed, most))
-        found = [min(chain(found, tried), key=problem.capacity.least)]
+    for way in ways:
+        most = there_are + lacking(found[0])[0] if found else inf
+        tried = (layout for _, layout in _leanest(moves, *way, most))
+        found = [min(chain(found, tried), key=lacking)]
     return found[0]
 
 
@@ -291,11 +301,10 @@ class _Solver:
                 found, self.began = self.problem.candidate(fitting), number
                 assert found is not None, "it fits"
                 return found
+        capacity = self.problem.capacity
         if self.problem.limits.one_memory:
-            raise BudgetError(self.problem.capacity.shortage([minimum_memory(self.problem)]))
-        raise BudgetError(
-            self.problem.capacity.shortage([layout for way in ways for _, layout in _leanest(self.moves, *way, inf)])
-        )
+            raise BudgetError(capacity.shortage(minimum_memory(self.problem)))
+        raise BudgetError(capacity.shortage(_smallest(self.moves, ways, capacity.lacking, capacity.most_bytes)))
 
     def _fitting(self, beginning: _Beginning, bucketed: frozenset[str]) -> Choice | None:
         """The choice of least memory to begin with. Laying out takes most of a plan's time, so no lower blocks are laid

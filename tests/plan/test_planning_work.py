@@ -3,11 +3,13 @@
 
 from functools import cached_property
 from itertools import combinations, product
+from math import inf
 from typing import Any
 
 import pytest
 
-from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan, problem
+from ooc.errors import BudgetError
+from ooc.plan import UNMEASURED, Hardware, Limits, Workload, forecast, make_plan, problem, solver
 from ooc.plan.forecast import Traffic
 from ooc.plan.layout import layout, passes
 from ooc.plan.layout.layout import Choice, Layout
@@ -20,6 +22,7 @@ from ooc.plan.program.replacement import Uses
 from ooc.plan.program.sequence import block_table, uses_of
 from ooc.plan.solver import MOST_STEPS, PlannedLayout, minimum_memory
 from tests.examples import ordinary, thorough
+from tests.plan.test_bucketing import bucketable_workload
 from tests.plan.workloads import WITH_DEVICE_MEMORY, in_groups, large_gcn, workload
 
 IGB260M = (269_346_174, 3_995_777_033, 1024, 19)
@@ -167,6 +170,45 @@ def test_no_layout_takes_less_than_its_bound(machine: str, kind: str, monkeypatc
     again = Problem(work, Limits(0, 0), hardware)
     minimum_memory(again)
     assert len(again._layouts) < 0.8 * len(problem._layouts)
+
+
+def test_no_layout_that_gathers_by_buckets_takes_less_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one of fewer buckets, of which the same bound is taken."""
+    work = bucketable_workload()
+    problem, found = Problem(work, Limits(0, 0), UNMEASURED), list[tuple[float, Layout]]()
+    moves, bounds, lay_out = Moves(problem), list[float](), problem.layout
+
+    def laid_out(choice: Choice) -> Layout:
+        found.append((bounds[-1], layout := lay_out(choice)))
+        return layout
+
+    monkeypatch.setattr(moves, "_bound_bytes", lambda choice: bounds.append(Moves._bound_bytes(moves, choice)) or 0)
+    monkeypatch.setattr(problem, "layout", laid_out)
+    tallest, *_, lowest = moves.heights(MOST_STEPS)
+    for height, parts, alone in ((tallest, 1, False), (lowest, 8, True)):
+        moves.minimum_memory(height, moves.bucketable, inf, direct=True, parts=parts, alone=alone)
+    assert len(found) > len(bounds) > 30
+    assert all(bound <= problem.capacity.least(layout)[0] for bound, layout in found)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "limits"), [("processor", "plain", Limits(1, 1)), ("device", "groups", Limits(1, 10**6))]
+)
+def test_what_is_named_as_enough_is_found_among_few_layouts(
+    machine: str, kind: str, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes more than the least that budgets lack so far is not laid out; what is said is the same."""
+    told, numbers, leanest = [], [], solver._leanest
+    for most in (lambda _: inf, lambda most: most):
+        WORKS[kind].leanest.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(solver, "_leanest", lambda *given, most=most: leanest(*given[:-1], most(given[-1])))
+            patched.setattr(problem, "lay_out", counted := Counted(layout.lay_out, lambda *_: 1))
+            with pytest.raises(BudgetError) as raised:
+                plan_layout(WORKS[kind], limits, MACHINES[machine])
+        told.append(str(raised.value))
+        numbers.append(len(counted.sizes))
+    assert told[0] == told[1] and numbers[1] < 0.6 * numbers[0]
 
 
 @pytest.mark.parametrize("hardware", [UNMEASURED, WITH_DEVICE_MEMORY], ids=["processor", "device"])

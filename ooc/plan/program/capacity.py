@@ -228,34 +228,33 @@ class Capacity:
     def _beside_device(self, layout: Layout) -> int:
         return self.workload.fixed_device_bytes + layout.scratch_bytes
 
-    def shortage(self, smallest: Sequence[Layout]) -> str:
-        """Why none of ``smallest``, the layouts of least memory of every block height, fits: who needs how much, what
-        there is, and the least budgets that would do."""
+    def _spare(self, layout: Layout) -> int:
+        """What the host has beside what ``layout`` needs there, bytes; with tiers it is of no use where it computes."""
+        return 0 if self.has_tiers else max(0, self.limits.host_bytes - self.host_bytes(layout))
+
+    def _least_device(self, layout: Layout) -> int:
+        return max(self._beside_device(layout), self.needed_bytes(layout) - self._spare(layout))
+
+    def _least_host(self, layout: Layout) -> int:
+        return self.host_bytes(layout) + (IN_TRANSFER * layout.frame_bytes if self.has_tiers else 0)
+
+    def lacking(self, layout: Layout) -> tuple[int, int]:
+        """By which plans that do not fit are compared: what budgets lack; of a device before what the host needs."""
+        device = max(0, self._least_device(layout) - self.limits.device_bytes)
+        host = self._least_host(layout)
+        return (device, host) if self.has_tiers else (device + max(0, host - self.limits.host_bytes), device)
+
+    def shortage(self, layout: Layout) -> str:
+        """Why ``layout``, of which the budgets lack least, does not fit: who needs how much, what there is, and the
+        least budgets that would do."""
         limits = self.limits
         if limits.one_memory:
-            layout = min(smallest, key=self.least)
             need = self.whole_bytes(layout)
             return (
                 f"the smallest plan needs {format_size(need)} of memory: {self._made_of(layout)}; it may take "
                 f"{format_size(limits.memory_bytes)}; give memory={limits.of_all(need)}"
             )
-
-        def spare(one: Layout) -> int:
-            return 0 if self.has_tiers else max(0, limits.host_bytes - self.host_bytes(one))
-
-        def least_device(one: Layout) -> int:
-            return max(self._beside_device(one), self.needed_bytes(one) - spare(one))
-
-        def least_host(one: Layout) -> int:
-            return self.host_bytes(one) + (IN_TRANSFER * one.frame_bytes if self.has_tiers else 0)
-
-        def missing(one: Layout) -> tuple[int, int]:
-            device = max(0, least_device(one) - limits.device_bytes)
-            host = least_host(one)
-            return (device, host) if self.has_tiers else (device + max(0, host - limits.host_bytes), device)
-
-        layout = min(smallest, key=missing)
-        need, device, host = self.needed_bytes(layout), least_device(layout), least_host(layout)
+        need, device, host = self.needed_bytes(layout), self._least_device(layout), self._least_host(layout)
         lines, remedies = [], []
         if host > limits.host_bytes:
             ring = " and two blocks on their way" if self.has_tiers else ""
@@ -269,7 +268,7 @@ class Capacity:
             if self.has_tiers:
                 line = f"the smallest plan needs {format_size(need)} on the device: {self._made_of(layout)}; "
                 line += f"its budget is {gpu_budget}"
-            elif need - spare(layout) <= limits.device_bytes:  # not the arena's: no host budget makes up for it
+            elif need - self._spare(layout) <= limits.device_bytes:  # not the arena's: no host budget makes up for it
                 line = f"parameters and what layers compute in need {format_size(device)} of the gpu budget alone, "
                 line += f"which is {gpu_budget}"
             else:
