@@ -3,12 +3,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, groupby, product
 from operator import itemgetter
 
 from ooc.plan.layout.bucketing import bucketable, leaner_bucketed
 from ooc.plan.layout.layout import Choice, Layout, SlabChoice, widths_and_frame_bytes
 from ooc.plan.layout.passes import STEPS_AT_ONCE
+from ooc.plan.layout.temporaries import opaque_nbytes
 from ooc.plan.problem import WHOLE, Problem
 from ooc.plan.program.capacity import ExchangeForm
 
@@ -203,20 +205,18 @@ class Moves:
 
     def _bound_bytes(self, choice: Choice) -> int:
         """No layout of ``choice`` takes less memory, nor where fewer sources are gathered by buckets: what is always
-        there, a tile of rows, and one source that is gathered from, whole or a slab of it, or a block of each slab that
-        a stage loads and stores."""
+        there, a tile of rows or what an opaque layer makes of edges, and one source that is gathered from, whole or a
+        slab of it, with what is added to, or a block of each slab that a stage loads and stores."""
         work, cuts = self.workload, choice.cuts
         if self.limits.exchange is ExchangeForm.COLUMNS:  # of some slabs a process has its own rows alone
             return 0
         widths, frame_bytes = widths_and_frame_bytes(work, choice)
-        gathered = max(
-            (
-                work.matrices[name].rows * widths[name] * work.matrices[name].itemsize
-                for name in cuts
-                if name not in choice.bucketed
-            ),
-            default=0,
-        )
+        nbytes = {name: work.matrices[name].rows * widths[name] * work.matrices[name].itemsize for name in cuts}
+        gathered = 0
+        for one in work.pulls:
+            added = () if choice.spilled_sums.intersection(one.added_to) else one.added_to
+            source = 0 if one.source in choice.bucketed else nbytes[one.source]
+            gathered = max(gathered, source + sum(work.matrices[name].nbytes for name in added))
         whole = {name for name, cut in cuts.items() if cut == WHOLE}.union(*(pull.added_to for pull in work.pulls))
         direct = whole.union(name for name, cut in cuts.items() if cut.direct)
         slabs = {name: -(-matrix.columns // widths[name]) for name, matrix in work.matrices.items()}
@@ -230,7 +230,11 @@ class Moves:
             most = max(most, blocks + sum(slabs[name] for name in names))
         frames_bytes = (1 if choice.alone else STEPS_AT_ONCE) * most * frame_bytes
         always = work.fixed_device_bytes + (0 if self.on_device else work.fixed_host_bytes)
-        return always + work.tile_bytes + max(gathered, frames_bytes)
+        return always + max(work.tile_bytes, self._opaque_bytes) + max(gathered, frames_bytes)
+
+    @cached_property
+    def _opaque_bytes(self) -> int:
+        return opaque_nbytes(self.workload)
 
     def heights(self, most_steps: int, row_bytes: int = 0) -> Iterator[int]:
         """Heights of a step to try, tallest first: tiles times powers of two with which a row pass has so many steps at

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What planning has to do, counted: how long it takes goes by these numbers, on any processor."""
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations, product
 from math import inf
@@ -175,20 +176,18 @@ def test_no_layout_takes_less_than_its_bound(machine: str, kind: str, monkeypatc
 def test_no_layout_that_gathers_by_buckets_takes_less_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one of fewer buckets, of which the same bound is taken."""
     work = bucketable_workload()
-    problem, found = Problem(work, Limits(0, 0), UNMEASURED), list[tuple[float, Layout]]()
-    moves, bounds, lay_out = Moves(problem), list[float](), problem.layout
-
-    def laid_out(choice: Choice) -> Layout:
-        found.append((bounds[-1], layout := lay_out(choice)))
-        return layout
-
-    monkeypatch.setattr(moves, "_bound_bytes", lambda choice: bounds.append(Moves._bound_bytes(moves, choice)) or 0)
-    monkeypatch.setattr(problem, "layout", laid_out)
-    tallest, *_, lowest = moves.heights(MOST_STEPS)
-    for height, parts, alone in ((tallest, 1, False), (lowest, 8, True)):
-        moves.minimum_memory(height, moves.bucketable, inf, direct=True, parts=parts, alone=alone)
-    assert len(found) > len(bounds) > 30
-    assert all(bound <= problem.capacity.least(layout)[0] for bound, layout in found)
+    problem, tried = Problem(work, Limits(0, 0), UNMEASURED), list[Choice]()
+    moves, lay_out, bound = Moves(problem), problem.layout, Moves._bound_bytes
+    with monkeypatch.context() as patched:
+        patched.setattr(moves, "_bound_bytes", lambda _: 0)
+        patched.setattr(problem, "layout", lambda choice: tried.append(choice) or lay_out(choice))
+        tallest, *_, lowest = moves.heights(MOST_STEPS)
+        for height, parts, alone in ((tallest, 1, False), (lowest, 8, True)):
+            moves.minimum_memory(height, moves.bucketable, inf, direct=True, parts=parts, alone=alone)
+    assert len(tried) > 60 and all(choice.bucketed for choice in tried)
+    for choice in tried:
+        for one in choice, replace(choice, bucketed={}):
+            assert bound(moves, choice) <= problem.capacity.least(lay_out(one))[0]
 
 
 @pytest.mark.parametrize(

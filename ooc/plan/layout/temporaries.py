@@ -3,9 +3,10 @@
 
 from functools import lru_cache
 from heapq import nlargest
+from itertools import chain
 from operator import sub
 
-from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, edges_together, pulled_columns
+from ooc.plan.layout.passes import ColumnPass, MatrixPlan, Pass, RowPass, edges_together, pulled_columns
 from ooc.plan.workload import Direction, EdgeData, PerEdge, Pull, Topology, Workload, results_at_once
 
 PULL_TILE_ROWS = 2048
@@ -44,41 +45,53 @@ def scratch_nbytes(item: Pass, matrices: dict[str, MatrixPlan], workload: Worklo
         if item.stage.entry_bytes:
             entries = most_edges(workload.topologies[Direction.FEATURES], tile, item.rows, tile)
             nbytes += item.stage.beside_bytes + item.stage.entry_bytes * entries
-    if item.pull is not None:
-        topology = workload.topologies[item.pull.direction]
-        heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
-        carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
-        most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
-        beside = _BYTES_PER_TILE_EDGE
-        kind = item.pull.per_edge
-        if kind is not None and not kind.edges_at_once:
-            beside = topology.index_itemsize
-            features = topology.data.get(EdgeData.FEATURES)
-            if features is not None and features.itemsize < _LEAST_ITEMSIZE_READ:
-                beside += features.columns * workload.pulled_itemsize
-        elif workload.parts is not None or item.pull.is_opaque:
-            marks = _MARKS_OF_AN_EDGE if workload.parts is None else _MARKS_OF_AN_EDGE_ON_A_DEVICE
-            beside = marks + topology.index_itemsize
-        beside += topology.edge_bytes(item.pull.edge_data) - topology.index_itemsize  # put together from several frames
-        beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in item.pull.edge_data)  # converted, some left out
-        if workload.parts is not None:
-            nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
-        grid = matrices[item.pull.source].grid
-        share = min(grid.slab_columns, pulled_columns(item, grid))
+    if item.pull is None:
+        return workload.threads * nbytes
+    if workload.parts is not None:
+        nbytes += (min(item.rows, tile) + 1) * _BYTES_PER_TILE_ROW_ON_A_DEVICE
+    grid = matrices[item.pull.source].grid
+    share = min(grid.slab_columns, pulled_columns(item, grid))
+    return workload.threads * nbytes + _edges_nbytes(item, item.pull, workload, tile, share, grid.columns)
 
-        def of_edges(edges: int) -> int:
-            found = beside * edges
-            if kind is not None:
-                return found + _kernel_nbytes(kind, edges, min(item.rows, tile), share, grid.columns)
-            return found if workload.parts is None else found + workload.parts.nbytes(edges=edges, columns=share)
 
-        together = of_edges(most) + (workload.threads - 1) * of_edges(second)
+def opaque_nbytes(workload: Workload) -> int:
+    """What opaque layers make of their edges, all threads together, which no choice makes less: the most of a pass."""
+    pulls = ((stage, stage.pull) for stage in chain(*workload.programs.values()) if stage.pull is not None)
+    opaque = ((RowPass(0, stage, (), pull), pull) for stage, pull in pulls if pull.is_opaque)
+    return max((_edges_nbytes(*one, workload, workload.tile_rows, 1, 1) for one in opaque), default=0)
+
+
+def _edges_nbytes(item: Pass, pull: Pull, workload: Workload, tile: int, share: int, columns: int) -> int:
+    """What a pass makes of edges, all threads together, where ``share`` of the source's ``columns`` are pulled."""
+    topology, rows = workload.topologies[pull.direction], min(item.rows, tile)
+    heaviest = heaviest_tiles(topology, workload.tile_rows, item.rows, tile)
+    carried = 2 * workload.part_edges * (isinstance(item, ColumnPass) and item.edges_at_once is not None)
+    most, second = (edges_together(item, edges) + carried for edges in heaviest)  # as what two parts come to
+    beside = _BYTES_PER_TILE_EDGE
+    kind = pull.per_edge
+    if kind is not None and not kind.edges_at_once:
+        beside = topology.index_itemsize
+        features = topology.data.get(EdgeData.FEATURES)
+        if features is not None and features.itemsize < _LEAST_ITEMSIZE_READ:
+            beside += features.columns * workload.pulled_itemsize
+    elif workload.parts is not None or pull.is_opaque:
+        marks = _MARKS_OF_AN_EDGE if workload.parts is None else _MARKS_OF_AN_EDGE_ON_A_DEVICE
+        beside = marks + topology.index_itemsize
+    beside += topology.edge_bytes(pull.edge_data) - topology.index_itemsize  # put together from several frames
+    beside += 2 * workload.pulled_itemsize * (EdgeData.WEIGHT in pull.edge_data)  # converted, some left out
+
+    def of_edges(edges: int) -> int:
+        found = beside * edges
         if kind is not None:
-            together += _waiting_nbytes(kind, most, second, min(item.rows, tile), workload)
-            if kind.waiting_bytes_per_edge and most > kind.waiting_edges and workload.threads > 1:
-                together += of_edges(second)  # each thread computes while the heaviest tile is computed once more
-        return workload.threads * nbytes + together
-    return workload.threads * nbytes
+            return found + _kernel_nbytes(kind, edges, rows, share, columns)
+        return found if workload.parts is None else found + workload.parts.nbytes(edges=edges, columns=share)
+
+    together = of_edges(most) + (workload.threads - 1) * of_edges(second)
+    if kind is not None:
+        together += _waiting_nbytes(kind, most, second, rows, workload)
+        if kind.waiting_bytes_per_edge and most > kind.waiting_edges and workload.threads > 1:
+            together += of_edges(second)  # each thread computes while the heaviest tile is computed once more
+    return together
 
 
 def _waiting_nbytes(kind: PerEdge, most: int, second: int, rows: int, workload: Workload) -> int:
