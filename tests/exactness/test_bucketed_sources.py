@@ -34,7 +34,7 @@ from tests.exactness.layers import GatedAsItIs, MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_inner_dropout import OfMessages
 from tests.exactness.test_savings import in_hop_order
-from tests.examples import cases, examples
+from tests.examples import cases, examples, ordinary
 from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
@@ -178,15 +178,13 @@ def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tm
 
 
 @pytest.mark.parametrize(
-    ("spill_dtype", "threads", "others"),
-    [(None, 3, cases([(192, 0)], [(192, 0), (64, WHOLE_BYTES // 10)])), ("bfloat16", 1, [(192, 0)])],
+    ("spill_dtype", "threads"), ordinary([(None, 3), ("bfloat16", 1), ("bfloat16", 3)], ("bfloat16", 3))
 )
 def test_plans_and_threads_do_not_matter(
     store: Store,
     tmp_path: Path,
     spill_dtype: str | None,
     threads: int,
-    others: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks of other heights have other buckets, and so have larger budgets; results are equal to the last bit."""
@@ -194,7 +192,7 @@ def test_plans_and_threads_do_not_matter(
     given = {"spill_dtype": spill_dtype}
     expected, _ = trained(store, tmp_path, epochs=1, **given)
     buckets = set()
-    for block_rows, more_bytes in ((64, 0), *others):
+    for block_rows, more_bytes in cases([(64, 0), (192, 0)], [(64, 0), (192, 0), (64, WHOLE_BYTES // 10)]):
         options = given | {"block_rows": block_rows, "threads": threads}
         budgets = least(CASE, store, tmp_path, **OPTIONS | options)
         budgets["gpu_budget"] += more_bytes

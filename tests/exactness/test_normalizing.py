@@ -164,6 +164,8 @@ def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
     "GCNConv of computed weights, no loops",
     "LGConv of computed weights",
     "GCN2Conv of computed weights",
+    "TAGConv of computed weights",
+    "SSGConv of computed weights",
 )
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, tmp_path: Path) -> None:

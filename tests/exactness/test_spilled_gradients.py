@@ -28,7 +28,7 @@ from tests.exactness.comparison import assert_agrees, least, make_trainer, store
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_savings import in_hop_order
-from tests.examples import examples
+from tests.examples import examples, ordinary
 from tests.graphs import GraphCase, graph_cases, random_data
 from tests.prefetch.faults import Faults, faulty_engine
 from tests.prefetch.held import assert_no_more_held, held
@@ -161,7 +161,9 @@ def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any],
     assert other.partial_sums["dm2"].nbytes >= expected.partial_sums["dm2"].nbytes
 
 
-@pytest.mark.parametrize(("spill_dtype", "threads"), [(None, 3), ("bfloat16", 1)])
+@pytest.mark.parametrize(
+    ("spill_dtype", "threads"), ordinary([(None, 3), ("bfloat16", 1), ("bfloat16", 3)], ("bfloat16", 3))
+)
 def test_plans_and_threads_do_not_matter(
     store: Store, tmp_path: Path, spill_dtype: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
