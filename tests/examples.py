@@ -10,13 +10,13 @@ from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 Case = TypeVar("Case")
-ORDINARY, THOROUGH = 100, 1000
+ORDINARY, THOROUGH = 70, 1000
 """Examples of a property that names no number, in either profile."""
 
 
 def examples(count: int) -> int:
-    """``count`` in an ordinary run, ten times that with ``pytest --hypothesis-profile thorough``."""
-    return count * settings().max_examples // ORDINARY
+    """``count`` with a hundred examples; fewer in an ordinary run, ten times that in a thorough one."""
+    return max(1, count * settings().max_examples // 100)
 
 
 def is_thorough() -> bool:

@@ -98,6 +98,7 @@ F_IN, C = ROUGH.features, ROUGH.classes
     "nothing between",
     "positions",
     "among others",
+    "SAGEConv, sets",
 )
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_layers(case: ModelCase, converted: Converted, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ _LAYERS: dict[str, layers.Make] = {
     "median": layers.LAYERS["SAGEConv, median"],
 }
 _BY_EDGES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in cases(("several sums", "median"), _LAYERS)),
+    *((name, {}) for name in cases(("several sums",), _LAYERS)),
     *((name, {"spill_dtype": "bfloat16"}) for name in cases(("gated",), ("gated", "several sums"))),
 ]
 """Layers that compute something of every edge, by formulas, by autograd or by order."""

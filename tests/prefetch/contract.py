@@ -119,6 +119,7 @@ class EngineContract:
         engine.read([Span(spill, 0, 0, "m")], aligned(4096)[:0]).wait()
         assert engine.counters.read_bytes == 0
 
+    @pytest.mark.thorough
     def test_a_range_over_2_gib(self, engine: Engine, tmp_path: Path, huge: Arena) -> None:
         """In one call, across 2 and 4 GiB of a sparse file: no 32-bit number anywhere."""
         start, nbytes = 2 * GIB - 4096, 2 * GIB + 12388
