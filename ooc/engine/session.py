@@ -95,7 +95,7 @@ class Session:
         sources = [plan.matrices[item.pull.source] for item in passes if item.pull and item.pull.per_edge is None]
         if pulls or sources:
             with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
-                # Where slabs are narrow no loop sums them, and the compiler's 40 MB are saved. Not every wider one has
+                # Where slabs are narrow no loop sums them, and none is compiled for that. Not every wider one has
                 # a loop, either: so each width is tried, that of a last slab, too.
                 summed = set()
                 for source in sources:
