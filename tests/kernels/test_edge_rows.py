@@ -15,6 +15,7 @@ from torch_geometric.utils import scatter, softmax
 pytest.importorskip("numba")
 
 from ooc.kernels import edge_rows
+from ooc.kernels.compiled import edge_rows as loops
 from ooc.kernels.edge_rows import LookedUp, made
 
 Parts = dict[str, Tensor]
@@ -171,3 +172,16 @@ def test_edges_are_of_the_rows(bad: int) -> None:
     x, ends = torch.randn(3, 8), torch.tensor([0, bad])
     with LookedUp(), pytest.raises(IndexError, match="none of 3 rows"):
         torch.zeros(3, 8).index_add(0, torch.tensor([0, 1]), x.index_select(0, ends) * torch.ones(2, 1))
+
+
+def test_slices_and_whole_matrices_share_a_loop() -> None:
+    """The last row ends where its matrix does."""
+    x, near_E, into_E = torch.randn(7, 14), torch.tensor([0, 2, 6, 6]), torch.tensor([1, 0, 1, 6])
+    for rows in (x, x[:, 2:]):
+        expected = torch.zeros_like(rows).index_add(0, into_E, rows[near_E])
+        found = loops.add_weighted(torch.zeros_like(rows), into_E, rows, near_E, torch.ones(4, 1))
+        torch.testing.assert_close(found, expected)
+        dots_EH = loops.products(rows, near_E, rows, into_E, 2)
+        torch.testing.assert_close(dots_EH, (rows[near_E] * rows[into_E]).unflatten(1, (2, -1)).sum(-1))
+    signatures = [*loops._add.signatures, *loops._multiply.signatures]
+    assert all(getattr(one, "layout", "C") == "C" for signature in signatures for one in signature)

@@ -5,6 +5,10 @@ there are such rows is the caller's affair.
 Shapes: E edges, S and R rows at their ends, H heads of as many columns each.
 """
 
+from typing import Any
+
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from ooc.kernels.compiled.lanes import NBYTES, fma, load, prefetch, spread, store, total
@@ -16,25 +20,31 @@ _AHEAD = 32
 
 def add_weighted(into_RC: Tensor, into_E: Tensor, rows_SC: Tensor, from_E: Tensor, weight_EH: Tensor) -> Tensor:
     """Add to the row at one end of every edge that at the other one, each head times its number."""
-    _add(into_RC.numpy(), into_E.numpy(), rows_SC.numpy(), from_E.numpy(), weight_EH.numpy())
+    given = into_E.numpy(), _lines(rows_SC), from_E.numpy(), weight_EH.numpy()
+    _add(into_RC.numpy(), *given, rows_SC.shape[1] // weight_EH.shape[1])
     return into_RC
 
 
 def products(left_SC: Tensor, left_E: Tensor, right_RC: Tensor, right_E: Tensor, heads: int) -> Tensor:
     """The inner product of the rows at both ends of every edge, of each head → [E, H]."""
     found_EH = left_SC.new_empty(len(left_E), heads)
-    _multiply(left_SC.numpy(), left_E.numpy(), right_RC.numpy(), right_E.numpy(), found_EH.numpy())
+    ends = _lines(left_SC), left_E.numpy(), _lines(right_RC), right_E.numpy()
+    _multiply(*ends, found_EH.numpy(), left_SC.shape[1] // heads)
     return found_EH
 
 
+def _lines(rows: Tensor) -> npt.NDArray[Any]:
+    """Rows of a wider matrix with what lies between them: loops are compiled for one layout."""
+    return rows.numpy() if rows.is_contiguous() else as_strided(rows.numpy(), (len(rows), rows.stride(0)))
+
+
 @compiled
-def _add(into_RC, into_E, rows_SC, from_E, weight_EH):
+def _add(into_RC, into_E, rows_SC, from_E, weight_EH, channels):
     last, heads = len(from_E) - 1, weight_EH.shape[1]
-    channels = rows_SC.shape[1] // heads
     for edge in range(len(from_E)):
         row, near = into_E[edge], from_E[edge]
-        prefetch(rows_SC, from_E[min(edge + _AHEAD, last)])
-        prefetch(into_RC, into_E[min(edge + _AHEAD, last)])
+        prefetch(rows_SC, from_E[min(edge + _AHEAD, last)], heads * channels)
+        prefetch(into_RC, into_E[min(edge + _AHEAD, last)], heads * channels)
         for head in range(heads):
             weight, stop = spread(weight_EH[edge, head]), (head + 1) * channels
             for column in range(head * channels, stop, NBYTES // rows_SC.itemsize):
@@ -43,13 +53,12 @@ def _add(into_RC, into_E, rows_SC, from_E, weight_EH):
 
 
 @compiled
-def _multiply(left_SC, left_E, right_RC, right_E, found_EH):
-    last, heads = len(left_E) - 1, found_EH.shape[1]
-    channels, zero = left_SC.shape[1] // heads, spread(left_SC.dtype.type(0))
+def _multiply(left_SC, left_E, right_RC, right_E, found_EH, channels):
+    last, heads, zero = len(left_E) - 1, found_EH.shape[1], spread(left_SC.dtype.type(0))
     for edge in range(len(left_E)):
         near, row = left_E[edge], right_E[edge]
-        prefetch(left_SC, left_E[min(edge + _AHEAD, last)])
-        prefetch(right_RC, right_E[min(edge + _AHEAD, last)])
+        prefetch(left_SC, left_E[min(edge + _AHEAD, last)], heads * channels)
+        prefetch(right_RC, right_E[min(edge + _AHEAD, last)], heads * channels)
         for head in range(heads):
             sums, stop = zero, (head + 1) * channels
             for column in range(head * channels, stop, NBYTES // left_SC.itemsize):

@@ -553,14 +553,14 @@ def prefetch_side_by_side(_, matrix, row, column):
 
 
 @intrinsic
-def prefetch(_, matrix, row):
-    """Have all cache lines of a row of ``matrix`` fetched, which is going to be read."""
+def prefetch(_, matrix, row, columns):
+    """Have the cache lines of so many columns of a row of ``matrix`` fetched, which are going to be read."""
 
     def generate(context, builder, signature, arguments):
-        array, row = arguments
+        array, row, columns = arguments
         value, column = context.make_array(matrix)(context, builder, array), context.get_constant(types.intp, 0)
         first = _element(context, builder, matrix, array, row, column, _INT8)
-        nbytes = builder.mul(cgutils.unpack_tuple(builder, value.shape)[1], value.itemsize)
+        nbytes = builder.mul(columns, value.itemsize)
         within = builder.and_(builder.ptrtoint(first, nbytes.type), nbytes.type(NBYTES - 1))
         lines = builder.lshr(builder.add(builder.add(nbytes, within), nbytes.type(NBYTES - 1)), nbytes.type(6))
         constants = [_INT32(number) for number in (0, 2, 1)]  # read; to keep in all caches but the first; data
@@ -569,4 +569,4 @@ def prefetch(_, matrix, row):
             _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, *constants])
         return context.get_dummy_value()
 
-    return types.void(matrix, types.intp), generate
+    return types.void(matrix, types.intp, types.intp), generate

@@ -210,7 +210,7 @@ def fetch(walk, matrix, times):
     end = begin + (min(at[CURSOR] + EDGES, len(walk.indices_E)) - begin) // times
     for place in range(begin, end):
         if walk.indices_E[place] < walk.pulled:
-            prefetch(matrix, walk.indices_E[place])
+            prefetch(matrix, walk.indices_E[place], matrix.shape[1])
     at[FETCHED] = max(begin, end)
 
 
