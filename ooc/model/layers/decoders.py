@@ -164,7 +164,8 @@ class LinkPredictor(nn.Module):
         them; in memory, as any PyG model."""
         z_NC = self.encoder(x, edge_index, **edge_data)
         z_NC = z_NC[0] if isinstance(z_NC, tuple) else z_NC
-        return scores_of(self.decoder, z_NC[links_2E[0]], z_NC[links_2E[-1]], *links_2E[1:-1])
+        ends = z_NC[links_2E[0]], z_NC[links_2E[-1]]
+        return scores_of(self.decoder, index_place(self.decoder), *ends, *links_2E[1:-1])
 
 
 def _of_each(loss: Any) -> LinkLoss:
@@ -196,15 +197,20 @@ def check_loss(loss: LinkLoss, dtype: torch.dtype) -> None:
         )
 
 
-def scores_of(decoder: nn.Module, head_EC: Tensor, tail_EC: Tensor, *kinds: Tensor) -> Tensor:
-    """Scores [E] that a decoder gives for rows of heads and of tails [E, C], and numbers of types [E] if it takes them;
-    OGB's gives [E, 1]. Decoders as PyG's examples have them are given rows, and which pairs of them are meant, as
-    ``(z, edge_index)`` or ``(x_user, x_movie, edge_label_index)``."""
-    given, at_E = (head_EC, tail_EC, *kinds), torch.arange(len(head_EC), device=head_EC.device)
-    match [*map(_is_index, inspect.signature(decoder.forward).parameters)]:
-        case [_, True, *_]:
-            given = torch.cat((head_EC, tail_EC)), torch.stack((at_E, at_E + len(at_E)))
-        case [_, _, True, *_]:
-            given = head_EC, tail_EC, torch.stack((at_E, at_E))
+def index_place(decoder: nn.Module) -> int:
+    """Where among a decoder's arguments is which pairs of rows are meant, as those of PyG's examples have it,
+    ``(z, edge_index)`` or ``(x_user, x_movie, edge_label_index)``; 0: nowhere."""
+    are_indices = [*map(_is_index, inspect.signature(decoder.forward).parameters)]
+    return next((place for place in (1, 2) if are_indices[place : place + 1] == [True]), 0)
+
+
+def scores_of(decoder: nn.Module, index: int, head_EC: Tensor, tail_EC: Tensor, *kinds: Tensor) -> Tensor:
+    """Scores [E] that a decoder gives for rows of heads and of tails [E, C], and numbers of types [E] if it takes them,
+    or for these rows and which pairs of them are meant, at the place ``index``; OGB's gives [E, 1]."""
+    given: tuple[Tensor, ...] = (head_EC, tail_EC, *kinds)
+    if index:
+        at_E = torch.arange(len(head_EC), device=head_EC.device)
+        rows, tails_E = ((torch.cat(given),), at_E + len(at_E)) if index == 1 else (given, at_E)
+        given = (*rows, torch.stack((at_E, tails_E)))
     found: Tensor = decoder(*given)
     return found.squeeze(1) if found.dim() == 2 and found.shape[1] == 1 else found

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from ooc.errors import ModelError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows, neighbourhood, runs, stretches
-from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, scores_of, takes_kinds
+from ooc.model.layers.decoders import LinkLoss, LinkPredictor, check_loss, index_place, scores_of, takes_kinds
 from ooc.model.layers.layer import EdgeInput, Graph
 from ooc.model.layers.opaque import Opaque, lower_opaque
 from ooc.model.layers.per_edge import Key
@@ -34,7 +34,7 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
 
     def __init__(self, decoder: nn.Module, loss: LinkLoss) -> None:
         super().__init__(aggr="sum")
-        self.decoder, self.loss = decoder, loss
+        self.decoder, self.index, self.loss = decoder, index_place(decoder), loss
 
     def forward(self, z: Any, edge_index: Tensor, label: Tensor, kind: Any = None) -> Tensor:
         kept_E = ~label.isnan()  # before they are scored: their gradient may be no number
@@ -43,7 +43,7 @@ class LinkLosses(MessagePassing):  # type: ignore[misc]
         return cast(Tensor, self.propagate(edge_index, z=z, label=label, kind=kind))
 
     def message(self, z_i: Tensor, z_j: Tensor, label: Tensor, kind: Any) -> Tensor:
-        scores_E = scores_of(self.decoder, z_i, z_j, *([] if kind is None else [kind]))
+        scores_E = scores_of(self.decoder, self.index, z_i, z_j, *([] if kind is None else [kind]))
         return self.loss(scores_E, (label > 0).to(scores_E.dtype))[:, None]  # whatever it is tried with
 
 
@@ -63,7 +63,7 @@ class OfScoredLinks(OfLinks):
 
     @torch.no_grad()
     def forward(self, key: Key, tile: TileEdges, source: Tensor | BucketRows, own: Tensor, groups: range) -> Tensor:
-        decoder, most = cast(nn.Module, self._own_module().decoder), self.edges_at_once(on_device=False)
+        module, most = cast(LinkLosses, self._own_module()), self.edges_at_once(on_device=False)
         first, (tile, source) = tile.start, self.joined(tile, source, own)
         for run in runs(tile, most):
             at = int(self.offsets[run.start - tile.start + first])
@@ -72,7 +72,7 @@ class OfScoredLinks(OfLinks):
                     near = neighbourhood(piece, len(source))
                     z_SC, (tails_E, heads_E) = near.gather(source), near.edge_index_2E
                     kinds = [] if near.features_EK is None else [near.features_EK[:, 0].long()]
-                    scores_E = scores_of(decoder, z_SC[heads_E], z_SC[tails_E], *kinds)
+                    scores_E = scores_of(module.decoder, module.index, z_SC[heads_E], z_SC[tails_E], *kinds)
                     if near.weight_E is not None:  # NaN: there is no such pair
                         scores_E = scores_E + near.weight_E
                     self.scores[at : at + count] = scores_E.numpy()

@@ -206,7 +206,8 @@ class TrainingLinks:
         self._seed, self._ends, self._negatives, self._reversed_in = seed, ends, negatives, -1
         self._known = KnownLinks(ends) if filtered else None
         heads, tails, kinds = links_3E
-        links, nodes, self._nodes = len(heads), ends.tails, ends.heads
+        self.count = links = len(heads)
+        nodes, self._nodes = ends.tails, ends.heads
         total = links * (1 + negatives)
         self._copies = -(-links * negatives // nodes)
         index = np.int32 if nodes <= 2**31 else np.int64
@@ -276,7 +277,7 @@ class TrainingLinks:
     def drawn(self, epoch: int, step: int, steps: int) -> tuple[Tensor, Tensor]:
         """Which links of those given a step has, ascending, and the tails drawn for each, by their ids; -1 of those
         that are left out. OptionError where ids are texts, which no tensor holds."""
-        links, ids = self._tails.shape[0], self._ends.ids(-1)
+        links, ids = self.count, self._ends.ids(-1)
         if ids.dtype.kind == "S":
             raise OptionError("negatives are told by whole numbers, and the ids of these nodes are texts")
         tails_EK = self._drawn(epoch, 0, links)
@@ -327,7 +328,7 @@ class TrainingLinks:
             draws = permutation.inverse(np.arange(first * copies, last * copies, dtype=np.uint64)).astype(np.int64)
             links = draws // self._negatives
             heads = np.searchsorted(self._first, links, side="right") - 1
-            heads = np.where(links < self._tails.shape[0], heads, np.repeat(np.arange(first, last), copies))
+            heads = np.where(links < self.count, heads, np.repeat(np.arange(first, last), copies))
             found = np.empty(ends[-1] - ends[0], dtype=np.int64)
             is_drawn = np.zeros(len(found), dtype=np.bool_)
             is_drawn[((ends[1:] - ends[0])[:, None] - 1 - np.arange(copies)).reshape(-1)] = True
@@ -336,9 +337,9 @@ class TrainingLinks:
             self._reversed.put(int(ends[0]), found)
 
     def _step_of(self, epoch: int, first: int, last: int, steps: int) -> Ints:
-        """Which step of an epoch each of these links is in."""
-        found = words(np.arange(first, last, dtype=np.uint64), self._seed, epoch, _STEP)
-        return (found % np.uint64(steps)).astype(np.int64)
+        """Which step of an epoch each of these links is in: every step has as many, or one more."""
+        shuffled = Permutation(self.count, self._seed, epoch, _STEP)
+        return (shuffled.of(np.arange(first, last, dtype=np.uint64)) % np.uint64(steps)).astype(np.int64)
 
 
 def words(numbers: Words, *key: int) -> Words:

@@ -270,9 +270,10 @@ class LinkTrainer(Trainer):
     """Trains a ``LinkPredictor`` in place on the whole graph and the ``links``, within the memory it is given.
 
     Every epoch makes ``steps`` steps, each with the exact embeddings of all nodes for a part of the training links that
-    is drawn for it. To each link come ``negatives`` pairs that are none: its head with tails drawn evenly from all
-    nodes, as OGB's baselines do, whether or not they are linked. They are the same for the same ``seed`` and order of
-    the store's rows, whatever the memory. The loss is the mean over both kinds; an epoch's that of its steps.
+    is drawn for it; each has as many links, or one more, and needs one. To each link come ``negatives`` pairs that are
+    none: its head with tails drawn evenly from all nodes, as OGB's baselines do, whether or not they are linked. They
+    are the same for the same ``seed`` and order of the store's rows, whatever the memory. The loss is the mean over
+    both kinds; an epoch's that of its steps.
     Where an epoch of several steps is interrupted, those that are made stay made, but for a run that is gone on with.
 
     ``metric``: ``"mrr"``, ``"hits@K"``, ``"roc-auc"`` or ``"average-precision"``, the first three as OGB's evaluators
@@ -324,6 +325,8 @@ class LinkTrainer(Trainer):
         )
         objective = self.ranks.all_of(make)
         assert objective.training is not None
+        if self._steps > (count := objective.training.count):
+            raise OptionError(f"{self._steps} steps an epoch are more than the {count} training links; each needs one")
         self._training, self._scorer = objective.training, objective.scorer
         asked = {name: value for name, value in self._asked.items() if name not in ("metric", "loss", "flat_labels")}
         return objective.prepared(self.model, self.store, resources.shared_with(self.ranks), **asked)
@@ -341,14 +344,14 @@ class LinkTrainer(Trainer):
             count = self._training.draw(self.epoch, step, self._steps, both_ways=both_ways)
             for side in (Direction.LINKS, Direction.LINKS_REVERSED):
                 self._session.reread(side)
-            self._objective.divisor = float(max(1, count))  # type: ignore[attr-defined]
+            self._objective.divisor = float(count)  # type: ignore[attr-defined]
             self._step_number = step
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
             counted += count
             if step < self._steps - 1:
                 self._update()
                 self._commit_rows()
-        return total / max(1, counted)
+        return total / counted
 
     def _start(self) -> None:
         super()._start()

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,13 @@ def test_decoders_have_several_forms(store: Store, links: ooc.Links) -> None:
                 3,
             )
     assert all(one == found[0] for one in found)
+
+
+def test_how_a_decoder_is_called_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for every tile."""
+    losses, zeros = LinkLosses(OfIndex(column=True), binary_cross_entropy), torch.zeros(3, 6)
+    monkeypatch.setattr(inspect, "signature", lambda *given: pytest.fail("it is looked at again"))
+    assert losses(zeros, torch.tensor([[0, 1], [1, 2]]), torch.ones(2)).shape == (3, 1)
 
 
 def test_links_that_are_left_out_have_no_gradient() -> None:
@@ -318,6 +326,7 @@ def test_every_link_is_in_one_step_and_epochs_draw_anew(store: Store, links: ooc
     _, drawn = _train(_model(), store, links, steps=3)
     for steps in drawn:
         assert torch.cat([chosen for chosen, _ in steps]).sort().values.equal(torch.arange(400))
+        assert [len(chosen) for chosen, _ in steps] == [134, 133, 133]
     first, second = (torch.cat([tails for _, tails in steps]) for steps in drawn[:2])
     assert not first.equal(second)
     counts = torch.bincount(torch.cat([t.reshape(-1) for steps in drawn for _, t in steps]), minlength=_NODES)
@@ -547,6 +556,8 @@ def test_what_cannot_be_is_refused_by_name(store: Store, links: ooc.Links) -> No
         ooc.LinkTrainer(_model(), store, ooc.Links(Data(edge_index=links.train)))
     with pytest.raises(ooc.OptionError, match=r"valid_negatives must be \[2, M\] or \[40, K\]"):
         ooc.LinkTrainer(_model(), store, ooc.Links(links.train, links.valid, valid_negatives=links.test.T))
+    with pytest.raises(ooc.OptionError, match="401 steps an epoch are more than the 400 training links"):
+        ooc.LinkTrainer(_model(), store, links, steps=401)
     with pytest.raises(ooc.BudgetError, match="memory="):
         _train(_model(), store, links, memory="200K")
     with pytest.raises(ooc.BudgetError, match=r"(finding .* nodes|links in order) needs .*; give memory='\d+K?'"):
