@@ -93,23 +93,22 @@ class Session:
         pulls = [value for value in values_of(network.training) if isinstance(value, EdgeAggregate)]
         passes = (item for program in plan.programs.values() for item in program)
         sources = [plan.matrices[item.pull.source] for item in passes if item.pull and item.pull.per_edge is None]
-        if pulls or sources:
-            with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
-                # Where slabs are narrow no loop sums them, and none is compiled for that. Not every wider one has
-                # a loop, either: so each width is tried, that of a last slab, too.
-                summed = set()
-                for source in sources:
-                    is_narrow = source.region_itemsize < network.dtype.itemsize
-                    kept_as = self._prepared.spill_dtype if is_narrow else network.dtype
-                    for slab in (0, source.grid.slabs - 1):
-                        summed.add((source.grid.width(slab) + source.spare_columns, kept_as))
-                for columns, kept_as in summed:
-                    rehearse(columns, kept_as)
-                builder.objective.rehearse(network.dtype)
-                done(1)
-                for number, pull in enumerate(pulls, 2):
-                    pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)
-                    done(number)
+        with reported(self._listener, "compiled kernels", len(pulls) + 1, "layers") as done:
+            # Where slabs are narrow no loop sums them, and none is compiled for that. Not every wider one has
+            # a loop, either: so each width is tried, that of a last slab, too.
+            summed = set()
+            for source in sources:
+                is_narrow = source.region_itemsize < network.dtype.itemsize
+                kept_as = self._prepared.spill_dtype if is_narrow else network.dtype
+                for slab in (0, source.grid.slabs - 1):
+                    summed.add((source.grid.width(slab) + source.spare_columns, kept_as))
+            for columns, kept_as in summed:
+                rehearse(columns, kept_as)
+            builder.objective.rehearse(network.dtype)
+            done(1)
+            for number, pull in enumerate(pulls, 2):
+                pull.rehearse(builder, network.dtype, self._prepared.spill_dtype)
+                done(number)
 
     def _move(self, place: torch.device) -> None:
         for tensor in chain(self._models.parameters(), self._models.buffers()):

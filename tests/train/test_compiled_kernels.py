@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,20 @@ def test_an_epoch_compiles_nothing(layer: str, tmp_path: Path) -> None:
         before = compiled()
         trainer.fit(1)
     assert compiled() == before > 0
+
+
+def test_a_model_without_edges_has_its_loss_compiled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ooc.kernels.compiled import cross_entropy
+
+    class Mapped(nn.Linear):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)
+
+    calls, loop = list[Any](), cross_entropy._cross_entropy
+    monkeypatch.setattr(cross_entropy, "_cross_entropy", lambda *given: calls.append(given) or loop(*given))
+    with Trainer(Mapped(5, 3), graph(), "64M", "64M", spill_dir=tmp_path) as trainer:
+        trainer._start()
+        assert len(calls) == 1
 
 
 def test_without_the_compiler_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
