@@ -165,7 +165,9 @@ class TrainingView:
             peak = max((tier.peak_bytes(record) for record in self.records), default=0)
             of = f"of {format_size(tier.limit_bytes)}"
             filled = bar(peak / tier.limit_bytes if tier.limit_bytes else 0.0, max(4, width - len(of) - 1))
-            yield tier.where, format_size(peak), f"{filled} {of}".strip(), format_size(tier.promised_bytes)
+            is_known = self.records and not self.promise  # batches take what they are forecast to
+            forecast = "" if is_known else format_size(tier.promised_bytes)
+            yield tier.where, format_size(peak), f"{filled} {of}".strip(), forecast
         yield from self._traffic(last)
 
     def _scores(self, width: int) -> Iterator[Row]:

@@ -64,11 +64,12 @@ def describe_run(path: Path, *, held: bool = False) -> dict[str, Any]:
         run = RunFolder.open(path)
         records = run.records()
         config = run.config
+        done, asked = records[-1].epoch if records else 0, _count(config.get("epochs"))
         found = {
             "graph": _text(config.get("store") or config.get("graph")),
             "model": _text(config.get("model") or config.get("model_class")),
-            "epochs": records[-1].epoch if records else 0,
-            "epochs_asked": _count(config.get("epochs")),
+            "epochs": done,
+            "epochs_asked": None if asked is not None and asked < done else asked,  # it went on from Python
             "metric": _text(config.get("scored_by")),
             "date": datetime.fromtimestamp(run.changed_s, UTC).isoformat(timespec="seconds"),
         }

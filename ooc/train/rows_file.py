@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ooc.errors import OptionError, StoreError
+from ooc.errors import OptionError, StoreError, as_error
 from ooc.sizes import format_size
 from ooc.storage.array import exchanged, flush, flush_all, lock_holder, open_alone, runs, write_at
 from ooc.storage.writer import ArrayWriter
@@ -57,7 +57,7 @@ class RowsFile:
 
     ``shape`` is [n, columns], or [n] for one number a row. ``id_type``: of the ids of what rows are ``called``, int64
     or bytes of UTF-8. Use as a context manager: what was not finished is removed. Raises OptionError before anything is
-    written where the file cannot be or the disk has no room.
+    written where the file cannot be or the disk has no room, and where it is full meanwhile.
     """
 
     def __init__(
@@ -104,11 +104,16 @@ class RowsFile:
         places, data = places[order], records.view(np.uint8)
         for first, last in runs(places):
             offset = self._start + int(places[first]) * self._row_bytes
-            write_at(self._file.fileno(), data[first * self._row_bytes : last * self._row_bytes], offset)
+            with as_error(OptionError, self.path):
+                write_at(self._file.fileno(), data[first * self._row_bytes : last * self._row_bytes], offset)
 
     def finish(self, names: list[str], *, block_bytes: int, values: tuple[str, ...] | None = None) -> None:
         """Make the file of the rows. ``names`` are the columns', for the formats that have such, and ``values`` what
         is written there for the numbers 0, 1, …; ``block_bytes`` of rows are in memory at once."""
+        with as_error(OptionError, self.path):
+            self._finish(names, block_bytes, values)
+
+    def _finish(self, names: list[str], block_bytes: int, values: tuple[str, ...] | None) -> None:
         made = self._partial
         match self.path.suffix:
             case ".npy":

@@ -71,6 +71,12 @@ def test_how_far_runs_are(tmp_path: Path) -> None:
     assert by["time"][0] == "run-11" and by["memory"][0] == "run-11"
 
 
+def test_more_epochs_than_the_command_asked_for(tmp_path: Path) -> None:
+    """Of a run that has been gone on with from Python."""
+    found = describe_run(made(tmp_path / "run", [0.1, 0.2, 0.3], epochs=2))
+    assert (found["epochs"], found["epochs_asked"], found["state"]) == (3, None, "finished")
+
+
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
     path = made(tmp_path / "run", [0.1], epochs=3)
     with RunFolder.open(path) as run:

@@ -71,7 +71,9 @@ def test_of_batches_is_said_how_many_are_done() -> None:
     view.task_started("epoch 1", 8, "batches")
     view.task_advanced(4)
     text = "\n".join(shown(view, 120))
-    assert "batch 5 of 8" in text and "of 100 B" in text and "forecast" not in text
+    assert "batch 5 of 8" in text and "of 100 B" in text and "90 B" in text and "forecast" not in text
+    view.epoch_finished(record(1, host_peak_bytes=90, device_peak_bytes=0))
+    assert "\n".join(shown(view, 120)).count("90 B") == 1
 
 
 def test_the_best_is_that_of_the_metric() -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of rows replaces another one at once, and takes over what a killed process has left."""
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,6 +46,16 @@ def test_two_processes_do_not_write_the_same_file(tmp_path: Path) -> None:
         table.finish(["a", "b", "c"], block_bytes=100)
     np.testing.assert_array_equal(np.load(path), ROWS)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("written_by", ["write_at", "flush_all"])
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_by: str) -> None:
+    """Of which the system tells no name where it writes to what is open."""
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(f"ooc.train.rows_file.{written_by}", full)
+    with pytest.raises(OptionError, match=r"a\.npy: No space left on device"):
+        write(tmp_path / "a.npy")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])

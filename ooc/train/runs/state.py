@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ooc.engine.record import EpochRecord, with_names_of_now
-from ooc.errors import OptionError, RunError, TrainingError
+from ooc.errors import OptionError, RunError, TrainingError, as_error
 from ooc.events import Listener, caution, ignore
 from ooc.ranks import ALONE, Ranks
 from ooc.storage.array import replace_file
@@ -268,7 +268,8 @@ def export_weights(state: State, path: Path, *, metadata: dict[str, str], force:
         case _:
             raise OptionError(f"{path} must end in .safetensors or .pt")
     check_new(path, force=force)
-    replace_file(path, data)
+    with as_error(OptionError, path):
+        replace_file(path, data)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
