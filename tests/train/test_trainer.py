@@ -5,6 +5,7 @@ import gc
 import inspect
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -37,6 +38,35 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def model() -> GCN:
     torch.manual_seed(0)
     return GCN(8, 4, 2, 3)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows * rows
+
+
+OTHER = torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+
+def computed() -> torch.Tensor:
+    """As another training does."""
+    rows: torch.Tensor = Square.apply(OTHER(torch.ones(3, 2)))
+    return rows
+
+
+class WhileOthersCompute(GCN):
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            assert type(pool.submit(computed).result()) is torch.Tensor
+        rows: torch.Tensor = super().forward(x, edge_index)
+        return rows
+
+
+def test_other_threads_compute_while_a_model_is_traced(store: Store, tmp_path: Path) -> None:
+    """torch's own functions are replaced meanwhile."""
+    with ooc.Trainer(WhileOthersCompute(8, 4, 2, 3), store, spill_dir=tmp_path):
+        pass
 
 
 def test_a_path_and_data_train_as_their_store_does(store: Store, tmp_path: Path) -> None:

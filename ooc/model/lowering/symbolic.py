@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from inspect import isfunction
 from pathlib import Path
+from threading import get_ident
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -170,7 +171,11 @@ class Calls:
     def _without_functions(self) -> Iterator[None]:
         """The backward of an autograd.Function is not seen: what it calls forward would be differentiated instead."""
 
+        own, as_before = get_ident(), torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() != own:
+                return as_before(function, *args, **kwargs)
             raise self._refuse(f"{function.__name__} is a torch.autograd.Function, with a backward of its own")
 
         with ExitStack() as patches:
@@ -441,9 +446,10 @@ class _Tracer(fx.Tracer):
         self._counts = {one.shape[0 if one.is_floating_point() else -1] for one in inputs}
         self._edges = {one.shape[1] for one in inputs if not one.is_floating_point() and one.dim() == 2}
         self._samples: dict[fx.Node, Any] = {}
-        self._tracing = True
-        """Not while samples are computed. Taking torch.fx's wrappers of ``nn.Module`` off for so long takes
-        milliseconds each time, as Python then forgets what it knows of all its subclasses."""
+        self._traced_in = get_ident()
+        """The thread, as others meet torch.fx's wrappers of ``nn.Module``, too; 0 while samples are computed. Taking
+        the wrappers off for so long takes milliseconds each time, as Python then forgets what it knows of all its
+        subclasses."""
         self._asked: set[fx.Node] = set()
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -469,7 +475,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """What is computed of a buffer is computed whenever it is used, as the buffer may be written into meanwhile."""
-        if not self._tracing or (isinstance(attr_val, Tensor) and not attr_val.is_floating_point()):
+        if self._traced_in != get_ident() or (isinstance(attr_val, Tensor) and not attr_val.is_floating_point()):
             return attr_val  # numbers may say how many steps there are
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
@@ -647,14 +653,14 @@ class _Tracer(fx.Tracer):
             if one not in needed and one not in self._samples:
                 needed.add(one)
                 waiting += one.all_input_nodes
-        self._tracing = False
+        self._traced_in = 0
         try:
             with _as_it_was(self.root), torch.no_grad():
                 for at, one in enumerate(self.graph.nodes):
                     if one in needed:
                         self._samples[one] = self._inputs[at].clone() if one.op == "placeholder" else self._made(one)
         finally:
-            self._tracing = True
+            self._traced_in = get_ident()
         return self._samples[node]
 
     def _made(self, node: fx.Node) -> Any:
@@ -664,7 +670,7 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As it was before ``torch.compile``. One that looks at the edges itself is left whole, the innermost of those
         that are in each other; one that gives rows by type gives a dictionary."""
-        if not self._tracing:
+        if self._traced_in != get_ident():
             return forward(*args, **kwargs)
         if "_orig_mod" in m._modules:
             inner: Any = m._orig_mod
