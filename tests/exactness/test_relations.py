@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import FastRGCNConv, GCNConv, RGATConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, FiLMConv, GCNConv, RGATConv, RGCNConv
 
 import ooc
 from ooc.errors import ModelError, SourceError
@@ -143,9 +143,10 @@ class Alike(Net):
     ("model", "told"),
     [
         (Alike(), "GCNConv"),
+        (Net(FiLMConv), r"FiLMConv .*types that a layer looks up are a column of edge_attr"),
         (nn.Sequential(RGCNConv(FEATURES, CLASSES, RELATIONS)), r"or \(x, edge_index, edge_type\)"),
     ],
-    ids=["edges alike", "one argument"],
+    ids=["edges alike", "films", "one argument"],
 )
 def test_models_that_are_not_exact_are_refused_by_name(model: nn.Module, told: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=told):
@@ -156,4 +157,7 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     data = graph()
     data.edge_type[0] = -1
     with pytest.raises(SourceError, match="edge_type has to be 0 to 4095, not -1 to 4"):
+        ooc.convert(data, tmp_path / "g.ooc")
+    data.edge_index, data.edge_type = data.edge_index[:, :0], data.edge_type[:0]
+    with pytest.raises(SourceError, match="there are no edges to be of types; leave out edge_type"):
         ooc.convert(data, tmp_path / "g.ooc")

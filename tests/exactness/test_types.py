@@ -564,7 +564,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "rows of two types": (Mixed, "rows of .paper. and of .author. at once"),
     "rows of another type": (OfAuthors, "gives rows of 'author', needed are those of 'paper'"),
     "one matrix for all": (lambda data: nn.Linear(7, CLASSES), r"must take \(x_dict, edge_index_dict\)"),
-    "hgt": (Transformed, "HGTConv .* types of edges, or in another order"),
+    "hgt": (Transformed, r"HGTConv .* types of edges, or in another order, .* data\.metadata\(\)"),
 }
 
 

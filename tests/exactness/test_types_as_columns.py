@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import (
+    FiLMConv,
     GCNConv,
     HEATConv,
     HeteroBatchNorm,
@@ -111,6 +112,23 @@ def test_rows_of_relations(tmp_path: Path) -> None:
     store = store_of(data, tmp_path)
     for budgets in ({}, least(case, store, tmp_path)):
         assert_agrees(case, data, tmp_path, epochs=2, store=store, **budgets)
+
+
+class Filmed(nn.Module):
+    """A layer of PyG's that leaves out the edges of other types by itself."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.conv = FiLMConv(features, classes, num_relations=EDGE_KINDS)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.conv(x, edge_index, edge_attr[:, -1].long())
+
+
+def test_films_of_relations(tmp_path: Path) -> None:
+    data = graph()
+    data.edge_attr = data.edge_attr[:, :1]
+    assert_agrees(CustomCase(make=Filmed), data, tmp_path, epochs=1)
 
 
 def test_model_of_all(tmp_path: Path) -> None:

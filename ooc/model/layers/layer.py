@@ -398,7 +398,7 @@ def layer_of(
     for name, value in plain.items():
         if value is not None and not isinstance(value, _PLAIN):
             of_types = isinstance(value, EdgeKinds) or any(isinstance(one, EdgeKinds) for one in given.values())
-            remedy = "; types that a layer of one's own looks up are a column of edge_attr, edge_attr[:, -1].long()"
+            remedy = "; types that a layer looks up are a column of edge_attr, edge_attr[:, -1].long()"
             raise layer.refuse(f"{name} is neither rows nor edges nor a plain number{remedy * of_types}")
     if any(one.relation != relation for one in carried.values()):
         raise layer.refuse("it is given what edges carry, and other edges")

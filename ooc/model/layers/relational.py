@@ -36,6 +36,7 @@ from ooc.storage.types import EdgeType
 
 ByType = dict[str, Value | None]
 """Rows by type of nodes; None of those that no edge leads to."""
+_OF_GRAPH = "; make it with that of the graph, data.metadata()"
 
 
 def lower_hgt(conv: Any, call: Call) -> ByType:
@@ -45,7 +46,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
     _check_linears(call, {"kqv_lin": conv.kqv_lin.lins, "out_lin": conv.out_lin.lins}, rows)
     numbers = [conv.edge_types_map.get(tuple(relation)) for relation in graphs]
     if None in numbers or numbers != sorted(numbers, key=lambda number: number or 0):
-        raise call.refuse("its metadata has other types of edges, or in another order, than the graph")
+        raise call.refuse(f"its metadata has other types of edges, or in another order, than the graph{_OF_GRAPH}")
     heads, width = conv.heads, conv.out_channels
     options = AttentionOptions(heads, width // heads, SelfLoops.AS_STORED, 0.0, 0)
 
@@ -68,7 +69,7 @@ def lower_hgt(conv: Any, call: Call) -> ByType:
     for target in (name for name in rows if name in conv.dst_node_types):
         into = {one: graph for one, graph in graphs.items() if one.target == target}
         if not into:
-            raise call.refuse(f"no edges lead to {target!r}")
+            raise call.refuse(f"no edges lead to {target!r}, which its metadata has{_OF_GRAPH}")
         lin = conv.kqv_lin.lins[target]
         queries = call.assembly.projection(rows[target], query(lin), (lin.weight, lin.bias))
         attended: list[Value] = []

@@ -147,7 +147,9 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
 
 def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyArray], options: ArrayOptions) -> Source:
     """``source`` as a graph of one type of nodes and a type of edges for each number in ``kinds`` [E]."""
-    if len(kinds) != source.num_edges or not len(kinds) or kinds.dtype.kind not in "iu":
+    if not source.num_edges:
+        raise SourceError(f"{options.name}: there are no edges to be of types; leave out edge_type")
+    if len(kinds) != source.num_edges or kinds.dtype.kind not in "iu":
         raise SourceError(f"{options.name}: edge_type has to be a whole number for each of the edges")
     least, most = int(kinds.min()), int(kinds.max())
     if least < 0 or most >= _MOST_RELATIONS:
