@@ -276,16 +276,28 @@ class Scaled(MessagePassing):
 
 
 def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though a model is taken apart several times."""
-    tried: list[tuple[float, bool]] = []
+    """Though a model is taken apart several times; in evaluation as to memory alone, where it gives what it gives in
+    training."""
+    tried: list[tuple[float, bool, bool]] = []
 
     def watched(layer: Layer, module: nn.Module, **options: Any) -> ProbeResult:
-        tried.append((layer.plain["times"], module.training))
+        tried.append((layer.plain["times"], module.training, options["in_training"] is None))
         return probe_layer(layer, module, **options)
 
     monkeypatch.setattr(opaque, "probe_layer", watched)
     assert_agrees(CustomCase(make=Asked), random_data(ROUGH), tmp_path, epochs=EPOCHS)
-    assert tried == [(2.0, True), (3.0, True), (2.0, False), (3.0, False)]
+    assert tried == [(2.0, True, True), (3.0, True, True), (2.0, False, False), (3.0, False, False)]
+
+
+def test_what_a_layer_does_in_evaluation_alone_is_tried(converted: Converted, tmp_path: Path) -> None:
+    """There it goes another way by what no small graph of usual numbers has."""
+
+    def what(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x - x.mean(dim=0) if x.abs().max() > 50 and not layer.training else x.tanh()
+
+    _, store = converted(ROUGH)
+    with pytest.raises(ModelError, match="depends on more than the node"):
+        make_trainer(CustomCase(make=lambda f, c: Own(what)), store, tmp_path)
 
 
 class Deep(nn.Module):

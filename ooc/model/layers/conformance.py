@@ -162,14 +162,22 @@ def probe_layer(
     on_cpu: bool = True,
     in_pieces: bool = True,
     in_pairs: bool = True,
+    in_training: ProbeResult | None = None,
 ) -> ProbeResult:
     """Try ``module``, a copy of the layer in one of its modes, on rows of ``columns`` columns; ModelError names what
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
     ``in_pieces``: some row has so many edges that they should come in pieces; ``in_pairs``: it may be given rows in
-    pairs, if it takes them, and then runs so."""
+    pairs, if it takes them, and then runs so; ``in_training``: what trying it in training has told, where it gives the
+    same in either mode: then only what it takes without gradients is found anew."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.choose_numbers()
+        if in_training is not None:
+            probe.layer = replace(layer, pairs=in_training.pairs, looks_up=in_training.looks_up)
+            of_layer = sharing(module, layer.where), dtype, (), math.prod(in_training.tail), in_training.calls
+            edge, node, padding, piece, multiplies = probe.footprint(*of_layer, record=record)
+            found = replace(in_training, edge_bytes=edge, node_bytes=node, padding_bytes=padding, piece_bytes=piece)
+            return replace(found, multiplies=multiplies)
         probe.find_dropout()
         tail = probe.check_whole()
         outputs = math.prod(tail)
@@ -209,6 +217,7 @@ def probe_layer(
         taken = probe.footprint(sharing(module, layer.where), dtype, of_used, outputs, calls, record=record)
         probe.grow()
         probe.check_tiles(_HIGH_TILE)
+        tells_modes = tells_modes or probe.tells_modes()
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
     of_numbers = *taken, *counts, tells_modes, dropped, calls, dtype.itemsize

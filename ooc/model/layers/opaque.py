@@ -474,9 +474,14 @@ def lower_opaque(
     alike = digest(module, layer.kind, options)  # as a deep model's layers are, or those of several types of edges
     question = (layer, record, module.training) if alike is None else alike
     probed = next((found for asked, found in setting.probed if asked == question), None)
+    in_either_mode = conv, layer.kind, {**options, "record": None}
     if probed is None:
-        probed = probe_layer(layer, module, **options)
+        known = () if setting.training else setting.probed
+        found = (one for asked, one in known if asked == in_either_mode and not one.tells_modes)
+        probed = probe_layer(layer, module, **options, in_training=next(found, None))
         setting.probed.append((question, probed))
+    if setting.training:
+        setting.probed.append((in_either_mode, probed))
     if kind is Opaque:
         sizes = [assembly.num_rows(one) for one in (target or source, source)], all_edges
         if not any(asked == (question, sizes) for asked, _ in setting.probed):
