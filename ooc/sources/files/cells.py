@@ -68,7 +68,7 @@ Block = dict[str, AnyArray]
 def is_number(cell: str) -> bool:
     """Whether the text is a number; true and false are none, though they can be read as such."""
     try:
-        cell_value(cell.strip() or "empty", Cells.REAL)
+        cell_value(cell if cell.strip() else "empty", Cells.REAL)
     except (Rounded, OverflowError):
         return True
     except ValueError:
@@ -87,7 +87,7 @@ def of_texts(texts: list[str], cells: Cells) -> AnyArray:
 def kind_of(cells: list[str]) -> ColumnKind:
     """What the first ``cells`` of a column look like. Where only some are numbers the others are taken for mistakes,
     which reading them tells the place of."""
-    cells = [cell for cell in cells if cell]
+    cells = [text for cell in cells if (text := cell.strip())]
     numbers = [float(cell) for cell in cells if is_number(cell)]
     if numbers:
         large = all(value.is_integer() and abs(value) >= _LARGE for value in numbers)
@@ -114,9 +114,12 @@ def exact(number: int) -> float:
 
 
 def cell_value(cell: str, cells: Cells) -> int | float | str:
-    """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included."""
-    if cells is not Cells.TEXT and ("_" in cell or not cell.isascii()):
-        raise ValueError("no number in a file")
+    """ValueError for what is none, numbers as Python alone writes them (``1_0``, digits of other scripts) included.
+    Blanks are a part of texts alone."""
+    if cells is not Cells.TEXT:
+        cell = cell.strip()
+        if "_" in cell or not cell.isascii():
+            raise ValueError("no number in a file")
     match cells:
         case Cells.WHOLE:
             if not WHOLE_NUMBER.fullmatch(cell):

@@ -138,7 +138,7 @@ class TextTable(LineTable):
                     if any(len(row) != columns for row in cells):
                         return None
                     for name, at in zip(names, places, strict=True):
-                        found[name] = of_texts([row[at].strip() for row in cells], kind)
+                        found[name] = of_texts([row[at].lstrip(" ") for row in cells], kind)
         except (ValueError, OverflowError):
             return None
         # A whole number beyond may be another one than the file has.
@@ -157,7 +157,7 @@ class TextTable(LineTable):
             if len(row) != len(self.columns):
                 raise SourceError(f"{self.path}, line {number}: {len(row)} cells for {len(self.columns)} columns")
             for name, cells in wanted.items():
-                cell = row[self.columns.index(name)].strip()
+                cell = row[self.columns.index(name)]
                 try:
                     found[name].append(cell_value(cell, cells))
                 except (ValueError, OverflowError) as error:
@@ -172,7 +172,7 @@ class TextTable(LineTable):
         """The first cells of each column."""
         rows = self._cells(self._rows(next(self.lines(), b""), 1).split("\n")[: LOOKED_AT_ROWS + self._skip])
         columns = zip(*(row for row in rows if len(row) == len(self.columns)), strict=True)
-        found = dict(zip(self.columns, ([cell.strip() for cell in cells] for cells in columns), strict=False))
+        found = dict(zip(self.columns, map(list, columns), strict=False))
         return {name: found.get(name, []) for name in self.columns}
 
     def kinds(self) -> dict[str, ColumnKind]:
@@ -181,7 +181,7 @@ class TextTable(LineTable):
 
     def text_ids(self, column: str) -> bool:
         """Whether the column holds ids that are no whole numbers, as far as its first rows tell."""
-        return not all(map(WHOLE_NUMBER.fullmatch, self._head[column]))
+        return not all(WHOLE_NUMBER.fullmatch(cell.strip()) for cell in self._head[column])
 
     def _cells(self, lines: list[str], first: int = 1) -> list[list[str]]:
         """Of ``lines`` from that number on. SourceError where a cell has several, which blocks would cut."""
@@ -189,7 +189,7 @@ class TextTable(LineTable):
             return [line.split() for line in lines]
         rows = list[list[str]]()
         try:
-            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            reader = csv.reader(lines, delimiter=self._delimiter, skipinitialspace=True, strict=True)
             for row in reader:
                 rows.append(row)
                 if reader.line_num > len(rows):
