@@ -254,7 +254,8 @@ def test_attention_without_sums_is_refused(make: Any, told: str, tmp_path: Path)
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "dropout": (lambda x: x + F.dropout(x.mean(0)), "dropout of a sum or mean over all rows is not supported"),
+    "dropout": (lambda x: x + F.dropout(x.mean(0)), "dropout of what all rows share, as sums"),
+    "a mask of columns": (lambda x: x * F.dropout(torch.ones(8, dtype=x.dtype)), r"a mask .* torch.ones_like\(x\)"),
     "noise": (lambda x: x + torch.randn_like(x.mean(0)), "randn_like is not supported: it draws random numbers"),
     "noise of its own": (lambda x: x + torch.randn_like(torch.ones(8)), "draws random numbers"),
     "of truths": (lambda x: x * (x > 0).sum(0), "sum over all rows is supported .* in the model's type"),

@@ -506,6 +506,34 @@ def test_a_matrix_with_a_row_for_each_node_is_told(trained: bool, said: str, tmp
         ooc.Trainer(Between(Adding()), store)
 
 
+@pytest.mark.parametrize(
+    "rows_of",
+    [
+        lambda table, x: table.weight,
+        lambda table, x: table(torch.arange(table.num_embeddings)),
+        lambda table, x: table(torch.arange(x.size(0))),
+    ],
+    ids=["its weight", "by all numbers", "by numbers of rows"],
+)
+def test_an_embedding_of_the_models_own_is_told(
+    rows_of: Callable[[nn.Embedding, Tensor], Tensor], tmp_path: Path
+) -> None:
+    store = store_of(random_data(GRAPH, dtype=torch.float32), tmp_path)
+
+    class Learnt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.conv = nn.Embedding(store.num_nodes, 6), GCNConv(6, 4)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.conv(rows_of(self.table, x), edge_index)
+            return out
+
+    with pytest.raises(ModelError, match=r"; table.weight has a row for each node: embedding=6 trains such") as raised:
+        ooc.Trainer(Learnt(), store)
+    assert "what it is given of edges" not in str(raised.value)
+
+
 @pytest.mark.parametrize("asked", ["rows", "edges", "whether there are edges"])
 def test_a_small_graph_is_asked_for_as_it_is(asked: str, tmp_path: Path) -> None:
     """Which may have fewer rows and edges than what a model is tried on."""

@@ -477,8 +477,9 @@ class Interpreter:
         try:
             return self._rows_of_edges(last, conv, where)
         except ModelError as error:
-            more = "it runs as it is, since what it is given of edges is not what the store has but computed of that"
-            raise ModelError(f"{where}: {why}" if why else f"{error}; {more}") from error
+            more = "; it runs as it is, since what it is given of edges is not what the store has but computed of that"
+            is_computed = any(isinstance(one, OfEdges) for one in leaves_of(given))
+            raise ModelError(f"{where}: {why}" if why else f"{error}{more * is_computed}") from error
 
     def _rows_of_edges(self, last: OfEdges, owner: nn.Module, where: str) -> Value:
         """The rows of nodes that ``last`` gives, which runs as it is with all that it depends on; ``owner``: the
@@ -821,8 +822,10 @@ class Interpreter:
         self, input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
     ) -> Value:
         if not isinstance(input, Value):
-            what = "a sum or mean over all rows" if isinstance(input, Free) else "something that is no matrix of rows"
-            raise ModelError(f"dropout of {what} is not supported")
+            if isinstance(input, Free):
+                what = "what all rows share, as sums, parameters and numbers are, is not supported"
+                raise ModelError(f"dropout of {what}; a mask of rows is one of torch.ones_like(x)")
+            raise ModelError("dropout of something that is no matrix of rows is not supported")
         drops = training and train
         if drops and p and not self._assembly.setting.training:
             raise ModelError("dropout in evaluation is not supported; give F.dropout(…, training=self.training)")
