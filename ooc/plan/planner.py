@@ -188,7 +188,7 @@ def _promising(kept: PlannedLayout, variants: Variants) -> tuple[list[int], list
     these the ones that take less than to move what they keep: others pay only if what then has their memory is moved
     no longer, which greedy sets tell."""
     problem, hardware = kept.problem, kept.problem.hardware
-    waiting = kept.seconds - problem.computing_s(kept.layout)
+    waiting = kept.waiting_s
     if waiting <= 0:  # known before any of them is described
         return [], []
     request_bytes = kept.layout.frame_bytes
@@ -208,7 +208,7 @@ def _promising(kept: PlannedLayout, variants: Variants) -> tuple[list[int], list
 def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Variants) -> list[Recomputed]:
     """The smallest first; without those that compute for longer than all that an epoch waits if everything is kept."""
     problem, height = kept.problem, kept.layout.step_rows
-    waiting, least = kept.seconds - problem.computing_s(kept.layout), problem.bound_s(height)
+    waiting, least = kept.waiting_s, problem.bound_s(height)
 
     def pays(recomputed: Recomputed) -> bool:
         bound = Problem(variants(recomputed), problem.limits, problem.hardware).bound_s(height)

@@ -15,7 +15,7 @@ simulated seconds (``ooc.plan.simulate``), of states that lead to others by step
 *Constraint.* Every pass fits the arenas that the budgets leave (``ooc.plan.program.capacity``).
 
 *Bound.* An epoch takes no less than it computes with all that is gathered whole in memory. So recomputing a set of
-stages pays at most if that adds less to the bound than the epoch waits for data without.
+stages pays at most if that adds less to the bound than the epoch waits for data of its own without.
 """
 
 from collections.abc import Callable, Hashable
@@ -69,6 +69,8 @@ class Problem:
         self._known: dict[int, Candidate | None] = {}
         """By ``id`` of the layout, of which there is one for all choices that come to it."""
         self._layouts: dict[LayoutKey, Layout] = {}
+        self._here_s: dict[int, float] = {}
+        """By ``id`` of the layout: seconds of an epoch, but for what is waited for other processes."""
         self._least_s: dict[int, float] = {}
         """By ``id`` of the layout: seconds that an epoch takes if nothing is moved but slabs."""
 
@@ -129,6 +131,7 @@ class Problem:
             for item, moved in zip(passes, traffic, strict=True)
         ]
         seconds = epoch_seconds(taken_s, traffic, layout, self.hardware, host_frames=host_frames)
+        self._here_s[id(layout)] = seconds
         if workload.share is not None:  # what they wait for other processes
             received = received_of(passes, layout.matrices, workload.topologies, workload.share)
             seconds += sum(
@@ -136,6 +139,10 @@ class Problem:
             )
         written = sum(moved.ssd_write_bytes for moved in traffic) + workload.state_bytes
         return 0 if self.most_written is None else max(0, written - self.most_written), seconds
+
+    def waiting_s(self, layout: Layout) -> float:
+        """Seconds that an epoch waits for what is moved here, of a layout that has been forecast."""
+        return self._here_s[id(layout)] - self.computing_s(layout)
 
     def like(self, choice: Choice) -> Candidate | None:
         """What a choice for another set of recomputed stages leads to; what that does not gather is held as what has as

@@ -86,6 +86,11 @@ class PlannedLayout:
         return build_plan(self.layout, self.problem.capacity)
 
     @cached_property
+    def waiting_s(self) -> float:
+        """Seconds that an epoch waits for data of its own; for other processes it waits as long whatever is kept."""
+        return self.problem.waiting_s(self.layout)
+
+    @cached_property
     def simulated_s(self) -> float:
         """Seconds of an epoch by the simulator, with what is waited for the rows of other processes."""
         epoch, problem = build_plan(self.layout, self.problem.capacity, epoch_only=True), self.problem

@@ -120,9 +120,7 @@ def test_every_kind_of_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             found[name] = _outcome(made(name, rank), store, nearby=nearby, **options)
         return found
 
-    for name in _OF_EVERY_KIND | _SHARDED:  # what is traced here is not traced by each
-        tuned_trainer(made(name, 0), store, memory="300M", threads=2, tile_rows=16).close()
-    (alone,) = together(1, tmp_path, work)
+    alone = work(0)  # here, so that what is traced and loaded is not by each
     for found in together(3, tmp_path, work):
         for name in alone:
             _assert_same(found[name], alone[name], name)
@@ -146,9 +144,7 @@ def test_layers_of_edges_in_float32(tmp_path: Path) -> None:
                 found.append(_trained(one))
         return found
 
-    for way in _BY_EDGES:  # what is traced here is not traced by each
-        trainer(*way).close()
-    (alone,) = together(1, tmp_path, work)
+    alone = work(0)
     for found in together(2, tmp_path, work):
         for way, here, there in zip(_BY_EDGES, found, alone, strict=True):
             _assert_same(here, there, way)
@@ -194,7 +190,7 @@ def test_any_case(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(panels, "PANELS", 32 // tiles)
-            (alone,) = together(1, folder, work)
+            alone = work(0)
             for rank, found in enumerate(together(count, folder, work)):
                 _assert_same(found, alone, rank)
 
@@ -213,8 +209,8 @@ def test_scores_of_ranks_and_a_limit_on_memory(tmp_path: Path) -> None:
             tuned_trainer(model, store, memory="20K", threads=1, tile_rows=8)
         return _outcome(model, store, memory="100M", metric="roc-auc", threads=1, tile_rows=8, link="10K")
 
-    (alone,) = together(1, tmp_path, work)
-    for found in together(4, tmp_path, work):
+    alone = work(0)
+    for found in together(3, tmp_path, work):
         _assert_same(found, alone, "roc-auc")
 
 
@@ -230,34 +226,38 @@ def test_more_processes_than_panels_of_rows_are_refused(tmp_path: Path) -> None:
         assert "3 processes are too many" in found and "at most 2, as each takes whole panels of 128 rows" in found
 
 
-def test_what_is_slow_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_slow_is_planned_anew(tmp_path: Path) -> None:
     """Who is slower than others gets fewer rows; where all compute longer than forecast, no columns are sharded for
     links that are fast beside that."""
     store = ooc.convert(random_data(GraphCase(nodes=150, edges=3000, features=9)), tmp_path / "g.ooc")
 
-    def work(rank: int) -> dict[str, Any]:
+    def slowed(patch: pytest.MonkeyPatch, seconds: float) -> None:
         for kind in (RowPassRun, ShardedPassRun):
 
             def slowly(run: Any, task: Any, compute: Callable[[Any, Any], Any] = kind.compute) -> Any:
-                sleep(0.01 if rank == 1 else 0.002)
+                sleep(seconds)
                 return compute(run, task)
 
-            monkeypatch.setattr(kind, "compute", slowly)
-        monkeypatch.setattr(sharing, "_WORTH_PLANNING_S", 0.1)
-        monkeypatch.setattr(panels, "_TOLD_BYTES", 2000)  # then some panels are told together, not all
+            patch.setattr(kind, "compute", slowly)
+        patch.setattr(sharing, "_WORTH_PLANNING_S", 0.1)
+        patch.setattr(panels, "_TOLD_BYTES", 2000)  # then some panels are told together, not all
+
+    def work(rank: int) -> dict[str, Any]:
         torch.manual_seed(0)
         model = GCN(store.num_features, 8, 3, store.num_classes, dropout=0.2)
-        with tuned_trainer(model, store, memory="100M", threads=1, tile_rows=5, link="20M") as trainer:
+        options: dict[str, Any] = {"memory": "100M", "threads": 1, "tile_rows": 5, "link": "20M"}
+        with pytest.MonkeyPatch.context() as patch, tuned_trainer(model, store, **options) as trainer:
+            slowed(patch, 0.01 if rank == 1 else 0.002)
             first = trainer.plan
             losses = [one.loss for one in trainer.fit(2, progress=False)]
             sharded = [bool(sharing._sharded(plan)) for plan in (first, trainer.plan)]
             return {"losses": losses, "rows": len(trainer.plan.share or ()), "sharded": sharded}
 
-    (alone,) = together(1, tmp_path, work)
-    first, slow, *others = together(4, tmp_path, work)
-    for one in (first, slow, *others):
+    alone = work(0)
+    first, slow, other = together(3, tmp_path, work)
+    for one in (first, slow, other):
         assert (one["losses"], one["sharded"]) == (alone["losses"], [True, False])
-    assert slow["rows"] < min(one["rows"] for one in (first, *others))
+    assert slow["rows"] < min(first["rows"], other["rows"])
 
 
 def test_slabs_by_way_of_disks_and_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

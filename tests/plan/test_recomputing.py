@@ -12,7 +12,7 @@ from ooc.plan.hardware import Curve, Disk
 from ooc.plan.planner import choose_workload, plan_layout
 from ooc.plan.problem import Problem, Recomputed
 from ooc.plan.program.verifier import verify_plan
-from ooc.plan.workload import Kept
+from ooc.plan.workload import Kept, Share
 from tests.examples import cases, examples, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY
 
@@ -133,6 +133,17 @@ def test_of_stages_that_are_alike_one_is_tried() -> None:
 def test_with_plenty_of_memory_everything_is_kept() -> None:
     """Nothing is gained, and ties go to keeping."""
     assert choose_workload(gcn, limits(40), SLOW_DISK).recomputed == NOTHING
+
+
+def test_what_others_send_is_no_reason_to_describe_what_could_be_recomputed() -> None:
+    """It is waited for as long whatever is kept."""
+
+    def variant(recomputed: Recomputed) -> Workload:
+        assert not recomputed
+        return replace(gcn(), share=Share(0, {"": (range(10_240), range(10_240, ROWS))}))
+
+    chosen = choose_workload(variant, Limits(10**9, 10**9, link_bytes_per_s=10**6), UNMEASURED)
+    assert chosen.recomputed == NOTHING and chosen.plan.received_bytes("train") > 0
 
 
 def test_what_cannot_be_run_again_is_kept() -> None:
