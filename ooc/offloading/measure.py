@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from ooc.errors import BudgetError
 from ooc.model.layers.conformance import Watch
-from ooc.model.layers.layer import computed
 from ooc.offloading.saved import Saving, Sizes
 from ooc.offloading.tiers import Nowhere, staging_bytes
 from ooc.plan.chain import Saved, leanest, plan_chain, shortage
@@ -59,15 +58,20 @@ class SavingPlan:
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy on the meta device, made without copying parameters or buffers."""
-    memo: dict[int, Any] = {key: tensor.to(META) for key, tensor in computed(module).items()}
+    """A copy on the meta device, made without copying parameters, buffers, or what else its parts hold."""
+    held = [leaf for part in module.modules() for leaf in tree_leaves(vars(part)) if type(leaf) is Tensor]
+    memo: dict[int, Any] = {
+        id(leaf): leaf.detach().to(META).requires_grad_(leaf.is_leaf and leaf.requires_grad) for leaf in held
+    }
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.detach().to(META)
     made = copy.deepcopy(module, memo)
-    for part in made.modules():  # what an ooc.offload block has put there
-        vars(part).pop("forward", None)
+    for part in made.modules():
+        vars(part).pop("forward", None)  # what an ooc.offload block has put there
+        for hooks in (part._forward_hooks, part._backward_hooks, part._backward_pre_hooks):
+            hooks.clear()  # they are the caller's, and may look at values or keep them
     return made
 
 
@@ -107,7 +111,8 @@ class _Meter(Watch):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = super().__torch_dispatch__(func, types, args, kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, made)) if isinstance(leaf, Tensor)]
+        leaves = tree_leaves((args, kwargs, made))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
         if not func.is_view and tensors:
             rates = self._hardware.multiplies_per_s
             seconds = sum(tensor.nbytes for tensor in tensors) / self._hardware.stream_bytes_per_s

@@ -6,10 +6,12 @@ computed again, whatever takes the least time. Results are the same bits as with
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import local
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ooc.errors import ModelError, OptionError
@@ -24,6 +26,8 @@ from ooc.profile.profile import known_hardware
 from ooc.sizes import parse_size
 from ooc.suggestions import checked
 
+_ENTERED = local()
+"""``block``: that of this thread, whose hooks are on what it saves."""
 _AT_ONCE_BYTES = 256 << 10
 """What is freed of so many bytes goes back to the system: what smaller pieces keep of the heap is little."""
 
@@ -57,6 +61,10 @@ def offload(
     then. BudgetError with the least that would do; ModelError for a module that does not run on the meta device, for a
     call before the backward pass of the last, and for a backward pass outside the block.
     """
+    if hasattr(module, "_orig_mod"):
+        raise OptionError("what torch.compile has made cannot be offloaded; offload the module that it was given")
+    if any(map(is_lazy, module.parameters())):
+        raise ModelError(f"parameters of {type(module).__name__} have no size yet; call it once before")
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
         raise OptionError(f"a module on {device} cannot be offloaded: it must be on the CPU or a GPU")
@@ -97,12 +105,16 @@ class Offload:
     def __enter__(self) -> Self:
         if self._open is not None:
             raise OptionError("the ooc.offload block is entered already")
+        if getattr(_ENTERED, "block", None) is not None:
+            raise OptionError("another ooc.offload block is entered; offload one module that has both in it")
         with ExitStack() as stack:
             self._saving = saving = Saving(self.module)
             self._tiers = stack.enter_context(ExitStack())
             if self.plan is not None:
                 self._use(self.plan)
             stack.enter_context(saving.applied(self._before))
+            stack.callback(setattr, _ENTERED, "block", None)
+            _ENTERED.block = self
             self._open = stack.pop_all()
         return self
 
@@ -146,6 +158,8 @@ class Offload:
             tiers[Fate.HOST] = Pinned(self._device)
         saving = self._saving
         saving.fates, saving.tiers, saving.windows, saving.most = plan.fate_of, tiers, plan.windows, plan.most
+        has = self._budgets[0] if Fate.HOST in tiers else sum(self._budgets)
+        saving.spare = max(0, has - plan.nbytes) // 2  # what is saved has gradients as large
 
 
 def _on_meta(leaf: Any) -> Any:

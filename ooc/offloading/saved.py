@@ -5,7 +5,8 @@ A module is a chain of *layers*, called one after the other. Item 2n is what is 
 what that call is given; item 2n + 1 what is saved within it. Backward passes need the items in reverse.
 
 A storage is taken once, however many tensors that are saved are views of it, and belongs to the first item that saves
-it. Storages of parameters, buffers and of what the module is given stay where they are. What is recomputed is so by
+it. Storages of parameters, buffers and of what the module is given stay where they are, and so does what is saved
+before the module is called: by other modules, or for another step. What is recomputed is so by
 ``torch.utils.checkpoint``, which draws the same random numbers again.
 """
 
@@ -98,6 +99,8 @@ class _Away:
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    is_conj: bool
+    is_neg: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -138,8 +141,8 @@ class Saving:
     """What becomes of what ``module`` saves while it is called within ``applied``.
 
     ``fates``: by item; ``tiers``: where items of some fates go, all others stay. ``windows``: bytes that may be on
-    their way back early when the backward pass is at an item; ``most``: bytes that an item may have. These may be set
-    before each call.
+    their way back early when the backward pass is at an item; ``most``: bytes that an item may have, and ``spare``:
+    those that all of them together may have beyond. These may be set before each call.
     ``moved`` is told when another item's turn comes, forward (True) or backward.
     """
 
@@ -149,12 +152,13 @@ class Saving:
         self.tiers: Mapping[Fate, Tier] = {}
         self.windows: Sequence[int] = ()
         self.most: Sequence[int] | None = None
+        self.spare = self._left = 0
         self.sizes: dict[int, Sizes] = defaultdict(Sizes)
         self._moved = moved
         self._item = self._reached = 0
-        self._calling = self._within = self._over = False
-        self._current: _Call | None = _Call()
-        self._call = weakref.ref(self._current)
+        self._calling = self._within = self._returning = self._over = False
+        self._current: _Call | None = None
+        self._call: Callable[[], _Call | None] = lambda: None
         self._known: set[int] = set()
         self._seen: dict[tuple[int, int], list[_Seen]] = defaultdict(list)
         self._given: dict[int, _Seen] = {}
@@ -207,7 +211,9 @@ class Saving:
             raise ModelError("the module is called again before the backward pass of its last call")
 
     def _begin(self, known: Iterable[Any]) -> None:
-        self._current, self._calling, self._reached = _Call(), True, -1
+        self._current, self._calling, self._returning, self._reached = _Call(), True, False, -1
+        self._left = self.spare
+        self._is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._call = weakref.ref(self._current)
         self._known = {t.untyped_storage()._cdata for t in known if isinstance(t, Tensor) and _is_plain(t)}
         self.sizes = defaultdict(Sizes)
@@ -217,10 +223,15 @@ class Saving:
         self._move(0)
 
     def _layer_call(self, layer: nn.Module, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(item: int, called: TreeSpec, *leaves: Any) -> Any:
+        def compute(item: int, called: TreeSpec, settings: list[Any], *leaves: Any) -> Any:
             """The call, or once more in the backward pass."""
             if not self._calling:
                 self._reach(item)
+                if settings != _settings_of(layer):
+                    raise ModelError(
+                        f"parameters, buffers or modes of {name} were changed between the forward and the backward "
+                        "pass, which computes it again; change them when the backward pass is over"
+                    )
             given, named = tree_unflatten(leaves, called)
             return forward(*given, **named)
 
@@ -231,16 +242,18 @@ class Saving:
             leaves, called = tree_flatten((given, named))
             self._take_on(before, leaves)
             self.sizes[before].name, self.sizes[item].name = f"before {name}", name
-            state = _state_of(layer, leaves)
+            state, settings = _state_of(layer, leaves), list[Any]()
             self._within = True
             self._move(item)
             try:
                 if self.fates(item) is Fate.RECOMPUTE:
-                    made = checkpoint(partial(compute, item, called), *leaves, use_reentrant=False)
+                    made = checkpoint(partial(compute, item, called, settings), *leaves, use_reentrant=False)
                 else:
-                    made = compute(item, called, *leaves)
+                    made = compute(item, called, settings, *leaves)
             finally:
                 self._within = False
+            if self.fates(item) is Fate.RECOMPUTE:
+                settings.extend(_settings_of(layer))
             # Running statistics, which a second run would change again.
             tracks = any(getattr(part, "track_running_stats", False) and part.training for part in layer.modules())
             self.sizes[item].repeatable = state == _state_of(layer, leaves) and not tracks
@@ -270,14 +283,18 @@ class Saving:
 
     @torch.no_grad()
     def _pack(self, tensor: Tensor) -> _Kept | _Away:
-        call = self._current
-        if not _is_plain(tensor):
+        # When a backward pass has begun, what it does not save itself is saved for another call.
+        call = None if self._returning and not _is_in_backward() else self._current
+        if call is None or not _is_plain(tensor):
             return _Kept(call, -1, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known:
+        is_part = not self._calling and tensor.nbytes < storage.nbytes()  # of labels, say: there before the loss was
+        if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known or is_part:
             return _Kept(call, -1, tensor.detach(), tensor._version)
         key = storage._cdata, tensor._version  # what is changed in place is another storage
         there = self._seen[key] = [one for one in self._seen[key] if not one.gone]
+        whole, marks = tensor, (tensor.is_conj(), tensor.is_neg())
+        tensor = _as_stored(tensor, *marks)
         seen = next((one for one in there if one.counts(tensor)), None)
         if seen is None:
             given = self._given.get(storage._cdata)
@@ -289,34 +306,44 @@ class Saving:
             self._count(item, storage.nbytes())
         tier = self.tiers.get(self.fates(seen.item))
         if tier is None:
-            return _Kept(call, self._item, tensor.detach(), tensor._version)
+            return _Kept(call, self._item, whole.detach(), whole._version)
         entry = None if seen.entry is None else seen.entry()
         if entry is None:
             entry = _Entry(tier, tier.put(storage), landing_bytes(storage.nbytes()))
             seen.entry = weakref.ref(entry)
             self._waiting.append(seen.entry)
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset())
-        return _Away(call, self._item, entry, tensor.dtype, *place)
+        return _Away(call, self._item, entry, tensor.dtype, *place, *marks)
 
     def _count(self, item: int, nbytes: int) -> None:
         sizes = self.sizes[item]
+        before = sizes.nbytes
         sizes.nbytes += nbytes
         sizes.landing_bytes += landing_bytes(nbytes)
         sizes.largest_bytes = max(sizes.largest_bytes, nbytes)
-        if self.most is not None and (item >= len(self.most) or sizes.nbytes > self.most[item]):
-            planned = format_size(self.most[item]) if item < len(self.most) else "nothing"
-            reason = "what follows the module, as a loss does, may save as much as a cross-entropy of what it gives"
+        if self.most is None:
+            return
+        most = self.most[item] if item < len(self.most) else 0
+        self._left -= max(0, sizes.nbytes - max(before, most))
+        if self._left < 0:
+            reason = (
+                "what follows the module, as a loss does, may save as much as a cross-entropy of what it gives, and "
+                "half of what the budget leaves; make it part of the module, or give more memory"
+            )
+            if self._is_cast:
+                reason = "what torch.autocast saves cannot be counted beforehand; enter it within the module's forward"
             for name, part in self.module.named_modules():
                 if isinstance(part, nn.RNNBase):
                     reason = f"what {type(part).__name__} ({name}) saves of a sequence cannot be counted beforehand; "
                     reason += "offload the parts beside it"
             raise BudgetError(
-                f"what is saved by {sizes.name} comes to {format_size(sizes.nbytes)}, and {planned} was planned: "
-                f"{reason}"
+                f"what is saved by {sizes.name} comes to {format_size(sizes.nbytes)}, and {format_size(most)} was "
+                f"planned: {reason}"
             )
 
     @torch.no_grad()
     def _unpack(self, saved: _Kept | _Away) -> Tensor:
+        self._returning = self._returning or (saved.call is not None and not self._calling)
         if saved.item >= 0:
             self._reach(saved.item)
         if isinstance(saved, _Kept):
@@ -334,7 +361,8 @@ class Saving:
             entry.bytes = entry.tier.take(entry.token)
         self._fetch_ahead()
         base = entry.bytes.view(saved.dtype)
-        return base.as_strided(saved.size, saved.stride, base.storage_offset() + saved.offset)
+        tensor = base.as_strided(saved.size, saved.stride, base.storage_offset() + saved.offset)
+        return _as_stored(tensor, saved.is_conj, saved.is_neg)
 
     def _reach(self, item: int) -> None:
         """The backward pass comes to an item."""
@@ -360,6 +388,27 @@ class Saving:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is a view of a storage, and nothing else."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _settings_of(layer: nn.Module) -> list[Any]:
+    """What a second run of ``layer`` goes by beside what it is given."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    places = [tensor.untyped_storage()._cdata if _is_plain(tensor) else 0 for tensor in tensors]
+    return [
+        [(id(one), one._version, place, one.requires_grad) for one, place in zip(tensors, places, strict=True)],
+        [part.training for part in layer.modules()],
+    ]
+
+
+def _as_stored(tensor: Tensor, is_conj: bool, is_neg: bool) -> Tensor:
+    """Without what torch marks a tensor with instead of computing it: that its numbers are conjugated, or negated. Of
+    one without the marks, with them."""
+    tensor = tensor.conj() if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
 
 
 def _state_of(layer: nn.Module, given: Iterable[Any]) -> list[tuple[int, int]]:

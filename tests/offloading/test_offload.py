@@ -74,6 +74,31 @@ class Recurrent(nn.Module):
         return h
 
 
+class Waves(nn.Module):
+    """Saves numbers that torch marks as conjugated or negated in place of computing them, and holds a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 2))
+        self.turned = torch.arange(32).flip(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.complex(x, x.tanh()) * torch.view_as_complex(self.weight)
+        return (z.conj() * z[:, self.turned]).real + z.conj().imag.sin()
+
+
+class Block(nn.Module):
+    """A residual perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow, self.dropout = nn.Linear(32, 128), nn.Linear(128, 32), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.dropout(self.narrow(F.gelu(self.wide(x))))
+        return x + changed
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transformer": (Encoder, (8, 40, 8)),
     "batch norm": (
@@ -87,6 +112,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "in place": (lambda: _dense(nn.ELU(inplace=True), nn.LayerNorm(32), nn.Tanh(), nn.SiLU()), (500, 8)),
     "sage": (lambda: Graph(GraphSAGE(8, 16, 2, 4, dropout=0.5, norm="batch_norm")), (300, 8)),
     "recurrent": (Recurrent, (300, 8)),
+    "conjugated": (lambda: _dense(Waves(), Waves()), (300, 8)),
     "gat": (lambda: Graph(GAT(8, 16, 3, 4, heads=2, dropout=0.2)), (300, 8)),
 }
 
@@ -254,6 +280,65 @@ def test_the_labels_of_few_classes_may_be_saved_by_a_loss(tmp_path: Path) -> Non
     assert all(map(torch.equal, found, expected))
 
 
+def test_a_loss_may_save_half_of_what_a_budget_leaves(tmp_path: Path) -> None:
+    """As where labels are a part of many more, or a penalty is added."""
+    module, x, y = _dense(Block()), torch.randn(300, 8), torch.ones(4000, dtype=torch.int64)
+
+    def gradients(penalty: int) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        outputs = module(x)
+        loss = F.cross_entropy(outputs, y[:300]) + penalty * outputs.exp().square().mean()
+        return torch.autograd.grad(loss, [*module.parameters()])
+
+    least, most = _least(module, 300, 8, dtype=torch.float32)
+    for memory, penalty in ((least, 0), (most + 200_000, 1)):
+        with ooc.offload(module, memory=memory, spill_dir=tmp_path):
+            found = [gradients(penalty) for _ in range(2)]
+        assert all(all(map(torch.equal, one, gradients(penalty))) for one in found)
+    with (
+        ooc.offload(module, memory=least - 2 * x.nbytes, spill_dir=tmp_path),
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(BudgetError, match=r"what torch\.autocast saves cannot be counted"),
+    ):
+        module(x)
+
+
+def test_a_part_of_a_model_may_be_offloaded(tmp_path: Path) -> None:
+    into, part, out = nn.Linear(8, 32), nn.Sequential(Block(), Block()), nn.Linear(32, 4)
+    model, x = nn.Sequential(into, part, out), torch.randn(300, 8)
+    seen: list[Tensor] = []
+    part[0].register_forward_hook(lambda module, given, made: seen.append(made))
+
+    def step() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [*torch.autograd.grad(model(x).square().mean(), [*model.parameters()])]
+
+    expected = step()
+    with ooc.offload(part, memory="1G", spill_dir=tmp_path):
+        found = [step() for _ in range(2)]
+        with pytest.raises(OptionError, match="block is entered; offload one"), ooc.offload(into, memory="1G"):
+            pass
+    assert all(all(map(torch.equal, one, expected)) for one in found) and len(seen) == 3
+
+
+@pytest.mark.parametrize("what", ["bias", "data", "modes", "frozen"])
+def test_what_is_computed_again_is_as_it_was(what: str, tmp_path: Path) -> None:
+    """Torch's own backward pass does not look at a bias: nothing tells that it has changed."""
+    module, x = _dense(Block(), Block()), torch.randn(900, 8)
+    least, most = _least(module, 900, 8, dtype=torch.float32)
+    with ooc.offload(module, memory=(least + most) // 2, spill_dir=tmp_path, hardware=SLOW_DISK) as run:
+        loss = module(x).sum()
+        assert run.plan is not None and Fate.RECOMPUTE in run.plan.fates
+        for block in module[1:3]:  # type: ignore[index]
+            if what == "bias":
+                block.wide.bias.detach().add_(1)
+            if what == "data":
+                block.wide.bias.data = block.wide.bias.data + 1
+            block.train(what != "modes").requires_grad_(what != "frozen")
+        with pytest.raises(ModelError, match=r"of [12] were changed between the forward and the backward"):
+            loss.backward()
+
+
 def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     module, x = _dense(nn.Tanh()), torch.randn(900, 8)
     with ooc.offload(module, memory="1G", spill_dir=tmp_path):
@@ -276,9 +361,13 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
     with ooc.offload(reads, memory="1G", spill_dir=tmp_path), pytest.raises(ModelError, match="meta device"):
         reads(x)
     gru = nn.Sequential(nn.GRU(8, 32, batch_first=True))  # on the CPU torch makes a copy of its input
-    said = r"what GRU \(0\) saves of a sequence cannot be counted"
-    with ooc.offload(gru, memory="1G", spill_dir=tmp_path), pytest.raises(BudgetError, match=said):
+    said, (_, most) = r"what GRU \(0\) saves of a sequence cannot be counted", _least(gru, 64, 50, 8, dtype=x.dtype)
+    with ooc.offload(gru, memory=most, spill_dir=tmp_path), pytest.raises(BudgetError, match=said):
         gru(torch.randn(64, 50, 8, requires_grad=True))
+    with pytest.raises(ModelError, match="call it once before"):
+        ooc.offload(nn.LazyLinear(4))
+    with pytest.raises(OptionError, match="offload the module that it was given"):
+        ooc.offload(torch.compile(reads))
     with pytest.raises(OptionError, match="memory= is both budgets together"):
         ooc.offload(gru, memory="1G", host_budget="1G")
 
