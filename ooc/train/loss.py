@@ -121,6 +121,11 @@ def resolve_loss(
     if isinstance(loss, nn.Module):
         _check_module(loss, dtype)
     kind = type(loss)
+    if kind is nn.BCELoss or loss is F.binary_cross_entropy:
+        raise ModelError(
+            f"loss {_name_of(loss)} takes probabilities, and labels and scores are read from logits; leave the sigmoid "
+            "out of the model and give BCEWithLogitsLoss()"
+        )
     given = None if flat_labels is None or is_usual else LossOfShapes(loss, flat_outputs, flat_labels)
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and kind in _OF_CLASSES:
         _require(task is Task.CLASSES, loss, "takes one class a node", task)

@@ -715,7 +715,8 @@ def _parts_of(graph: Any) -> Iterator[Any]:
 def _beside(model: nn.Module, graph: Any, listener: Listener) -> tuple[str, ...]:
     """What of PyG's data the model asks for beside ``x``: numbers of each node. It is said which it may do without,
     since nobody knows whether its user would give them."""
-    part: Any = None if isinstance(graph, Store | str | Path) else next(_parts_of(graph), None)
+    parts = iter(()) if isinstance(graph, Store | str | Path) else _parts_of(graph)  # which holds what it is a part of
+    part: Any = next(parts, None)
     if not hasattr(part, "is_node_attr") or hasattr(graph, "node_types"):
         return ()
     from ooc.model.layers.decoders import LinkPredictor

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.optim.lr_scheduler as lrs
+from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 import ooc
@@ -120,6 +121,18 @@ def test_what_is_no_graph_is_an_error_of_ours(tmp_path: Path) -> None:
         ooc.Trainer(model(), tmp_path / "nowhere.ooc")
     with pytest.raises(ooc.OocError):
         ooc.Trainer(model(), {"x": DATA.x}, spill_dir=tmp_path)  # type: ignore[arg-type]
+
+    class MadeWhenAsked(torch.utils.data.Dataset[Data]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Data:
+            if index:
+                raise IndexError
+            return DATA.clone()
+
+    with pytest.raises(ooc.SourceError, match="labels are of graphs"):
+        ooc.Trainer(model(), MadeWhenAsked(), spill_dir=tmp_path)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,6 +147,7 @@ def test_what_is_given_in_the_place_of_something_else_is_named(store: Store, tmp
         ("gpu budget: Adam is no size", (net, store, optimizer), {"memory": "1G"}),
         ("memory: nan is no size", (net, store), {"memory": float("nan")}),
         (r"loss MSELoss is a class; give MSELoss\(\)", (net, store), {"loss": torch.nn.MSELoss}),
+        (r"leave the sigmoid out of the model and give BCEWithLogitsLoss", (net, store), {"loss": torch.nn.BCELoss()}),
         ("scheduler 'cosine' is none of torch", (net, store), {"optimizer": optimizer, "scheduler": "cosine"}),
         ("StepLR'> is none of torch", (net, store), {"optimizer": optimizer, "scheduler": lrs.StepLR}),
         ("device 'meta' is not one of", (net, store), {"device": torch.device("meta")}),

@@ -321,6 +321,8 @@ class Interpreter:
             if module.training and (dropout := _dropout_inside(module)):
                 raise ModelError(f"{where}: dropout={dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
+        if not args and "input" in kwargs:  # as torch's modules call it
+            args = [kwargs.pop("input")]
         source = args[0] if args else None
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
             return OneBatch(lower_global_attention(module, where, source.rows, assembly))
