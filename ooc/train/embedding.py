@@ -63,6 +63,7 @@ class Embedding:
         check_number(lr if lr is not None else 1, name="an embedding's learning rate")
         if lr is not None and not lr > 0:
             raise OptionError(f"an embedding's learning rate must be positive, not {lr}")
+        check_number(std, name="the deviation of an embedding's first rows")
         if not std >= 0:
             raise OptionError(f"the deviation of an embedding's first rows must not be negative, not {std}")
         self.columns, self.lr, self.std = columns, lr, std

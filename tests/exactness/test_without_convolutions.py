@@ -53,7 +53,7 @@ def test_a_map_of_torch_is_a_model_by_itself(tmp_path: Path) -> None:
     model = nn.Linear(6, 3).double()
     expected = F.cross_entropy(model(data.x[data.train_mask]), data.y[data.train_mask])
     with ooc.Trainer(model, data, memory="100M", spill_dir=tmp_path) as trainer:
-        assert trainer.fit(progress=False)[0].loss == pytest.approx(float(expected), rel=1e-9)
+        assert trainer.fit(progress=False)[0].loss == pytest.approx(expected.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -21,7 +21,6 @@ F, C = GRAPH.features, GRAPH.classes
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "an MLP": (lambda: nn.Linear(F, C), "Linear"),
     "sage lstm": (lambda: GraphSAGE(F, 8, 2, C, aggr="lstm"), "order of edges"),
     "softmax over rows": (lambda: GCN(F, 8, 2, C, act=nn.Softmax(dim=0)), "Softmax"),
     "another number of features": (lambda: GCN(F + 1, 8, 2, C), f"{F + 1} features"),

@@ -312,6 +312,7 @@ def test_what_cannot_be_is_named(options: dict[str, Any], message: str, store: S
         ((4, {"optimizer": "lbfgs"}), "not one of adam, adamw, sparseadam, adagrad, sgd"),
         ((4, {"lr": 0.0}), "learning rate must be positive"),
         ((4, {"std": -1.0}), "must not be negative"),
+        ((4, {"std": "1"}), "must be a number"),
         ((4, {"amsgrad": True}), "adam has no option 'amsgrad'; it has betas, eps, weight_decay"),
         ((4, {"betas": (2.0, 0.9)}), "Adam says: Invalid beta parameter"),
     ],

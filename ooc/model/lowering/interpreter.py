@@ -314,6 +314,8 @@ class Interpreter:
         if args and isinstance(args[0], Free) and kind in _OF_ANY_SHAPE and not is_parametrized(module):
             self._check_in_place(node, where, bool(getattr(module, "inplace", False)))
             return self._apply(where, module, False, args, kwargs)
+        if not args and "input" in kwargs:  # as torch's modules call it
+            args = [kwargs.pop("input")]
         if not isinstance(module, GLOBAL_ATTENTIONS):
             args, kwargs = map_aggregate((args, kwargs), self._above_one_another)
         is_stacked = any(isinstance(one, Stacked) for one in leaves_of((args, kwargs)))
@@ -321,8 +323,6 @@ class Interpreter:
             if module.training and (dropout := _dropout_inside(module)):
                 raise ModelError(f"{where}: dropout={dropout} inside is not supported; set it to 0")
             return self._apply(where, module, False, args, kwargs)
-        if not args and "input" in kwargs:  # as torch's modules call it
-            args = [kwargs.pop("input")]
         source = args[0] if args else None
         if isinstance(module, GLOBAL_ATTENTIONS) and len(args) == 1 and isinstance(source, OneBatch) and not kwargs:
             return OneBatch(lower_global_attention(module, where, source.rows, assembly))

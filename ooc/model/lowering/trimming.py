@@ -38,7 +38,7 @@ class Trimmed(nn.Module):
         self.model = model
         self.plan = plan
         # Its layers as they are called, for who asks what a module consists of.
-        self.calls = nn.ModuleList(model.get_submodule(name.removeprefix("model.")) for name in plan.modules)
+        self.calls = nn.ModuleList(self.get_submodule(name) for name in plan.modules)
         for name, constant in plan.constants.items():
             self.register_buffer(name, constant, persistent=False)
         # Asked before anybody wraps their forward, as saving what they save elsewhere does.

@@ -45,7 +45,7 @@ from ooc.sampling.graphs import GraphLoader
 from ooc.sampling.loader import NeighborLoader
 from ooc.sampling.normalization import GcnNormalization
 from ooc.sampling.runs import Ints
-from ooc.sizes import format_size
+from ooc.sizes import check_whole, format_size
 from ooc.storage.array import read_rows
 from ooc.storage.store import Store, Task
 from ooc.train.job import Job
@@ -122,8 +122,7 @@ class BatchTrainer(Trainer):
         for name, values in _FULL_GRAPH.items():
             if str(options.get(name, values[0])) not in map(str, values):  # torch.device("cpu") is "cpu"
                 raise OptionError(f"{name}={options[name]!r} is of full-graph training, not of batches")
-        if accumulate < 1:
-            raise OptionError(f"accumulate must be positive, not {accumulate}")
+        check_whole(accumulate, name="accumulate")
         self._a_step, self._is_rounded = accumulate, options.get("compute_dtype") == "bfloat16"
         self._saving: SavingPlan | None = None
         self.batch_model = getattr(model, "_orig_mod", model)

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GraphConv, SGConv
+from torch_geometric.nn import GCNConv, GraphConv, SAGEConv, SGConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import ooc
 from ooc.cli import main
 from ooc.engine.record import EpochRecord
-from ooc.errors import TrainingError
+from ooc.errors import OptionError, TrainingError
 from ooc.events import Event, TaskAdvanced
 from ooc.model.lowering.trimming import Trimmed
 from ooc.offloading.saved import Saving
@@ -85,6 +85,20 @@ def test_with_all_neighbours_losses_are_the_full_graphs(
             one.valid_score,
             one.test_score,
         )
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GCNConv, nn.Linear])
+def test_a_layer_is_a_model_by_itself(store: Store, kind: type[nn.Module]) -> None:
+    losses = []
+    makes: list[Callable[..., ooc.Trainer]] = [ooc.Trainer, partial(SampledTrainer, sampling=_ALL)]
+    for make in makes:
+        torch.manual_seed(0)
+        model = kind(store.num_features, store.num_classes).double()
+        with make(model, store, memory="100M", ignore_edge_data="weight") as trainer:
+            losses.append(trainer.fit(progress=False)[0].loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    with pytest.raises(OptionError, match=r"accumulate must be a whole number from 1 on, not 1\.5"):
+        SampledTrainer(model, store, Sampling(fanouts=[3], batch_size=4, accumulate=1.5))  # type: ignore[arg-type]
 
 
 class OfData(nn.Module):
