@@ -14,7 +14,8 @@ steps, so there a few candidates are simulated.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import combinations
 
 from ooc.errors import BudgetError
@@ -51,12 +52,10 @@ def make_plan(workload: Workload, limits: Limits, hardware: Hardware = UNMEASURE
 
 def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
     """The fastest of ``variants`` within ``limits``, planned; BudgetError, with the least budgets, where none is."""
-    try:
-        kept = plan_layout(variants(NOTHING), limits, hardware)
-    except BudgetError:
-        if limits.ssd_write_bytes is None or not Problem(variants(NOTHING), limits, hardware).kept_bytes:
-            raise
-        return _writing_less(variants, limits, hardware)
+    ends = _ends(variants(NOTHING), limits, hardware)
+    kept = _keeping(ends, limits)
+    if kept is None:
+        return _writing_less(ends, variants)
     recomputed, best = _descend(kept, variants)
     fastest = simulated_best(best, *([] if best is kept else [kept]))
     return Chosen(recomputed if fastest.problem.workload is best.problem.workload else NOTHING, fastest.plan)
@@ -68,16 +67,33 @@ def choose_workload(variants: Variants, limits: Limits, hardware: Hardware) -> C
 def plan_layout(workload: Workload, limits: Limits, hardware: Hardware, began: int = 0) -> PlannedLayout:
     """The fastest way to run ``workload`` that keeps ``limits``; raises BudgetError as ``make_plan`` does. ``began``:
     as of ``solve``."""
+    ends = _ends(workload, limits, hardware, began)
+    keeping = _keeping(ends, limits)
+    if keeping is None:
+        raise BudgetError(_excess(min((one.plan for one in ends), key=_written), limits))
+    return keeping
+
+
+def _ends(workload: Workload, limits: Limits, hardware: Hardware, began: int = 0) -> list[PlannedLayout]:
+    """The fastest way to run ``workload``; where it writes more than it may, the one that writes least; and where that
+    does not, the fastest one of what is looked for within the limit."""
     fastest = solve(Problem(workload, limits, hardware), began)
-    limit = limits.ssd_write_bytes
-    if limit is None or fastest.plan.ssd_write_bytes <= limit:
-        return fastest
+    if _keeping([fastest], limits) is not None:
+        return [fastest]
     fewest = solve(Problem(workload, limits, hardware, most_written=0), began)
-    if fewest.plan.ssd_write_bytes > limit:
-        least = min(fewest.plan, fastest.plan, key=lambda plan: plan.ssd_write_bytes)
-        raise BudgetError(_excess(least, limits))
-    within = solve(Problem(workload, limits, hardware, most_written=limit), began)
-    return within if within.plan.ssd_write_bytes <= limit else fewest
+    if _keeping([fewest], limits) is None:
+        return [fastest, fewest]
+    return [fastest, fewest, solve(Problem(workload, limits, hardware, most_written=limits.ssd_write_bytes), began)]
+
+
+def _keeping(ends: Sequence[PlannedLayout], limits: Limits) -> PlannedLayout | None:
+    """The last of ``ends`` that writes no more than it may."""
+    limit = limits.ssd_write_bytes
+    return next((one for one in reversed(ends) if limit is None or _written(one.plan) <= limit), None)
+
+
+def _written(plan: Plan) -> int:
+    return plan.ssd_write_bytes
 
 
 def _excess(plan: Plan, limits: Limits) -> str:
@@ -217,29 +233,23 @@ def _worth_trying(kept: PlannedLayout, sets: Iterable[Recomputed], variants: Var
     return sorted(filter(pays, sets), key=lambda recomputed: (len(recomputed), sorted(recomputed)))
 
 
-def _writing_less(variants: Variants, limits: Limits, hardware: Hardware) -> Chosen:
-    """The fastest workload that keeps a limit on written bytes which keeping everything does not."""
-    free = plan_layout(variants(NOTHING), replace(limits, ssd_write_bytes=None), hardware)
+def _writing_less(kept: list[PlannedLayout], variants: Variants) -> Chosen:
+    """The fastest workload that keeps a limit on written bytes which ``kept``, the ends of keeping everything, do
+    not."""
+    free, *_ = kept
+    limits, hardware = free.problem.limits, free.problem.hardware
     stages = list(free.problem.kept_bytes)
     if len(stages) > _FEW_STAGES:  # those that greed leads to, else every set
         order = _by_seconds_a_byte(free, stages, variants)
         tried = {frozenset(order[: n + 1]) for n in range(len(order))}
     else:
         tried = {frozenset(some) for n in range(len(stages)) for some in combinations(stages, n + 1)}
-    sets = sorted(tried, key=lambda recomputed: (len(recomputed), sorted(recomputed)))
-    found = [(recomputed, _within(Problem(variants(recomputed), limits, hardware))) for recomputed in sets]
-    keeping = [(planned.seconds, recomputed, planned) for recomputed, planned in found if planned is not None]
+    found = [(NOTHING, kept)]
+    for recomputed in sorted(tried, key=lambda recomputed: (len(recomputed), sorted(recomputed))):
+        with suppress(BudgetError):  # its memory is short
+            found.append((recomputed, _ends(variants(recomputed), limits, hardware)))
+    keeping = [(one.seconds, recomputed, one) for recomputed, ends in found if (one := _keeping(ends, limits))]
     if keeping:
         _, recomputed, planned = min(keeping, key=lambda one: one[0])
         return Chosen(recomputed, planned.plan)
-    least = min([NOTHING, *sets], key=lambda recomputed: _fewest_writes(variants(recomputed), limits, hardware))
-    return Chosen(least, plan_layout(variants(least), limits, hardware).plan)  # which says what would do
-
-
-def _fewest_writes(workload: Workload, limits: Limits, hardware: Hardware) -> float:
-    """The least limit on written bytes for which this planner finds a plan; infinity where memory is short."""
-    try:
-        problems = [Problem(workload, limits, hardware, most_written=most) for most in (0, None)]
-        return min(solve(problem).plan.ssd_write_bytes for problem in problems)
-    except BudgetError:
-        return float("inf")
+    raise BudgetError(_excess(min((one.plan for _, ends in found for one in ends), key=_written), limits))
