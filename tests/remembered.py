@@ -27,8 +27,10 @@ from ooc.model.lowering.messages import summed
 from ooc.model.lowering.symbolic import Calls
 from ooc.model.lowering.whole import with_arguments
 from ooc.plan import Hardware, Limits, Workload
+from ooc.plan.layout.layout import Layout
 from ooc.plan.planner import NOTHING, Chosen, choose_workload
-from ooc.plan.problem import Variants
+from ooc.plan.problem import Problem, Variants
+from ooc.plan.solver import minimum_memory
 from ooc.train import job
 
 Key = TypeVar("Key")
@@ -44,7 +46,8 @@ def remember(patch: pytest.MonkeyPatch, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for tried in probe_layer, check_sizes:
         patch.setattr(opaque, tried.__name__, TriedOnce(tried, folder))
-    patch.setattr(job, "choose_workload", PlannedOnce())
+    patch.setattr(job, "choose_workload", planned := PlannedOnce())
+    patch.setattr(job, "minimum_memory", planned.minimum_memory)
 
 
 _WHOLE = with_arguments(torch.nn.Module, ["x"]).__class__.__name__
@@ -110,6 +113,10 @@ class PlannedOnce:
             chosen = choose_workload(lambda recomputed: known(recomputed)[1], limits, hardware)
             self._plans[asked] = known(chosen.recomputed)[0], chosen
         return _latest(self._plans, asked)[1]
+
+    def minimum_memory(self, problem: Problem) -> Layout:
+        """Looked for once for all budgets, which it does not depend on."""
+        return minimum_memory(Problem(self._of_all(problem.workload)[1], problem.limits, problem.hardware))
 
     def _of_all(self, workload: Workload) -> tuple[bytes | None, Workload]:
         """Its digest, and the one workload that stands for all such."""
