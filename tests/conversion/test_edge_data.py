@@ -254,7 +254,7 @@ def test_reorder_carries_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     """What Python and numpy allocate, with many numbers an edge; and what is too little is said before the work."""
     (source := tmp_path / "source").mkdir()
-    for name, array in carrying(nodes=2000, edges=200_000, features=64, weight=False).items():
+    for name, array in carrying(nodes=2000, edges=130_000, features=64, weight=False).items():
         np.save(source / f"{name}.npy", array)
     for megabytes in cases([40], [40, 80]):
         tracemalloc.start()
@@ -262,7 +262,7 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak_bytes < megabytes * 1e6
-    assert store.nbytes > 90e6
+    assert store.nbytes > 1.4 * 40e6
     least = budget.least_budget_bytes(
         budget.Sizes(name="wide", num_nodes=3, num_edges=2, num_features=1, edge_numbers=10_000)
     )

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tools.loaded import load_tool
+
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 sys.path.insert(0, str(CHECKOUT / "tools"))
@@ -25,23 +27,29 @@ from gpu_parts.worker import Worker  # noqa: E402
 sys.path.remove(str(CHECKOUT / "tools"))
 
 
-def run(folder: Path, *arguments: str, path: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
-    """The tool in ``folder``; ``path`` comes first where modules are looked for."""
-    return subprocess.run(
-        [sys.executable, str(CHECKOUT / "tools" / "gpu_check"), *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The tool in a folder, in this process, which has torch already; the processes that measure are its own. ``path``
+    comes first where these look for modules. Its status, and what it has said on both streams."""
+
+    def run(folder: Path, *arguments: str, path: Sequence[str] = ()) -> tuple[int, str, str]:
+        tool = load_tool("gpu_check", monkeypatch)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, *filter(None, sys.path)]))
+        capfd.readouterr()
+        return tool.main(arguments), *capfd.readouterr()
+
+    return run
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
     """Status 3, and nothing that could be taken for results."""
-    done = run(tmp_path)
+    command = [sys.executable, str(CHECKOUT / "tools" / "gpu_check")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 3
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -50,12 +58,12 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_rehearsal_of_some_parts(tmp_path: Path) -> None:
+def test_a_rehearsal_of_some_parts(tmp_path: Path, run: Run) -> None:
     """With what these need: a kernel with its check, and epochs in less memory, of the same bits."""
     pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
     asked = ("sum 4 float32", "epochs sage", "whole on the GPU", "eighth on GPU and host")
-    done = run(tmp_path, "--rehearse", "--seconds", "400", *(f"--only={name}" for name in asked))
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, out, err = run(tmp_path, "--rehearse", "--seconds", "400", *(f"--only={name}" for name in asked))
+    assert status == 0, out + err
     data = json.loads((tmp_path / "gpu_check.json").read_text())
     assert data["failures"] == data["left_out"] == {}
     assert set(data["sum 4 float32"]["backward"]["seconds"]) == {"ooc", "torch.sparse CSR", "PyG"}
@@ -63,16 +71,16 @@ def test_a_rehearsal_of_some_parts(tmp_path: Path) -> None:
     assert all(losses[f"PyG, {form}"] == pytest.approx(losses["ooc"], rel=1e-3) for form in ("edge_index", "CSR"))
     assert data["bits of eighth on GPU and host"] == "those of whole on the GPU"
     assert data["eighth on GPU and host"]["ssd_read_bytes"] > 0
-    assert "say nothing about any GPU" in done.stdout
+    assert "say nothing about any GPU" in out
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
+def test_a_rehearsal_goes_through_every_part(tmp_path: Path, run: Run) -> None:
     """On the processor, tiny: all kernels, their checks, epochs against PyG; it says that times mean nothing."""
     pytest.importorskip("triton", reason="kernels for the GPU need triton: pip install -r requirements.gpu.txt")
-    done = run(tmp_path, "--rehearse", "--seconds", "400")
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, out, err = run(tmp_path, "--rehearse", "--seconds", "400")
+    assert status == 0, out + err
     data = json.loads((tmp_path / "gpu_check.json").read_text())
     assert data["rehearsal"] is True
     assert data["failures"] == {}
@@ -87,7 +95,7 @@ def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
         assert all(losses[f"PyG, {form}"] == pytest.approx(losses["ooc"], rel=1e-3) for form in timed)
         assert set(timed) == {"edge_index", "CSR"}
     assert data["compiled sage"]["losses"][-1] == pytest.approx(data["epochs sage"]["loss"]["ooc"], rel=1e-3)
-    assert "say nothing about any GPU" in done.stdout
+    assert "say nothing about any GPU" in out
     trained = ("whole-on-the-GPU", "eighth-on-the-GPU", "eighth-on-GPU-and-host")
     traces = {f"gpu_check.{what}.events.trace.json" for what in trained}
     assert {path.name for path in tmp_path.iterdir()} == {"gpu_check.json", *traces}
@@ -113,15 +121,16 @@ MISSING = "import sys; sys.modules.update(dict.fromkeys(('triton', 'torch_geomet
 
 
 @pytest.mark.timeout(600)
-def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
+def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path, run: Run) -> None:
     """The rest is measured all the same, and nothing has failed."""
     without, folder = tmp_path / "without", tmp_path / "here"
     without.mkdir()
     folder.mkdir()
     (without / "sitecustomize.py").write_text(MISSING)
     asked = ("tests", "device copy", "sum 4 float32", "epochs gat", "eighth on the GPU", "compiled sage")
-    done = run(folder, "--rehearse", "--seconds", "400", *(f"--only={name}" for name in asked), path=[str(without)])
-    assert done.returncode == 0, done.stdout + done.stderr
+    only = [f"--only={name}" for name in asked]
+    status, out, err = run(folder, "--rehearse", "--seconds", "400", *only, path=[str(without)])
+    assert status == 0, out + err
     data = json.loads((folder / "gpu_check.json").read_text())
     assert data["failures"] == {}
     assert data["left_out"]["triton"] == "triton cannot be imported"
@@ -130,7 +139,7 @@ def test_what_is_not_installed_is_left_out_by_name(tmp_path: Path) -> None:
     assert set(data["left_out"]) == {"triton", "tests", "graph", "sum 4 float32", *of_pyg}
     assert data["left_out"]["graph"] == "needs the part triton"
     assert data["device copy"]["bytes_per_s"] > 0
-    assert "left out: epochs gat: torch_geometric" in done.stdout
+    assert "left out: epochs gat: torch_geometric" in out
 
 
 def raise_(error: Exception) -> Any:

@@ -53,6 +53,8 @@ MODELS = {
     "gatv2": ModelCase(kind="gat", options={"heads": 2, "v2": True}),  # masks take the interpreter a minute
 }
 HUB_EDGES = EDGES_PER_SEGMENT + 8
+_FEW_EDGES = 8
+"""Of a part, for the interpreter's sake."""
 FOR_COMPILED = pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter would take a minute and a half")
 WITH_FEATURES: dict[str, Callable[[int, int], nn.Module]] = {
     "transformer": Transformers,
@@ -177,12 +179,23 @@ def test_losses_and_gradients_are_pygs(
     compare(MODELS[name], data, store, tmp_path, monkeypatch)
 
 
+def cut_every(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let parts of rows be of so many edges at most."""
+    monkeypatch.setattr(launch, "cut", lambda tile: cut(tile, most))
+    monkeypatch.setattr(graph, "long_parts", partial(long_parts, most=most))
+    for module in (memory, pull_run):
+        monkeypatch.setattr(module, "EDGES_PER_SEGMENT", most)
+
+
 @pytest.mark.parametrize("name", thorough(["sage", "sage of maxima", pytest.param("gat", marks=FOR_COMPILED)], "sage"))
 def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hub that half of all edges lead to, in the second tile, and of one that they come from: their parts come
-    with the offsets of their tiles."""
+    with the offsets of their tiles. In the interpreter parts are of few edges."""
+    if DEVICE.type != "cuda":
+        cut_every(monkeypatch, _FEW_EDGES)
+    hub_edges = HUB_EDGES if DEVICE.type == "cuda" else _FEW_EDGES + 3
     data = random_data(replace(GRAPH, nodes=40, edges=80), dtype=torch.float32)
-    sources, targets = torch.randint(0, 40, (2, HUB_EDGES), generator=torch.Generator().manual_seed(0))
+    sources, targets = torch.randint(0, 40, (2, hub_edges), generator=torch.Generator().manual_seed(0))
     edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]
     data.edge_index = torch.cat((*edges, torch.stack((torch.full_like(targets, 3), targets))), dim=1)
     compare(MODELS[name], data, store_of(data, tmp_path), tmp_path, monkeypatch)
@@ -192,11 +205,7 @@ def test_rows_that_are_cut(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_rows_whose_edges_come_in_pieces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hub in the second tile, and of one that edges come from, within the least memory; and losses are those of
     all edges at once to the bit. Parts are of few edges, for the interpreter's sake."""
-    most = 8
-    monkeypatch.setattr(launch, "cut", lambda tile: cut(tile, most))
-    monkeypatch.setattr(graph, "long_parts", partial(long_parts, most=most))
-    for module in (memory, pull_run):
-        monkeypatch.setattr(module, "EDGES_PER_SEGMENT", most)
+    cut_every(monkeypatch, most := _FEW_EDGES)
     data = random_data(replace(GRAPH, nodes=40, edges=40, duplicates=4), dtype=torch.float32)
     sources, targets = torch.randint(0, 40, (2, 30), generator=torch.Generator().manual_seed(0))
     edges = [data.edge_index, torch.stack((sources, torch.full_like(sources, 35)))]

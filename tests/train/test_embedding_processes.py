@@ -43,7 +43,7 @@ def _as_shared_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("store")
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports what all processes want
-    return ooc.convert("synthetic:nodes=500,edges=1500,features=0,classes=4", folder / "g.ooc", order="hop")
+    return ooc.convert("synthetic:nodes=300,edges=900,features=0,classes=4", folder / "g.ooc", order="hop")
 
 
 def _outcome(store: Store, embedding: ooc.Embedding, *, resume: bool = False, epochs: int = 2, **options: Any) -> Any:

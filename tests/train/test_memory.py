@@ -35,10 +35,12 @@ WORKER = textwrap.dedent(
     import ooc
     import ooc.train.trainer
     from ooc.kernels.pulls import rehearse
+    from ooc.train.prediction import Prediction
+    from ooc.train.resources import Resources
 
     rehearse(128, torch.float32)  # the compiler is a library, too
     imports, code = status("VmRSS"), status("RssFile")
-    store, kind, gpu, host, hidden, spill = sys.argv[1:]
+    store, kind, gpu, host, hidden, spill, *names = sys.argv[1:]
     store = ooc.open(store)
     torch.manual_seed(0)
     kind = {"gcn": GCN, "sage": GraphSAGE}[kind]
@@ -48,7 +50,13 @@ WORKER = textwrap.dedent(
         planned = trainer.plan.device_peak_bytes, trainer.plan.host_peak_bytes
     last = records[-1]
     code = status("RssFile") - code  # pages of libraries, which the system takes back when it lacks memory
-    print(json.dumps({"imports": imports, "code": code, "peak": status("VmHWM"), "planned": planned,
+    peaks = [status("VmHWM")]
+    for name in names:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+        resources = Resources.parse(int(gpu), int(host), spill_dir=spill)
+        Prediction(model, store, resources, "embeddings").write(Path(spill) / name)
+        peaks.append(status("VmHWM"))
+    print(json.dumps({"imports": imports, "code": code, "peaks": peaks, "planned": planned,
                       "measured": [last.device_peak_bytes, last.host_peak_bytes],
                       "moved": last.ssd_write_bytes, "losses": [r.loss for r in records]}))
     """
@@ -65,69 +73,33 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["sage", "gcn"][: examples(1)])
 def test_resident_memory_stays_under_the_budgets(kind: str, store_path: Path, tmp_path: Path) -> None:
-    """The kernel's own count of a fresh process, imports and all, and net of the imports too."""
+    """The kernel's own count of a fresh process, imports and all, and net of the imports too: while it trains,
+    and while it predicts, though the table that is then written is as large as both budgets together."""
     assert 4 * WHOLE_MATRIX_BYTES > 3 * (GPU_BUDGET + HOST_BUDGET), "budgets of about one matrix"
-    arguments = [str(store_path), kind, str(GPU_BUDGET), str(HOST_BUDGET), str(HIDDEN), str(tmp_path)]
+    names = cases(["out.npy"], ["out.npy", "out.zarr"])
+    arguments = [str(store_path), kind, str(GPU_BUDGET), str(HOST_BUDGET), str(HIDDEN)]
     grown = GPU_BUDGET + HOST_BUDGET + WHOLE_MATRIX_BYTES
-    for _ in range(2):  # now and then allocators keep 20 MB more; what nobody has admitted is there each time
-        done = subprocess.run([sys.executable, "-c", WORKER, *arguments], capture_output=True, text=True, timeout=50)
+    for turn in (
+        "first",
+        "second",
+    ):  # now and then allocators keep 20 MB more; what nobody has admitted is there each time
+        (folder := tmp_path / turn).mkdir()
+        command = [sys.executable, "-c", WORKER, *arguments, str(folder), *names]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         print(done.stdout)
         told = json.loads(done.stdout.splitlines()[-1])
-        if told["peak"] - told["imports"] - told["code"] <= grown:
+        if max(told["peaks"]) - told["imports"] - told["code"] <= grown:
             break
     assert told["moved"] > 2 * WHOLE_MATRIX_BYTES, "out of core, or the test shows nothing"
-    assert told["peak"] <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
-    assert told["peak"] - told["imports"] - told["code"] <= grown
+    assert len(told["peaks"]) == 1 + len(names)
+    assert max(told["peaks"]) <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
+    assert max(told["peaks"]) - told["imports"] - told["code"] <= grown
     assert told["measured"][0] <= told["planned"][0] <= GPU_BUDGET
     assert told["measured"][1] <= told["planned"][1] <= HOST_BUDGET
     on_cpu = 580_000_000 if find_spec("triton") else 500_000_000
     stated = on_cpu if torch.version.cuda is None else 800_000_000
     assert stated + (130_000_000 if find_spec("numba") else 0) >= OVERHEAD_BYTES
     assert told["losses"][1] != told["losses"][0], "a step was taken"
-    assert list(tmp_path.iterdir()) == []
-
-
-PREDICTOR = textwrap.dedent(
-    """
-    import json, sys
-    from pathlib import Path
-
-    def status(name):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-    import torch
-    from torch_geometric.nn.models import GraphSAGE
-    import ooc
-    from ooc.kernels.pulls import rehearse
-    from ooc.train.prediction import Prediction
-    from ooc.train.resources import Resources
-
-    rehearse(128, torch.float32)
-    imports = status("VmRSS")
-    store, gpu, host, hidden, folder, *names = sys.argv[1:]
-    store = ooc.open(store)
-    model = GraphSAGE(store.num_features, int(hidden), 3, store.num_classes)
-    peaks = []
-    for name in names:
-        prediction = Prediction(model, store, Resources.parse(int(gpu), int(host), spill_dir=folder), "embeddings")
-        prediction.write(Path(folder) / name)
-        peaks.append(status("VmHWM"))
-    print(json.dumps({"imports": imports, "peaks": peaks}))
-    """
-)
-
-
-def test_predicting_stays_under_the_budgets(store_path: Path, tmp_path: Path) -> None:
-    """Though the table that is written is as large as both together."""
-    names = cases(["out.npy"], ["out.npy", "out.zarr"])
-    arguments = [str(store_path), str(GPU_BUDGET), str(HOST_BUDGET), str(HIDDEN), str(tmp_path), *names]
-    done = subprocess.run([sys.executable, "-c", PREDICTOR, *arguments], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (tmp_path / "out.npy").stat().st_size > WHOLE_MATRIX_BYTES
-    assert max(told["peaks"]) <= GPU_BUDGET + HOST_BUDGET + OVERHEAD_BYTES
-    # As in training, less than one table for code that is loaded late and freed memory that malloc keeps.
-    assert max(told["peaks"]) - told["imports"] <= GPU_BUDGET + HOST_BUDGET + WHOLE_MATRIX_BYTES
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert (folder / "out.npy").stat().st_size > WHOLE_MATRIX_BYTES

@@ -17,7 +17,7 @@ from ooc.storage.store import Store
 from tests.exactness.comparison import tuned_trainer
 
 LAYERS, HIDDEN, TILE_ROWS = 7, 32, 64
-NODES = 4000
+NODES = 2000
 KEPT_BYTES = NODES * HIDDEN * 4
 
 
@@ -55,7 +55,7 @@ def computed_again(plan: Plan) -> set[str]:
     return {str(row["matrix"]) for row in plan.summary() if "recompute" in str(row["fate"])}
 
 
-SCARCE = {"gpu_budget": "1800K", "host_budget": 3 * KEPT_BYTES // 2, "block_rows": TILE_ROWS}
+SCARCE = {"gpu_budget": "900K", "host_budget": 3 * KEPT_BYTES // 2, "block_rows": TILE_ROWS}
 """Memory for some of the six matrices that are kept of seven layers."""
 
 
@@ -85,6 +85,6 @@ def test_what_may_not_be_written_is_computed_again(
 
 
 def test_a_limit_on_writes_that_nothing_keeps_is_refused(store: Store, tmp_path: Path) -> None:
-    options = {"gpu_budget": "900K", "host_budget": "200K", "block_rows": TILE_ROWS, "layers": 3}
+    options = {"gpu_budget": "640K", "host_budget": "100K", "block_rows": TILE_ROWS, "layers": 3}
     with pytest.raises(BudgetError, match="give max_ssd_writes="):
         run(store, tmp_path, max_ssd_writes=0, **options)
