@@ -140,7 +140,7 @@ def test_what_others_send_is_no_reason_to_describe_what_could_be_recomputed() ->
 
     def variant(recomputed: Recomputed) -> Workload:
         assert not recomputed
-        return replace(gcn(), share=Share(0, {"": (range(10_240), range(10_240, ROWS))}))
+        return replace(gcn(), share=Share(0, {"": (range(5120), range(5120, ROWS))}))
 
     chosen = choose_workload(variant, Limits(10**9, 10**9, link_bytes_per_s=10**6), UNMEASURED)
     assert chosen.recomputed == NOTHING and chosen.plan.received_bytes("train") > 0
