@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "dropout": (lambda x: x + F.dropout(x.mean(0)), "dropout of what all rows share, as sums"),
     "a mask of columns": (lambda x: x * F.dropout(torch.ones(8, dtype=x.dtype)), r"a mask .* torch.ones_like\(x\)"),
     "noise": (lambda x: x + torch.randn_like(x.mean(0)), "randn_like is not supported: it draws random numbers"),
-    "noise of its own": (lambda x: x + torch.randn_like(torch.ones(8)), "draws random numbers"),
+    "noise of its own": (lambda x: x + torch.randn_like(torch.ones(8)), "or another thread has drawn some"),
     "of truths": (lambda x: x * (x > 0).sum(0), "sum over all rows is supported .* in the model's type"),
     "of pairs of rows": (lambda x: x @ torch.einsum("nd,me->de", x, x), "einsum .* is no sum over them"),
     "all pairs": (lambda x: (x @ x.T) @ x, "matmul looks across rows"),

@@ -70,6 +70,18 @@ def test_other_threads_compute_while_a_model_is_traced(store: Store, tmp_path: P
         pass
 
 
+def test_trainers_side_by_side_train_as_alone(store: Store, tmp_path: Path) -> None:
+    models = [model() for _ in range(4)]
+
+    def losses(one: GCN) -> list[float]:
+        with ooc.Trainer(one, store, spill_dir=tmp_path, input_dropout=0.3) as trainer:
+            return [record.loss for record in trainer.fit(3, progress=False)]
+
+    alone = losses(models[0])
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(losses, models[1:])] == [alone] * 3
+
+
 def test_a_path_and_data_train_as_their_store_does(store: Store, tmp_path: Path) -> None:
     losses = []
     for graph in (store, str(store.path), store.path, DATA):

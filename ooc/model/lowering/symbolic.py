@@ -120,7 +120,7 @@ class Calls:
             self.nodes = list(self.graph.nodes)
             constants = {name: value for name, value in vars(module).items() if name.startswith(_CONSTANT)}
             if not _alike(drawn, _random_states()):
-                raise self._refuse("it draws random numbers other than by dropout")
+                raise self._refuse("it draws random numbers other than by dropout, or another thread has drawn some")
             for what in before.changed():
                 raise self._changes(what)
             self._check_again()
