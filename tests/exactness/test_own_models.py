@@ -169,7 +169,7 @@ class Masked(SAGEConv):  # type: ignore[misc]
 
 
 class Reversible(nn.Module):
-    """A mask that all layers share, each its group's columns of it."""
+    """A mask that all layers share, each its group's columns of it, and one of whole rows."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -178,6 +178,7 @@ class Reversible(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.before(x)
+        x = x * F.dropout(torch.ones(x.size(0), 1, dtype=x.dtype), 0.3, self.training)
         mask = F.dropout(torch.ones_like(x), 0.4, self.training)
         out: Tensor = self.after(self.next(self.layer(x, edge_index, mask), edge_index, None).relu())
         return out
@@ -279,7 +280,8 @@ class Making(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.first, self.last = SAGEConv(features, H), SAGEConv(2 * H, classes)
-        self.state, self.factor = nn.Parameter(torch.randn(H)), nn.Parameter(torch.randn(1, H))
+        given = {"state": torch.randn(H), "factor": torch.randn(1, H)}
+        self.given = nn.ParameterDict({name: nn.Parameter(one) for name, one in given.items()})
         self.cell, self.norm, self.along = nn.GRUCell(H, H), nn.GroupNorm(2, H), nn.Conv1d(1, 2, 3, padding=1)
         self.encoder = nn.TransformerEncoderLayer(H, 2, H, dropout=0.0, batch_first=True)
         self.plane, self.soft, self.above = nn.Conv2d(1, 2, 3, padding=1), nn.Softmin(dim=1), nn.Threshold(0.1, 0.05)
@@ -287,8 +289,8 @@ class Making(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         rows = x.size(0)
         total = torch.zeros(rows, H, dtype=x.dtype) + torch.full((rows, 1), 0.5, dtype=x.dtype)
-        total = self.cell(self.first(x, edge_index), self.state.expand(rows, -1)) + total
-        total = self.norm(total * self.factor.repeat(rows, 1)) * torch.ones(rows, 1, dtype=x.dtype)
+        total = self.cell(self.first(x, edge_index), self.given["state"].expand(rows, -1)) + total
+        total = self.norm(total * self.given.factor.repeat(rows, 1)) * torch.ones(rows, 1, dtype=x.dtype)
         together = self.encoder(torch.stack([total, total.roll(1, 1)], dim=1)).mean(1)
         alike = F.cosine_similarity(total, together, dim=-1)[:, None]
         planes = self.plane(together.unflatten(1, (1, 2, H // 2))).flatten(1).narrow(1, 1, H)
