@@ -7,8 +7,7 @@ import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
+import signal
 import time
 import tracemalloc
 from pathlib import Path
@@ -20,9 +19,7 @@ import torch
 from ooc.engine.record import EpochRecord
 from ooc.errors import RunError
 from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.runs.run import EMBEDDING, RunFolder
-
-ROOT = Path(__file__).parents[2]
+from ooc.train.runs.run import EMBEDDING, RunFolder, holds_run
 
 
 def record(epoch: int, **changes: Any) -> EpochRecord:
@@ -341,28 +338,31 @@ def test_an_unwritable_place_is_an_error(tmp_path: Path) -> None:
 
 def test_kill_at_any_moment(tmp_path: Path) -> None:
     """A process that saves without pause is killed; what it leaves can be gone on with."""
-    program = """
-import sys
-from tests.cli.test_run import record, state
-from ooc.storage.array import TEMPORARY_SUFFIX
-from ooc.train.runs.run import RunFolder, holds_run
-from pathlib import Path
-path = Path(sys.argv[1])
-run = RunFolder.open(path) if holds_run(path) else RunFolder.create(path, {})
-loaded = run.load()
-epoch = 0 if loaded is None else loaded["epoch"]
-print("ready", flush=True)
-while True:
-    epoch += 1
-    run.append(record(epoch)) if epoch % 2 else run.save(state(epoch))
-    run.save(state(epoch)) if epoch % 2 else run.append(record(epoch))
-"""
-    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+
+    def save(ready: int) -> None:
+        path = tmp_path / "run"
+        run = RunFolder.open(path) if holds_run(path) else RunFolder.create(path, {})
+        loaded = run.load()
+        epoch = 0 if loaded is None else loaded["epoch"]
+        os.write(ready, b"!")
+        while True:
+            epoch += 1
+            run.append(record(epoch)) if epoch % 2 else run.save(state(epoch))
+            run.save(state(epoch)) if epoch % 2 else run.append(record(epoch))
+
     for delay_s in (0.0, 0.031):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            time.sleep(delay_s)
-            process.kill()
+        ready, told = os.pipe()
+        if (process := os.fork()) == 0:
+            try:
+                save(told)
+            finally:
+                os._exit(1)
+        assert os.read(ready, 1) == b"!"
+        time.sleep(delay_s)
+        os.kill(process, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+        os.close(ready)
+        os.close(told)
         with RunFolder.open(tmp_path / "run") as run:
             loaded = run.load()
             epochs = [] if loaded is None else list(range(1, loaded["epoch"] + 1))

@@ -311,7 +311,7 @@ def test_progress_is_told_in_full(tmp_path: Path) -> None:
 def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     """Peak resident memory beyond what imports take, on a store several times the budget."""
     budget = 40_000_000
-    source = "synthetic:nodes=300000,edges=6000000,features=100,classes=5,labelled=0.01"
+    source = "synthetic:nodes=300000,edges=3000000,features=120,classes=5,labelled=0.01"
     store = ooc.convert(source, tmp_path / "g.ooc")
     code = (
         "import sys, ooc, ooc.conversion.reorder, numpy.random, zarr\n"

@@ -167,14 +167,14 @@ def test_fewer_labels_are_fewer_rows_unless_savings_are_off() -> None:
 def test_a_graph_that_is_not_here_reads_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     graph = GraphStatistics(
-        name="none", nodes=50_000, edges=400_000, features=16, classes=4, labelled=50_000, source="a test"
+        name="none", nodes=10_000, edges=80_000, features=16, classes=4, labelled=10_000, source="a test"
     )
     prospect = prepare(GCN(16, 8, 2, 4), graph, resources(), metric=Metric.ACCURACY)
     _, plan = prospect.plan(Limits(10**8, 10**8), UNMEASURED)
     assert plan.ssd_write_bytes == 0
     with pytest.raises(BudgetError, match=r"give gpu_budget="):
         prospect.plan(Limits(1000, 10**8), UNMEASURED)
-    with pytest.raises(BudgetError, match=r"50,000 nodes need .* give host_budget="):
+    with pytest.raises(BudgetError, match=r"10,000 nodes need .* give host_budget="):
         prospect.plan(Limits(10**8, 1000), UNMEASURED)
     assert list(tmp_path.iterdir()) == []
 
