@@ -122,9 +122,11 @@ def make_trainer(
     )
 
 
-def train_epoch(trainer: Trainer) -> Epoch:
-    """One more epoch, and the gradients it leaves in the parameters."""
+def train_epoch(trainer: Trainer, records: list[Any] | None = None) -> Epoch:
+    """One more epoch, and the gradients it leaves in the parameters; its record is put to those of others."""
     (record,) = trainer.fit(epochs=1, eval_every=0)
+    if records is not None:
+        records.append(record)
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     return Epoch(record.loss, gradients, buffers_of(trainer.model))
 

@@ -220,7 +220,7 @@ CUTS: list[dict[str, Any]] = [
 def test_results_do_not_depend_on_the_plan(model: ModelCase, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled and cut; every model has
     the least budgets and every third of the other plans, in turn."""
-    graph = GraphCase(nodes=300, edges=1800, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=60)
+    graph = GraphCase(nodes=220, edges=1100, features=12, self_loops=20, isolated=20, duplicates=40, unlabelled=40)
     store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
 
     def trained(**options: Any) -> tuple[list[float], dict[str, Tensor], int, bool]:

@@ -94,6 +94,15 @@ def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tupl
         return [train_epoch(trainer) for _ in range(epochs)], trainer
 
 
+@pytest.fixture(scope="module")
+def scarcely(store: Store, scarce: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """Two epochs under the least budgets, their records, the plan, and what is left in the folder for what spills."""
+    folder, records = tmp_path_factory.mktemp("scarce"), list[Any]()
+    with make_trainer(CASE, store, folder, **OPTIONS, **scarce) as trainer:
+        epochs = [train_epoch(trainer, records) for _ in range(2)]
+    return epochs, records, trainer.plan, list((folder / "spill").iterdir())
+
+
 def assert_same(epochs: list[Any], expected: list[Any]) -> None:
     """To the last bit."""
     for one, other in zip(epochs, expected, strict=True):
@@ -109,13 +118,14 @@ def gathered_in(plan: Plan) -> set[str]:
     }
 
 
-def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_budgets_too_small_for_what_is_gathered_from_do(
+    store: Store, scarce: dict[str, Any], scarcely: tuple[Any, ...], tmp_path: Path
+) -> None:
     """It does not fit, and results are those of large budgets; less than the budget that is named is too
     little."""
     with pytest.raises(BudgetError):
         make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce | {"gpu_budget": int(0.98 * scarce["gpu_budget"])})
-    epochs, trainer = trained(store, tmp_path, **scarce)
-    plan = trainer.plan
+    epochs, _, plan, _ = scarcely
     assert gathered_in(plan) == {"m1", "m2"} and plan.arena_bytes < WHOLE_BYTES
     titles = [item.title for item in plan.programs["train"]]
     assert [title for title in titles if "shuffle" in title] == [
@@ -131,12 +141,10 @@ def test_budgets_too_small_for_what_is_gathered_from_do(store: Store, scarce: di
     assert_same(epochs, expected)
 
 
-def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_an_epoch_moves_the_bytes_of_the_plan(scarce: dict[str, Any], scarcely: tuple[Any, ...]) -> None:
     """What is shuffled is written once, and read forward and backward; nothing is left of it. Nor is the arena filled
     beyond what is planned, which keeps the budgets."""
-    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        records = trainer.fit(epochs=2, eval_every=0)
-        plan = trainer.plan
+    _, records, plan, left = scarcely
     assert (records[-1].ssd_write_bytes, records[-1].ssd_read_bytes) == (plan.ssd_write_bytes, plan.ssd_read_bytes)
     for record in records:
         assert record.device_peak_bytes <= plan.device_peak_bytes <= scarce["gpu_budget"]
@@ -144,13 +152,12 @@ def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, An
     shuffled = sum(shuffle.nbytes for shuffle in plan.bucketed_rows.values())
     assert shuffled > 2 * WHOLE_BYTES
     assert plan.ssd_write_bytes >= shuffled and plan.ssd_read_bytes >= 2 * shuffled
-    assert list((tmp_path / "spill").iterdir()) == []
+    assert not left
 
 
-def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_it_is_planned_without_training(store: Store, scarce: dict[str, Any], scarcely: tuple[Any, ...]) -> None:
     """Of a store the trainer's own plan; of a graph of as many nodes and edges, no fewer bytes."""
-    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        expected = trainer.plan
+    _, _, expected, _ = scarcely
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
     workload, plan = prepare(model, store, resources, metric=Metric.ACCURACY).plan(
@@ -235,7 +242,7 @@ def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
     graph = GraphCase(nodes=1200, edges=1800, unlabelled=900, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=32)
-    plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=32, **budgets)
+    plan = assert_agrees(CASE, data, tmp_path, epochs=1, store=store, tile_rows=32, **budgets)
     (item,) = [item for item in plan.programs["train"] if item.title == "shuffle m2"]
     assert item.pull is not None
     shuffle = plan.bucketed_rows[item.pull.output]

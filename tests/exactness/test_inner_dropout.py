@@ -172,7 +172,9 @@ MODELS: dict[str, ModelCase] = {
 }
 
 
-@pytest.mark.thorough("coefficients, self-loops added-undirected", "coefficients, self-loops removed-directed")
+@pytest.mark.thorough(
+    "messages-undirected", "coefficients, self-loops added-undirected", "coefficients, self-loops removed-directed"
+)
 @pytest.mark.parametrize(("name", "undirected"), in_turn(MODELS, DIRECTIONS))
 def test_models(name: str, undirected: bool, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, in seven tiles, forward and backward with the same masks."""
@@ -197,9 +199,8 @@ def test_float32(tmp_path: Path) -> None:
 def test_rows_that_do_not_reach_the_loss_are_left_out(tmp_path: Path) -> None:
     """In the order of hops from few training nodes; masks go by rows of the store."""
     store, data = in_hop_order(random_data(GraphCase(nodes=150, edges=200, unlabelled=144, seed=5)), tmp_path)
-    assert_agrees(MODELS["messages"], data, tmp_path, epochs=EPOCHS, store=store)
-    with make_trainer(MODELS["messages"], store, tmp_path) as trainer:
-        assert len({item.rows for item in trainer.plan.programs["train"]}) > 2
+    plan = assert_agrees(MODELS["messages"], data, tmp_path, epochs=EPOCHS, store=store)
+    assert len({item.rows for item in plan.programs["train"]}) > 2
 
 
 def test_tiles_of_many_edges_are_run_in_parts(
@@ -213,7 +214,7 @@ def test_tiles_of_many_edges_are_run_in_parts(
 
 def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget and on any threads; masks change by epochs."""
-    graph = GraphCase(nodes=300, edges=1500, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=90)
+    graph = GraphCase(nodes=200, edges=800, features=12, self_loops=20, isolated=20, duplicates=40, unlabelled=60)
     store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
     model = MODELS["among others"]
     given: dict[str, Any] = {"dtype": torch.float32, "tile_rows": 64}
@@ -225,7 +226,7 @@ def test_results_do_not_depend_on_the_plan(tmp_path: Path) -> None:
 
     scarce = least(model, store, tmp_path, **given)
     losses, gradients = trained()
-    for options in ({"slab_columns": 1}, {"threads": 3}, {**scarce, "threads": 1}):
+    for options in ({"slab_columns": 1, "threads": 3}, {**scarce, "threads": 1}):
         other_losses, other_gradients = trained(**options)
         assert other_losses == losses, options
         for parameter, gradient in other_gradients.items():

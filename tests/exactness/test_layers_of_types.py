@@ -242,7 +242,7 @@ def test_messages_of_sources_alone_are_sums(name: str, tmp_path: Path) -> None:
     assert Opaque not in kinds_of(made(SUMS[name], data), ooc.open(tmp_path / "graph.ooc"), tmp_path)
 
 
-@pytest.mark.thorough("GENConv", "MFConv", "FiLMConv", "both ends, max", "the other way round")
+@pytest.mark.thorough("GENConv", "MFConv", "FiLMConv", "CGConv", "both ends, max", "the other way round")
 @pytest.mark.parametrize("name", GENERAL)
 def test_any_others_run_as_they_are(name: str, tmp_path: Path) -> None:
     data = typed.graph(topics_reached=name == "to_hetero")
@@ -465,7 +465,7 @@ def test_edges_of_a_type_that_has_none_are_gathered_from_files(tmp_path: Path) -
     for kind in data.edge_types[2:]:
         del data[kind]
     data["author", "writes", "paper"].edge_index = torch.empty(2, 0, dtype=torch.long)
-    store, options = store_of(data, tmp_path), {"_tuning": Tuning(tile_rows=16), "threads": 1}
+    store, options = store_of(data, tmp_path), {"_tuning": Tuning(tile_rows=16), "threads": 1, "block_rows": 16}
     model = made(GENERAL["both ends"], data)
     pyg = copy.deepcopy(model)
     gpu, host = least_budgets(

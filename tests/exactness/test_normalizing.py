@@ -165,6 +165,7 @@ def test_columns_of_features_are_weights(name: str, tmp_path: Path) -> None:
     "LGConv of computed weights",
     "GCN2Conv of computed weights",
     "TAGConv of computed weights",
+    "SGConv of weights computed of rows",
     "SSGConv of computed weights",
 )
 @pytest.mark.parametrize("name", CASES)

@@ -73,7 +73,7 @@ from tests.exactness.layers import (
 )
 from tests.exactness.reference import CustomCase, ModelCase, adamw, smooth_adam
 from tests.exactness.test_savings import in_hop_order
-from tests.examples import cases, examples
+from tests.examples import cases, examples, is_thorough
 from tests.graphs import GraphCase, graph_cases, random_data
 
 EPOCHS = 2
@@ -126,11 +126,12 @@ def test_what_edges_carry(tmp_path: Path) -> None:
 
     agrees(WeighedMessages, "max by weight", weighted=True)
     agrees(WeighedMessages, "of either direction", weighted=True, undirected=True)
-    agrees(lambda i, o: GraphConv(i, o, aggr="mean"), "GraphConv", weighted=True)
     agrees(LeAsItIs, "LEConv", weighted=True)
     agrees(lambda i, o: WeighedMessages(i, o, K), "features", edge_features=K)
     agrees(lambda i, o: ResGatedGraphConv(i, o, edge_dim=K), "ResGatedGraphConv", edge_features=K, undirected=True)
-    agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
+    if is_thorough():
+        agrees(lambda i, o: GraphConv(i, o, aggr="mean"), "GraphConv", weighted=True)
+        agrees(lambda i, o: GeneralConv(i, o, in_edge_channels=K), "GeneralConv", edge_features=K)
 
 
 @pytest.mark.thorough("among others")
@@ -181,7 +182,7 @@ def test_what_has_no_part_has_no_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "spill_dtype"), [("an MLP on edges, softmax", "bfloat16"), ("among others", None)])
 def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, tmp_path: Path) -> None:
     """Gradients and losses are equal to the last bit under every budget, whatever is spilled, on any threads."""
-    graph = GraphCase(nodes=300, edges=1500, features=12, self_loops=30, isolated=30, duplicates=60, unlabelled=90)
+    graph = GraphCase(nodes=220, edges=900, features=12, self_loops=20, isolated=20, duplicates=40, unlabelled=60)
     store = store_of(random_data(graph, dtype=torch.float32), tmp_path)
     given: dict[str, Any] = {"dtype": torch.float32, "tile_rows": 64, "spill_dtype": spill_dtype}
 
@@ -194,7 +195,7 @@ def test_results_do_not_depend_on_the_plan(name: str, spill_dtype: str | None, t
     losses, gradients, roomy = trained()
     assert not roomy.plan.ssd_write_bytes
     plans: list[dict[str, Any]] = [scarce, {"gpu_budget": 2 * scarce["gpu_budget"]}]
-    plans += [{"slab_columns": 1}, {"threads": 3}, {**scarce, "threads": 1}]
+    plans += [{"slab_columns": 1, "threads": 3}, {**scarce, "threads": 1}]
     kinds = set()
     for options in plans:
         other_losses, other_gradients, trainer = trained(**options)
@@ -227,9 +228,8 @@ def test_tiles_of_many_edges_are_run_in_parts(
 def test_rows_that_do_not_reach_the_loss_are_left_out(name: str, tmp_path: Path) -> None:
     """In the order of hops from few training nodes, layers compute some of the rows, and results are PyG's."""
     store, data = in_hop_order(random_data(GraphCase(nodes=150, edges=200, unlabelled=144, seed=5)), tmp_path)
-    assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store)
-    with make_trainer(CASES[name], store, tmp_path) as trainer:
-        rows = {item.rows for item in trainer.plan.programs["train"]}
+    plan = assert_agrees(CASES[name], data, tmp_path, epochs=EPOCHS, store=store)
+    rows = {item.rows for item in plan.programs["train"]}
     assert name == "among others" or len(rows) > 2, "its norm takes all rows"
 
 
@@ -344,7 +344,7 @@ def test_layers_that_are_alike_but_for_their_weights_are_tried_once(
 
 def test_what_does_not_fit_is_refused_with_the_bytes_needed(tmp_path: Path) -> None:
     """What a layer makes of edges, and as much of a matrix as a step gathers; the error tells how much that is."""
-    graph = GraphCase(nodes=4000, edges=9000, features=4)
+    graph = GraphCase(nodes=2000, edges=4500, features=4)
     store = store_of(random_data(graph), tmp_path)
     case = CustomCase(make=twice(lambda i, o: MlpMessages(i, o)))
     with pytest.raises(BudgetError, match=r"gpu_budget='\d+"):
@@ -972,7 +972,6 @@ def test_a_layer_runs_as_a_whole_where_narrower_rows_are_gathered_so(
     """And is opened all the same where it can run in no other way."""
     data, store = converted(ROUGH)
     case = CustomCase(make=lambda f, c: Widened(centred))
-    assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
-    with make_trainer(case, store, tmp_path) as trainer:
-        pulls = [item.pull for item in trainer.plan.programs["train"] if isinstance(item, RowPass) and item.pull]
-        assert trainer.plan.matrices[pulls[0].source].grid.columns == columns
+    plan = assert_agrees(case, data, tmp_path, epochs=EPOCHS, store=store)
+    pulls = [item.pull for item in plan.programs["train"] if isinstance(item, RowPass) and item.pull]
+    assert plan.matrices[pulls[0].source].grid.columns == columns

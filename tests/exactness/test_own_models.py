@@ -223,7 +223,7 @@ class Asking(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(SAGEConv(width, H) for width in (features, H, H))
+        self.convs = nn.ModuleList(SAGEConv(width, H) for width in (features, H))
         self.cell, self.pair = nn.GRUCell(H, H), nn.Bilinear(H, H, H)
         self.layers = nn.LSTM(H, H, batch_first=True, bidirectional=True)
         self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(H, H))
@@ -247,7 +247,7 @@ class Asking(nn.Module):
             x = self.scaled(torch.clone(x)) + 0.1 * torch.detach(x)
             seen.append(x.masked_fill(x < -2, 0.0) + largest.values.sum(-1, keepdim=True))
         together = torch.stack(seen, dim=1)
-        together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 3, H]
+        together = sum(together[:, :, at : at + 1] * at for at in range(together.size(2))) + together  # [N, 2, H]
         together = together / float(together.size(-1)) ** 0.5 + (1, 2, 3, 4)[together.dim()]
         together, _ = self.attention(together, together, together)
         together, _ = self.layers(together)

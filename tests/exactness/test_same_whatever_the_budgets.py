@@ -15,7 +15,7 @@ from tests.exactness.reference import CustomCase, ModelCase
 from tests.examples import cases
 from tests.graphs import GraphCase, random_data
 
-GRAPH = GraphCase(nodes=450, edges=2800, features=24, self_loops=20, isolated=25, duplicates=60, unlabelled=110)
+GRAPH = GraphCase(nodes=300, edges=1600, features=24, self_loops=14, isolated=17, duplicates=40, unlabelled=70)
 TILE_ROWS = 64
 EPOCHS = 2
 NODE_NORM = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}

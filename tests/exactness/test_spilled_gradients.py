@@ -84,6 +84,15 @@ def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tupl
         return [train_epoch(trainer) for _ in range(epochs)], trainer
 
 
+@pytest.fixture(scope="module")
+def scarcely(store: Store, scarce: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """Two epochs under the least budgets, their records, the plan, and what is left in the folder for what spills."""
+    folder, records = tmp_path_factory.mktemp("scarce"), list[Any]()
+    with make_trainer(CASE, store, folder, **OPTIONS, **scarce) as trainer:
+        epochs = [train_epoch(trainer, records) for _ in range(2)]
+    return epochs, records, trainer.plan, list((folder / "spill").iterdir())
+
+
 class Apart(nn.Module):
     """A layer whose targets' own rows lie in another matrix than sources'."""
 
@@ -106,12 +115,13 @@ def test_neighbours_in_the_tile_are_counted_where_targets_lie_apart(tmp_path: Pa
     assert losses[0] == losses[1]
 
 
-def test_budgets_too_small_for_both_matrices_do(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_budgets_too_small_for_both_matrices_do(
+    store: Store, scarce: dict[str, Any], scarcely: tuple[Any, ...], tmp_path: Path
+) -> None:
     """The one that is gathered from and its gradient; results are those of large budgets."""
     with pytest.raises(BudgetError):
         make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce | {"gpu_budget": int(0.98 * scarce["gpu_budget"])})
-    epochs, trainer = trained(store, tmp_path, **scarce)
-    plan = trainer.plan
+    epochs, _, plan, _ = scarcely
     assert list(plan.partial_sums) == ["dm2"]
     assert plan.arena_bytes < 2 * WHOLE_BYTES
     (title,) = [item.title for item in plan.programs["train"] if "spilled" in item.title]
@@ -123,22 +133,19 @@ def test_budgets_too_small_for_both_matrices_do(store: Store, scarce: dict[str, 
         assert all(torch.equal(one.gradients[name], gradient) for name, gradient in other.gradients.items())
 
 
-def test_an_epoch_moves_the_bytes_of_the_plan(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_an_epoch_moves_the_bytes_of_the_plan(scarcely: tuple[Any, ...]) -> None:
     """Runs are written once and read once, and nothing is left of them."""
-    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        records = trainer.fit(epochs=2, eval_every=0)
-        plan = trainer.plan
+    _, records, plan, left = scarcely
     for record in records[1:]:
         assert record.ssd_write_bytes == plan.ssd_write_bytes
         assert record.ssd_read_bytes == plan.ssd_read_bytes
     assert plan.ssd_write_bytes >= plan.partial_sums["dm2"].nbytes > WHOLE_BYTES
-    assert list((tmp_path / "spill").iterdir()) == []
+    assert not left
 
 
-def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any], tmp_path: Path) -> None:
+def test_they_are_planned_without_training(store: Store, scarce: dict[str, Any], scarcely: tuple[Any, ...]) -> None:
     """Of a store the trainer's own plan; of a graph of as many nodes and edges, no fewer bytes."""
-    with make_trainer(CASE, store, tmp_path, **OPTIONS, **scarce) as trainer:
-        expected = trainer.plan
+    _, _, expected, _ = scarcely
     model = CASE.build(store.num_features, store.num_classes, dtype=torch.float32)
     resources = Resources.parse("1G", "1G", threads=1, tile_rows=64)
     limits = Limits(scarce["gpu_budget"], scarce["host_budget"], block_rows=64)
@@ -210,20 +217,20 @@ def test_any_graph_is_exact(graph: GraphCase, tile_rows: int, tmp_path: Path) ->
 
 def test_rows_that_do_not_reach_the_loss_have_none(tmp_path: Path) -> None:
     """In the order of hops from few training nodes, runs are of the rows within reach."""
-    graph = GraphCase(nodes=2000, edges=3300, unlabelled=1800, seed=5)
+    graph = GraphCase(nodes=1400, edges=2300, unlabelled=1260, seed=5)
     store, data = in_hop_order(random_data(graph), tmp_path)
     budgets = least(CASE, store, tmp_path, tile_rows=64)
-    plan = assert_agrees(CASE, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    plan = assert_agrees(CASE, data, tmp_path, epochs=1, store=store, tile_rows=64, **budgets)
     assert plan.partial_sums["dm2"].rows < graph.nodes / 2
 
 
 def test_several_layers_that_spill(tmp_path: Path) -> None:
     """Each has runs of its own, among layers that are taken apart."""
     case = CustomCase(make=Deep)
-    data = random_data(GraphCase(nodes=900, edges=2400))
+    data = random_data(GraphCase(nodes=600, edges=1600))
     store = store_of(data, tmp_path)
     budgets = least(case, store, tmp_path, tile_rows=64)
-    plan = assert_agrees(case, data, tmp_path, epochs=2, store=store, tile_rows=64, **budgets)
+    plan = assert_agrees(case, data, tmp_path, epochs=1, store=store, tile_rows=64, **budgets)
     assert sorted(plan.partial_sums) == ["dm2", "dm4"]
 
 

@@ -15,6 +15,7 @@ from torch_geometric.typing import OptTensor
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 
 from ooc.errors import ModelError
+from ooc.plan import Plan
 from tests.exactness.comparison import assert_agrees, make_trainer, store_of
 from tests.exactness.layers import Carrying, twice
 from tests.exactness.reference import CustomCase
@@ -246,26 +247,31 @@ OTHERS: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def is_run_as_it_is(make: Callable[[int, int], nn.Module], folder: Path, graph: GraphCase, model: Any = twice) -> bool:
-    """Whether any of two such layers goes by the general path."""
-    case = CustomCase(make=model(make))
-    with make_trainer(case, store_of(random_data(graph), folder), folder) as trainer:
-        return any(item.pull.is_opaque for item in trainer.plan.programs["train"] if item.pull is not None)
+def runs_as_it_is(plan: Plan) -> bool:
+    """Whether any layer goes by the general path."""
+    return any(item.pull.is_opaque for item in plan.programs["train"] if item.pull is not None)
+
+
+def planned(make: Callable[[int, int], nn.Module], folder: Path) -> Plan:
+    """Of two such layers."""
+    store = store_of(random_data(GraphCase(**ROUGH)), folder)
+    with make_trainer(CustomCase(make=twice(make)), store, folder) as trainer:
+        return trainer.plan
 
 
 @pytest.mark.thorough("a subclass of SAGE", "sum, the other way", "mean", "normalized")
 @pytest.mark.parametrize("name", SUMS)
 def test_sums(name: str, tmp_path: Path) -> None:
     """Losses, gradients and scores are PyG's, and nothing runs as it is."""
-    assert_agrees(CustomCase(make=twice(SUMS[name])), random_data(GraphCase(**ROUGH)), tmp_path, epochs=EPOCHS)
-    assert not is_run_as_it_is(SUMS[name], tmp_path, GraphCase(**ROUGH))
+    case, data = CustomCase(make=twice(SUMS[name])), random_data(GraphCase(**ROUGH))
+    assert not runs_as_it_is(assert_agrees(case, data, tmp_path, epochs=EPOCHS))
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name: str, tmp_path: Path) -> None:
     """What looks like a sum and is none still is PyG's."""
-    assert_agrees(CustomCase(make=twice(OTHERS[name])), random_data(GraphCase(**ROUGH)), tmp_path, epochs=EPOCHS)
-    assert is_run_as_it_is(OTHERS[name], tmp_path, GraphCase(**ROUGH))
+    case, data = CustomCase(make=twice(OTHERS[name])), random_data(GraphCase(**ROUGH))
+    assert runs_as_it_is(assert_agrees(case, data, tmp_path, epochs=EPOCHS))
 
 
 def carrying(make: Callable[[int, int], nn.Module]) -> Callable[[int, int], nn.Module]:
@@ -329,18 +335,17 @@ class Unweighed(Learnt):
 )
 def test_weights(make: Callable[[int, int], nn.Module], as_it_is: bool, tmp_path: Path) -> None:
     """Sums may be weighted by what edges carry."""
-    graph = GraphCase(**ROUGH, weighted=True)
-    assert_agrees(CustomCase(make=carrying(make)), random_data(graph), tmp_path, epochs=EPOCHS)
-    assert is_run_as_it_is(make, tmp_path, graph, carrying) is as_it_is
+    case, data = CustomCase(make=carrying(make)), random_data(GraphCase(**ROUGH, weighted=True))
+    assert runs_as_it_is(assert_agrees(case, data, tmp_path, epochs=EPOCHS)) is as_it_is
 
 
 def test_dropout_of_edges(tmp_path: Path) -> None:
     """Edges from one node drop other numbers each."""
-    assert is_run_as_it_is(Dropping, tmp_path, GraphCase(**ROUGH))
+    assert runs_as_it_is(planned(Dropping, tmp_path))
 
 
 @pytest.mark.parametrize("make", [NormOfEdges, CentredEdges, FewerNodes])
 def test_what_all_edges_decide(make: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
     """Over edges a mean, or a count of nodes, is another one than over rows: it is refused, as what runs as it is."""
     with pytest.raises(ModelError):
-        is_run_as_it_is(make, tmp_path, GraphCase(**ROUGH))
+        planned(make, tmp_path)
