@@ -273,7 +273,7 @@ def test_losses_and_gradients_are_pygs(
     monkeypatch.setattr(neighbourhood, "EDGES_AT_ONCE", 16)
     monkeypatch.setattr(opaque, "_WAITING_BYTES", 1 << 10)
     data, store = shared
-    assert_agrees(case_of(between), data, tmp_path, epochs=1, store=store, tile_rows=16)
+    assert_agrees(case_of(between), data, tmp_path, store=store, tile_rows=16)
 
 
 @pytest.mark.thorough("norms_of_pyg", "processors")

@@ -20,7 +20,7 @@ from tests.exactness.reference import CustomCase
 from tests.examples import examples
 from tests.graphs import GraphCase, random_data
 
-EPOCHS = 1
+EPOCHS = 2
 ROUGH: dict[str, Any] = {"self_loops": 9, "isolated": 7, "duplicates": 15, "unlabelled": 8}
 EDGE_FEATURES, WIDTH = 3, 5
 Make = Callable[[int, int], nn.Module]

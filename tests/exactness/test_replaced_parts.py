@@ -203,7 +203,7 @@ CASES = {name: CustomCase(make=twice(make)) for name, make in LAYERS.items()} | 
 def test_replaced_parts(case: CustomCase, converted: Converted, tmp_path: Path) -> None:
     """Losses, gradients of all parameters and scores are PyG's."""
     data, store = converted(ROUGH)
-    assert_agrees(case, data, tmp_path, epochs=1, store=store)
+    assert_agrees(case, data, tmp_path, store=store)
 
 
 EDGE_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -225,7 +225,7 @@ def test_settings_of_pyg_change_no_formula(converted: Converted, tmp_path: Path)
     """``decomposed_layers`` sets a function of PyG's own on the instance."""
     data, store = converted(ROUGH)
     case = CustomCase(make=twice(lambda i, o: GCNConv(i, o, decomposed_layers=2)))
-    assert_agrees(case, data, tmp_path, epochs=1, store=store)
+    assert_agrees(case, data, tmp_path, store=store)
     with make_trainer(case, store, tmp_path) as trainer:
         assert not any("general path" in item.title for item in trainer.plan.programs["train"])
 
