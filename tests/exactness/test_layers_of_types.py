@@ -234,7 +234,7 @@ def kinds_of(model: nn.Module, store: ooc.Store, folder: Path) -> list[type]:
         return [type(value) for value in values_of(trainer._prepared.network.training)]
 
 
-@pytest.mark.thorough("mean", "sum", "a subclass of GraphConv", "sized", "to_hetero")
+@pytest.mark.thorough("mean", "sum", "counted", "a subclass of GraphConv", "sized", "to_hetero")
 @pytest.mark.parametrize("name", SUMS)
 def test_messages_of_sources_alone_are_sums(name: str, tmp_path: Path) -> None:
     data = typed.graph(topics_reached=True)

@@ -146,7 +146,7 @@ IN_LEAST_MEMORY = ("PDNConv", "GCNConv of computed weights")
 COLUMNS: dict[str, tuple[Callable[[int, int], nn.Module], Callable[[Tensor], Tensor], int]] = {
     "GCNConv of one of two": (GCNConv, lambda e: e[:, 1], 2),
     "GraphConv of the only one": (GraphConv, lambda e: e.squeeze(), 1),
-    "TAGConv of the only one": (TAGConv, lambda e: e.view(-1), 1),
+    "TAGConv of the only one": (lambda i, o: TAGConv(i, o, K=1), lambda e: e.view(-1), 1),
     "LEConv of one of two": (LEConv, lambda e: e[:, 0], 2),
 }
 

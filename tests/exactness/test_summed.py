@@ -313,7 +313,7 @@ class Unweighed(Learnt):
         return x_j.relu()
 
 
-@pytest.mark.thorough("improved", "a subclass")
+@pytest.mark.thorough("improved", "a subclass", "the norm squared", "computed")
 @pytest.mark.parametrize(
     ("make", "as_it_is"),
     [
