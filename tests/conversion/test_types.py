@@ -109,9 +109,20 @@ def _leave_out_features(data: HeteroData) -> None:
     del data["topic"].x
 
 
+def _label_authors_as_well(data: HeteroData) -> None:
+    data["author"].y, data["author"].train_mask = torch.zeros(61).long(), torch.ones(61, dtype=torch.bool)
+
+
+def test_of_several_types_with_labels_those_of_the_one_with_splits_are_taken(tmp_path: Path) -> None:
+    data = _with(_label_authors_as_well)
+    del data["author"].train_mask
+    stores = [ooc.convert(one, tmp_path / f"{place}.ooc") for place, one in enumerate((data, graph()))]
+    assert stores[0].types == stores[1].types and stores[0].split_sizes == stores[1].split_sizes
+
+
 REFUSED: dict[str, tuple[Callable[[HeteroData], object], str]] = {
     "no features": (_leave_out_features, "'topic' has neither features nor a number"),
-    "labels twice": (lambda data: setattr(data["author"], "y", torch.zeros(61).long()), "with y: paper, author"),
+    "labels twice": (_label_authors_as_well, r"of which those of one type are trained; del data\['author'\]\.y"),
     "no labels": (lambda data: data["paper"].__delattr__("y"), "'paper' has no labels: y is missing"),
     "too few weights": (
         lambda data: setattr(data["paper", "cites", "paper"], "edge_weight", torch.ones(299)),

@@ -475,11 +475,15 @@ def _of_types(data: Any, request: Request) -> Source:
     """The graph of a HeteroData of several types: one of them has labels and splits (the first one counts as such,
     where none has, and links alone can be trained), each has features or none."""
     name = "the PyG HeteroData"
+    if not data.edge_types:
+        raise SourceError(f"{name} has no edges")
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
-    if len(labelled) > 1 or not data.edge_types:
-        told = ", ".join(labelled) or "none"
-        raise SourceError(f"{name}: one type of nodes may have labels, and there have to be edges; with y: {told}")
     with_splits = [kind for kind in data.node_types if any(name in data[kind] for name in _OF_SPLITS)]
+    if len(labelled) > 1:  # of which those that have splits are meant
+        labelled = [kind for kind in labelled if kind in with_splits] or labelled
+    if len(labelled) > 1:
+        told, other = " and ".join(map(repr, labelled)), labelled[1]
+        raise SourceError(f"{name}: {told} have labels, of which those of one type are trained; del data[{other!r}].y")
     labelled = labelled or with_splits or data.node_types[:1]
     nodes = {kind: _nodes_of_type(data[kind], kind, request, labelled=kind == labelled[0]) for kind in data.node_types}
     edges = {kind: _relation(data[tuple(kind)], kind, request) for kind in map(EdgeType._make, data.edge_types)}
