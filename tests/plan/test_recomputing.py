@@ -12,6 +12,7 @@ from ooc.plan.hardware import Curve, Disk
 from ooc.plan.planner import choose_workload, plan_layout
 from ooc.plan.problem import Problem, Recomputed
 from ooc.plan.program.verifier import verify_plan
+from ooc.plan.solver import PlannedLayout
 from ooc.plan.workload import Kept, Share
 from tests.examples import cases, examples, thorough
 from tests.plan.workloads import WITH_DEVICE_MEMORY
@@ -180,9 +181,18 @@ def test_what_may_not_be_written_is_computed_again() -> None:
     verify_plan(chosen.plan)
 
 
-def test_a_limit_that_nothing_keeps_is_refused_with_the_least_that_would_do() -> None:
+def test_a_limit_that_nothing_keeps_is_refused_with_the_least_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which no set of stages is planned twice."""
+    solve, solved = planner.solve, list[tuple[int, int | None]]()
+
+    def watched(problem: Problem, began: int = 0) -> PlannedLayout:
+        solved.append((id(problem.workload), problem.most_written))
+        return solve(problem, began)
+
+    monkeypatch.setattr(planner, "solve", watched)
     with pytest.raises(BudgetError, match="give max_ssd_writes=") as error:
         choose_workload(gcn, limits(0.5, writes=0), UNMEASURED)
+    assert len(solved) == len(set(solved)) > 2
     named = str(error.value).split("max_ssd_writes='")[1].split("'")[0]
     least = int(float(named[:-1]) * {"K": 1e3, "M": 1e6, "G": 1e9}[named[-1]])
     chosen = choose_workload(gcn, limits(0.5, writes=least), UNMEASURED)
