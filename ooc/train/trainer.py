@@ -706,7 +706,9 @@ class Trainer:
 def _parts_of(graph: Any) -> Iterator[Any]:
     """What of PyG's data, or of lists and datasets of such, has features and labels."""
     if isinstance(graph, (list, tuple, torch.utils.data.Dataset)):
-        for one in graph:  # type: ignore[union-attr]  # torch's datasets have no __iter__ of their own
+        from ooc.sources.formats.many_graphs import in_turn
+
+        for one in in_turn(graph):
             yield from _parts_of(one)
     else:
         yield from getattr(graph, "stores", [graph])

@@ -139,8 +139,6 @@ def test_what_is_no_graph_is_an_error_of_ours(tmp_path: Path) -> None:
             return 1
 
         def __getitem__(self, index: int) -> Data:
-            if index:
-                raise IndexError
             return DATA.clone()
 
     with pytest.raises(ooc.SourceError, match="labels are of graphs"):

@@ -6,9 +6,9 @@ G graphs, N nodes and E edges of all of them together.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -137,6 +137,21 @@ def _are_splits(source: object) -> bool:
     return isinstance(source, list | tuple) and len(source) == len(SPLITS) and all(map(is_many_graphs, source))
 
 
+def in_turn(graphs: Any) -> Iterable[Any]:
+    """The graphs one by one, again and again: a dataset that is not made to be iterated may give more than it has."""
+    if hasattr(type(graphs), "__iter__") or not hasattr(graphs, "__len__"):
+        return cast("Iterable[Any]", graphs)
+    return _InTurn(graphs)
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    graphs: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.graphs[at] for at in range(len(self.graphs)))
+
+
 class _Joined:
     """The graphs of ``parts``, each of which is a split, one after the other."""
 
@@ -144,7 +159,7 @@ class _Joined:
         self._parts = [*parts]
 
     def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(self._parts)
+        return chain.from_iterable(map(in_turn, self._parts))
 
     def get_idx_split(self) -> dict[str, AnyArray]:
         ends = np.cumsum([0, *map(len, self._parts)])
@@ -160,7 +175,8 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
     name = getattr(graphs, "name", None) or (
         "the graphs" if isinstance(graphs, list | tuple | _Joined) else type(graphs).__name__
     )
-    found = _Graphs(graphs, str(name), request)
+    each = in_turn(graphs)
+    found = _Graphs(each, str(name), request)
     splits = None
     if hasattr(graphs, "get_idx_split"):
         told = graphs.get_idx_split()
@@ -170,13 +186,13 @@ def many_graphs_source(graphs: Any, request: Request) -> Source:
         name=found.name,
         format="pyg",
         sizes=np.array(found.sizes, dtype=np.int64),
-        values=lambda size: Rows(found.y(data, at) for at, data in enumerate(graphs)).blocks(size),
+        values=lambda size: Rows(found.y(data, at) for at, data in enumerate(each)).blocks(size),
         form=form,
         request=request,
         splits=splits,
         num_edges=found.edges,
         num_features=found.features or 1,
-        features=lambda size: Rows(map(found.x, graphs)).blocks(size),
+        features=lambda size: Rows(map(found.x, each)).blocks(size),
         edges=found.edge_blocks,
         has_edge_weight=bool(found.columns["edge_weight"]),
         num_edge_features=found.columns["edge_attr"],
