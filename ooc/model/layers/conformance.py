@@ -97,6 +97,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
+        if func.is_view:
+            return result
         if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
         for leaf in tree_leaves(result):
@@ -175,7 +177,7 @@ def probe_layer(
         if in_training is not None:
             probe.layer = replace(layer, pairs=in_training.pairs, looks_up=in_training.looks_up)
             of_layer = sharing(module, layer.where), dtype, (), math.prod(in_training.tail), in_training.calls
-            edge, node, padding, piece, multiplies = probe.footprint(*of_layer, record=record)
+            edge, node, padding, piece, multiplies, _ = probe.footprint(*of_layer, record=record)
             found = replace(in_training, edge_bytes=edge, node_bytes=node, padding_bytes=padding, piece_bytes=piece)
             return replace(found, multiplies=multiplies)
         probe.find_dropout()
@@ -185,7 +187,7 @@ def probe_layer(
         layer = probe.layer = replace(layer, looks_up=looks_up)
         probe.check_own()
         probe.check_order()
-        counts = probe.operators(outputs)
+        operators = probe.operators()
         calls = probe.find_sums() if in_pieces else ()
         unused = probe.takes_pairs() if in_pairs and not layer.own else None
         pairs = unused is not None
@@ -220,7 +222,7 @@ def probe_layer(
         tells_modes = tells_modes or probe.tells_modes()
     together = "" if calls else " and ".join(probe.together)
     dropped = tuple(probe.dropped)
-    of_numbers = *taken, *counts, tells_modes, dropped, calls, dtype.itemsize
+    of_numbers = *taken[:-1], operators, taken[-1], tells_modes, dropped, calls, dtype.itemsize
     return ProbeResult(tail, tuple(used), *of_numbers, pairs, together, looks_up)
 
 
@@ -411,11 +413,9 @@ class _Probe:
         if not _same(result, expected):
             raise self.layer.refuse("what it gives depends on the order of edges, which a store does not keep")
 
-    def operators(self, outputs: int) -> tuple[int, int]:
-        """Of a run forward, and of one backward."""
-        gradient_NO = torch.ones(self.near.rows, outputs, dtype=self.x_NC.dtype)
-        forward = Watch.of(lambda: self._forward(self.near, self.x_NC))
-        return forward.operators, Watch.of(lambda: self._backward(self.near, self.x_NC, gradient_NO)).operators
+    def operators(self) -> int:
+        """Of a run forward."""
+        return Watch.of(lambda: self._forward(self.near, self.x_NC)).operators
 
     def check_tiles(self, height: int = _TILE) -> set[int]:
         """Which parameters have no part in what it gives; refused where tile by tile it gives something else."""
@@ -608,13 +608,13 @@ class _Probe:
         calls: Sequence[CaughtSum],
         *,
         record: bool,
-    ) -> tuple[int, int, int, int, int]:
+    ) -> tuple[int, int, int, int, int, int]:
         """Bytes an edge, a node, a place for an edge in a padded row and an edge of a row in pieces that running
         ``module`` takes, forward and, with ``record``, backward, and multiply-adds of both, by how they grow with the
-        graph; ``calls``: those of a row in pieces."""
+        graph, and how many operators there are of both; ``calls``: those of a row in pieces."""
         layer = self.layer
 
-        def run(nodes: int, edges: int, skewed: bool, split: bool = False) -> tuple[int, int]:
+        def run(nodes: int, edges: int, skewed: bool = False, split: bool = False) -> Watch:
             generator = torch.Generator().manual_seed(1)
             rows = nodes // 2
             sources = torch.randint(rows if layer.own else 0, nodes, (edges,), generator=generator)
@@ -638,28 +638,27 @@ class _Probe:
                         return layer.backward(module, x_SC, near, gradient_RO, parameters, trains=True)
                     return layer.forward(module, x_SC, near)
 
-            seen = Watch.of(compute, known)
-            return seen.peak_bytes, seen.multiplies
+            return Watch.of(compute, known)
 
-        base, multiplies = run(_FEW_NODES, _FEW_EDGES, False)
-        skewed = [run(_FEW_NODES, edges, True)[0] for edges in (_FEW_EDGES // 2, _FEW_EDGES)]
-        is_padded = skewed[1] > _SKEWED * base
-        if is_padded and (not layer.pairs or skewed[1] > _DOUBLED * skewed[0]):
-            raise layer.refuse("it takes memory for every node or edge times the most edges of any row")
-        if not is_padded and run(_MORE_NODES, _MORE_EDGES, False)[0] > _GROWN * base:
+        base, skewed, padding = run(_FEW_NODES, _FEW_EDGES), run(_FEW_NODES, _FEW_EDGES, True).peak_bytes, 0
+        if skewed > _SKEWED * base.peak_bytes:
+            half = run(_FEW_NODES, _FEW_EDGES // 2, True).peak_bytes
+            if not layer.pairs or skewed > _DOUBLED * half:
+                raise layer.refuse("it takes memory for every node or edge times the most edges of any row")
+            padding = (skewed - half) // (_FEW_EDGES // 2 * (_FEW_NODES // 2))
+        elif run(_MORE_NODES, _MORE_EDGES).peak_bytes > _GROWN * base.peak_bytes:
             raise layer.refuse("it takes memory for every row times every edge, which no budget can hold")
-        of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES, False), run(_MORE_NODES, _FEW_EDGES, False)
-        more_edges = max(0, of_edges[0] - base) / (_MORE_EDGES - _FEW_EDGES)
-        more_nodes = of_piece = max(0, of_nodes[0] - base) / (_MORE_NODES - _FEW_NODES)
+        of_edges, of_nodes = run(_FEW_NODES, _MORE_EDGES), run(_MORE_NODES, _FEW_EDGES)
+        more_edges = max(0, of_edges.peak_bytes - base.peak_bytes) / (_MORE_EDGES - _FEW_EDGES)
+        more_nodes = of_piece = max(0, of_nodes.peak_bytes - base.peak_bytes) / (_MORE_NODES - _FEW_NODES)
         if calls:
             shapes = (_FEW_NODES, _FEW_EDGES), (_FEW_NODES, _MORE_EDGES), (_MORE_NODES, _FEW_EDGES)
-            few, edges, nodes = (run(*shape, True, True)[0] for shape in shapes)
+            few, edges, nodes = (run(*shape, True, True).peak_bytes for shape in shapes)
             of_piece = (edges - few) / (_MORE_EDGES - _FEW_EDGES) + (nodes - few) / (_MORE_NODES - _FEW_NODES)
-        products = (of_edges[1] - multiplies) // (_MORE_EDGES - _FEW_EDGES)
-        products += (of_nodes[1] - multiplies) // (_MORE_NODES - _FEW_NODES)
-        padding = (skewed[1] - skewed[0]) // (_FEW_EDGES // 2 * (_FEW_NODES // 2)) if is_padded else 0
+        products = (of_edges.multiplies - base.multiplies) // (_MORE_EDGES - _FEW_EDGES)
+        products += (of_nodes.multiplies - base.multiplies) // (_MORE_NODES - _FEW_NODES)
         taken = int(_MARGIN * more_edges) + 1, int(_MARGIN * more_nodes) + 1, int(_MARGIN * padding)
-        return *taken, int(_MARGIN * of_piece) + 1, products
+        return *taken, int(_MARGIN * of_piece) + 1, products, base.operators
 
     def tells_modes(self) -> bool:
         """Whether it gives something else in the other mode, or fails there."""
