@@ -151,7 +151,7 @@ def test_data_that_is_not_trained_on_is_not_kept(
 ) -> None:
     """The store that was made of it goes, though the error that says why is still there, as it is in a notebook."""
     data, spill = random_data(GraphCase(), dtype=torch.float32), tmp_path / "spill"
-    model = GCN(data.num_features, 8, layers, 4) if layers else torch.nn.Linear(data.num_features, 4)
+    model = GCN(data.num_features, 8, layers, 4) if layers else torch.nn.Bilinear(3, 3, 4)
     with pytest.raises(error) as raised:
         Trainer(model, data, **{"memory": "64M", "spill_dir": spill} | options)
     assert raised.traceback and spilled(tmp_path) == []
