@@ -288,7 +288,8 @@ class Saving:
         if call is None or not _is_plain(tensor):
             return _Kept(call, -1, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
-        is_part = not self._calling and tensor.nbytes < storage.nbytes()  # of labels, say: there before the loss was
+        is_made = self._calling or tensor.requires_grad
+        is_part = not is_made and tensor.nbytes < storage.nbytes()  # of labels, say: there before the loss was
         if storage.nbytes() < PAGE_BYTES or storage._cdata in self._known or is_part:
             return _Kept(call, -1, tensor.detach(), tensor._version)
         key = storage._cdata, tensor._version  # what is changed in place is another storage

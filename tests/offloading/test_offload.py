@@ -295,6 +295,9 @@ def test_a_loss_may_save_half_of_what_a_budget_leaves(tmp_path: Path) -> None:
         with ooc.offload(module, memory=memory, spill_dir=tmp_path):
             found = [gradients(penalty) for _ in range(2)]
         assert all(all(map(torch.equal, one, gradients(penalty))) for one in found)
+    with ooc.offload(module, memory=least, spill_dir=tmp_path), pytest.raises(BudgetError, match="follows the module"):
+        left, right = torch.cat([module(x)] * 64, dim=1).chunk(2, dim=1)
+        (left * right).mean()  # which saves two parts of what is made here
     with (
         ooc.offload(module, memory=least - 2 * x.nbytes, spill_dir=tmp_path),
         torch.autocast("cpu", torch.bfloat16),
