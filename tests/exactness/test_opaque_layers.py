@@ -289,14 +289,25 @@ def test_a_layer_is_tried_once_a_mode_and_way_of_calling_it(tmp_path: Path, monk
     assert tried == [(2.0, True, True), (3.0, True, True), (2.0, False, False), (3.0, False, False)]
 
 
-def test_what_a_layer_does_in_evaluation_alone_is_tried(converted: Converted, tmp_path: Path) -> None:
-    """There it goes another way by what no small graph of usual numbers has."""
+def _by_the_mean(layer: nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
+    """In evaluation, where something is as no small graph of usual numbers has it."""
+    return x - x.mean(dim=0) if x.abs().max() > 50 and not layer.training else x.tanh()
 
-    def what(layer: Own, x: Tensor, edge_index: Tensor) -> Tensor:
-        return x - x.mean(dim=0) if x.abs().max() > 50 and not layer.training else x.tanh()
 
+def _kept(layer: nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
+    """In evaluation, what the first graph had."""
+    most = degree(edge_index[1], len(x)).max() if edge_index.numel() else x.new_zeros(())
+    if not layer.training:
+        most = vars(layer).setdefault("most", most)
+    return x * (most >= degree(edge_index[1], len(x)))[:, None]
+
+
+@pytest.mark.parametrize(("what", "why"), [(_by_the_mean, "depends on more than the node"), (_kept, "of another run")])
+def test_what_a_layer_does_in_evaluation_alone_is_tried(
+    what: Callable[..., Tensor], why: str, converted: Converted, tmp_path: Path
+) -> None:
     _, store = converted(ROUGH)
-    with pytest.raises(ModelError, match="depends on more than the node"):
+    with pytest.raises(ModelError, match=why):
         make_trainer(CustomCase(make=lambda f, c: Own(what)), store, tmp_path)
 
 

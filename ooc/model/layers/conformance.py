@@ -170,14 +170,17 @@ def probe_layer(
     keeps it from being run tile by tile. ``record``: it is to be differentiated; ``on_cpu``: it is to run there;
     ``in_pieces``: some row has so many edges that they should come in pieces; ``in_pairs``: it may be given rows in
     pairs, if it takes them, and then runs so; ``in_training``: what trying it in training has told, where it gives the
-    same in either mode: then only what it takes without gradients is found anew."""
+    same in either mode: then it is tried whether it keeps something, on the larger graph, and for what it takes."""
     with torch.random.fork_rng(devices=[]):
         probe = _Probe(layer, module, columns, edge_features, record=record)
         probe.choose_numbers()
         if in_training is not None:
+            tail = probe.check_whole()  # it may keep something there alone
             probe.layer = replace(layer, pairs=in_training.pairs, looks_up=in_training.looks_up)
-            of_layer = sharing(module, layer.where), dtype, (), math.prod(in_training.tail), in_training.calls
+            of_layer = sharing(module, layer.where), dtype, (), math.prod(tail), in_training.calls
             edge, node, padding, piece, multiplies, _ = probe.footprint(*of_layer, record=record)
+            probe.grow()
+            probe.check_tiles(_HIGH_TILE)
             found = replace(in_training, edge_bytes=edge, node_bytes=node, padding_bytes=padding, piece_bytes=piece)
             return replace(found, multiplies=multiplies)
         probe.find_dropout()
