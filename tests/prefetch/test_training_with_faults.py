@@ -111,19 +111,22 @@ def test_faults_that_can_be_ridden_out_are(
 def test_other_bytes_than_were_stored_are_never_computed_with(
     store: Store, undisturbed: list[float], disk: list[Faults], tmp_path: Path
 ) -> None:
-    """One bit of one request in 300, of the store's arrays and of what was spilled: every one is told."""
-    told = []
-    for seed in range(examples(8)):
+    """One bit of one request in 300, of the store's arrays and of what was spilled: every one is told. Which requests
+    these are goes by how threads come to the disk, so it is tried until several matrices had some."""
+    told = set[str]()
+    for seed in range(100):
+        if seed >= examples(8) and len(told) > 2:
+            break
         disk.append(Faults(seed=seed, wrong=1 / 300))
         try:
             assert losses(store, tmp_path) == undisturbed
             assert disk[-1].struck == 0
         except OocError as error:
             assert disk[-1].struck > 0
-            told.append(str(error).partition(":")[0])
+            told.add(str(error).partition(":")[0])
             # When a block is read first its checksum is not known yet; what is no node's index is found all the same.
             assert "returns other bytes" in str(error) or "is damaged; ooc verify" in str(error)
-    assert len(set(told)) > 2, "of several matrices"
+    assert len(told) > 2, "of several matrices"
 
 
 @pytest.mark.usefixtures("undisturbed")  # libraries start threads of theirs in a process's first training
