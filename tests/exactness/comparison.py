@@ -131,6 +131,14 @@ def train_epoch(trainer: Trainer, records: list[Any] | None = None) -> Epoch:
     return Epoch(record.loss, gradients, buffers_of(trainer.model))
 
 
+def two_epochs(case: ModelCase, store: Store, folder: Path, **options: Any) -> tuple[Any, ...]:
+    """Two epochs, their records, the plan, and what is left in the folder for what spills."""
+    records = list[Any]()
+    with make_trainer(case, store, folder, **options) as trainer:
+        epochs = [train_epoch(trainer, records) for _ in range(2)]
+    return epochs, records, trainer.plan, list((folder / "spill").iterdir())
+
+
 def assert_agrees(
     case: ModelCase,
     data: Data,

@@ -24,7 +24,7 @@ from ooc.train.metrics import Metric
 from ooc.train.resources import Resources
 from ooc.train.setup import prepare
 from ooc.train.trainer import Trainer
-from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch
+from tests.exactness.comparison import assert_agrees, least, make_trainer, store_of, train_epoch, two_epochs
 from tests.exactness.layers import MlpMessages
 from tests.exactness.reference import CustomCase
 from tests.exactness.test_savings import in_hop_order
@@ -86,11 +86,8 @@ def trained(store: Store, folder: Path, epochs: int = 2, **options: Any) -> tupl
 
 @pytest.fixture(scope="module")
 def scarcely(store: Store, scarce: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
-    """Two epochs under the least budgets, their records, the plan, and what is left in the folder for what spills."""
-    folder, records = tmp_path_factory.mktemp("scarce"), list[Any]()
-    with make_trainer(CASE, store, folder, **OPTIONS, **scarce) as trainer:
-        epochs = [train_epoch(trainer, records) for _ in range(2)]
-    return epochs, records, trainer.plan, list((folder / "spill").iterdir())
+    """Under the least budgets."""
+    return two_epochs(CASE, store, tmp_path_factory.mktemp("scarce"), **OPTIONS, **scarce)
 
 
 class Apart(nn.Module):

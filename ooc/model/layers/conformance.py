@@ -97,7 +97,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operators += 1
-        if func.is_view:
+        if func.is_view:  # which makes no storage
             return result
         if (flops := self.flops.get(func._overloadpacket)) is not None:
             self.multiplies += flops(*args, **(kwargs or {}), out_val=result) // 2
