@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ooc.cli.arguments.settings import TrainSettings, edge_type, model_name, own_model, refuse
+from ooc.cli.arguments.settings import LOSSES, TrainSettings, edge_type, model_name, own_model, refuse
 from ooc.errors import BudgetError, ModelError, OptionError, RunError
 from ooc.memory import available_memory_bytes
 from ooc.model.lowering.model_shape import GCN, GIN, SAGE, ModelShape, Shape
@@ -69,12 +69,6 @@ _AS_OPTIONS_ARE = (
 """Arguments of trainers that are options by the same name."""
 _BATCH_NODES = 1024
 """Of a sampled batch, where nothing is said."""
-LOSSES: dict[str, type[nn.Module]] = {
-    "bce": nn.BCEWithLogitsLoss,
-    "mse": nn.MSELoss,
-    "l1": nn.L1Loss,
-    "smooth-l1": nn.SmoothL1Loss,
-}
 
 
 def build_model(settings: TrainSettings, store: "Store") -> nn.Module:
@@ -226,9 +220,21 @@ def _model(settings: TrainSettings, sizes: _Sizes, types: Types | None) -> nn.Mo
 
 
 def _gnn(settings: TrainSettings, features: int, outputs: int, edge_features: int) -> nn.Module:
-    from ooc.models import Residual
+    """A model of PyG's form, for a graph without types."""
+    from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-    kind, options = _kind(settings.model)
+    from ooc.models import Residual, Transformer
+
+    kinds: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
+        "gcn": (GCN, {}),
+        "sage": (GraphSAGE, {}),
+        "gin": (GIN, {}),
+        # ELU is what the paper of GAT puts between layers.
+        "gat": (GAT, {"act": "elu"}),
+        "gatv2": (GAT, {"act": "elu", "v2": True}),
+        "transformer": (Transformer, {}),
+    }
+    kind, options = kinds[settings.model]
     common = {"num_layers": settings.layers, "dropout": settings.dropout, **options}
     common |= _edge_options(settings, edge_features)
     width, norm = settings.hidden, _NORMS[settings.norm]
@@ -261,24 +267,6 @@ def _relational(settings: TrainSettings, columns: dict[str, int], outputs: int, 
     if heads:
         return RelationalAttention(*shape, by_type=settings.model == "han", **common)
     return Relational(*shape, roots=settings.model == "sage", **common)
-
-
-def _kind(name: str) -> tuple["type[BasicGNN]", dict[str, Any]]:
-    """PyG's class, and how it is asked for."""
-    from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
-
-    from ooc.models import Transformer
-
-    kinds: dict[str, tuple[type[BasicGNN], dict[str, Any]]] = {
-        "gcn": (GCN, {}),
-        "sage": (GraphSAGE, {}),
-        "gin": (GIN, {}),
-        # ELU is what the paper of GAT puts between layers.
-        "gat": (GAT, {"act": "elu"}),
-        "gatv2": (GAT, {"act": "elu", "v2": True}),
-        "transformer": (Transformer, {}),
-    }
-    return kinds[name]
 
 
 def _edge_options(settings: TrainSettings, edge_features: int) -> dict[str, Any]:
@@ -414,7 +402,7 @@ def build_loss(settings: TrainSettings, store: "Store") -> nn.Module | None:
         return nn.CrossEntropyLoss(weight=weight, label_smoothing=settings.label_smoothing)
     if refined:
         raise OptionError("--label-smoothing and --class-weights are of cross-entropy, for one class a node")
-    return None if settings.loss == "auto" else LOSSES[settings.loss]()
+    return None if settings.loss == "auto" else getattr(nn, LOSSES[settings.loss])()
 
 
 def _class_weights(asked: str, store: "Store") -> torch.Tensor | None:
@@ -558,11 +546,10 @@ def build_embedding(settings: TrainSettings) -> Embedding | None:
     std = _value(spread[-1].partition("=")[2], f"{option} {spread[-1]}") if spread else 1.0
     if not isinstance(std, int | float):
         raise OptionError(f"{option} {spread[-1]}: it must be a number")
-    optimizer, rate, columns = settings.embedding_optimizer, settings.embedding_lr, settings.embedding
-    widths: int | dict[str, int] = columns if isinstance(columns, int) else {}
-    if not isinstance(columns, int):
-        widths = {name: int(count) for name, _, count in (part.rpartition("=") for part in columns.split(","))}
-    return Embedding(widths, optimizer=optimizer, lr=rate, std=std, **values)
+    widths: int | str | dict[str, int] = settings.embedding
+    if isinstance(widths, str):
+        widths = {name: int(count) for name, _, count in (part.rpartition("=") for part in widths.split(","))}
+    return Embedding(widths, optimizer=settings.embedding_optimizer, lr=settings.embedding_lr, std=std, **values)
 
 
 def build_schedule(settings: TrainSettings, optimizer: torch.optim.Optimizer, *, rising: bool) -> list[Scheduler]:

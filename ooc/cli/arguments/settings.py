@@ -7,6 +7,7 @@ The command line, its help and the check of a run's configuration are all made f
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,7 +58,8 @@ _MODELS_WITH_WEIGHTS = ("gcn",)
 """Those whose convolutions take weights of edges."""
 METRICS = ("accuracy", "micro-f1", "macro-f1", "roc-auc", "average-precision", "mae", "rmse", "r2")
 DECODERS = ("dot", "distmult", "complex", "bilinear", "mlp")
-LOSSES = ("auto", "cross-entropy", "bce", "mse", "l1", "smooth-l1")
+LOSSES = {"bce": "BCEWithLogitsLoss", "mse": "MSELoss", "l1": "L1Loss", "smooth-l1": "SmoothL1Loss"}
+"""torch's, beside cross-entropy, which has options of its own."""
 OPTIMIZERS = (
     *("adam", "adamw", "sgd", "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop"),
     "Rprop",
@@ -87,8 +89,13 @@ _FIRST = (
 """Runs begun by earlier versions may lack the others, and go on with their defaults."""
 
 
-def _option(group: str, default: Any, kind: "click.ParamType[Any]", help: str, also: str = "", **more: Any) -> Any:
-    """A field that is an option under the heading ``group``, called ``also`` so; ``more`` is click's."""
+def _option(
+    group: str, kind: "click.ParamType[Any]", help: str, default: Any = MISSING, *, also: str = "", **more: Any
+) -> Any:
+    """A field that is an option under the heading ``group``, called ``also`` so; ``more`` is click's. By default it is
+    the first of a choice's names, not set if it is a flag, and else None."""
+    if default is MISSING:
+        default = kind.choices[0] if isinstance(kind, ChoiceType) else False if kind is click.BOOL else None
     more |= {"is_flag": True} if default is False else {"multiple": True} if default == [] else {}
     metadata = {"group": group, "type": kind, "help": help, "also": [also] if also else [], "more": more}
     if isinstance(default, list):
@@ -138,233 +145,205 @@ class TrainSettings:
 
     store: str = field(metadata={"type": click.Path()})
     model: str = _MODEL(
-        "gcn",
-        MODEL,
-        "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer; or one of your own, FILE.py:NAME.",
+        MODEL, "GCN, GraphSAGE, GIN, GAT, GATv2 or graph transformer; or one of your own, FILE.py:NAME."
     )
     heads: int = _MODEL(
-        1, COUNT, "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together."
+        COUNT, "Attention heads of gat, gatv2 and transformer; --hidden is that of all of them together.", 1
     )
     aggr: str = _MODEL(
-        "auto",
-        ChoiceType("auto", "mean", "sum", "max"),
-        "How sage (auto: mean) and gin (auto: sum) take neighbours together.",
+        ChoiceType("auto", "mean", "sum", "max"), "How sage (auto: mean) and gin (auto: sum) take neighbours together."
     )
-    residual: bool = _MODEL(False, click.BOOL, "Layers add to their input, between two linear maps; norms go first.")
+    residual: bool = _MODEL(click.BOOL, "Layers add to their input, between two linear maps; norms go first.")
     ignore_edge_data: str = _MODEL(
-        "auto",
         ChoiceType("auto", "none", "weight", "features", "all"),
         "What to leave out of what the store's edges carry (auto: weights where the model takes none); a model that "
         "does not take the rest is refused.",
     )
     pool: str = _MODEL(
-        "mean",
         ChoiceType("add", "mean", "max"),
         "Of many graphs: how the rows of a graph become one, before the output.",
+        "mean",
     )
     paths: int = _MODEL(
-        0, PATHS, "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone."
+        PATHS, "Of many graphs: send messages along all paths of 2 or 3 edges, too; 0: along edges alone.", 0
     )
     hops: int = _MODEL(
-        0,
         PATHS,
         "Of many graphs: send messages to all nodes within 2 or 3 hops, too; 0: along edges alone.",
+        0,
         metavar="HOPS",
     )
-    layers: int = _MODEL(3, COUNT, "Convolutions.")
-    hidden: int = _MODEL(128, WIDTH, "Width of the hidden layers.")
-    dropout: float = _MODEL(0.5, PROBABILITY, "On every hidden layer.")
-    input_dropout: float = _MODEL(0.0, PROBABILITY, "On the features.")
+    layers: int = _MODEL(COUNT, "Convolutions.", 3)
+    hidden: int = _MODEL(WIDTH, "Width of the hidden layers.", 128)
+    dropout: float = _MODEL(PROBABILITY, "On every hidden layer.", 0.5)
+    input_dropout: float = _MODEL(PROBABILITY, "On the features.", 0.0)
     norm: str = _MODEL(
-        "none",
         ChoiceType("none", "layer", "batch", "graph"),
         "After every convolution but the last (with --jk after that, too): LayerNorm of each node by itself, "
         "BatchNorm, GraphNorm. The latter two take statistics of all nodes: an epoch then computes all rows, and takes "
         "more passes.",
     )
-    jk: str = _MODEL("none", ChoiceType("none", "last", "cat", "max"), "Jumping knowledge.")
+    jk: str = _MODEL(ChoiceType("none", "last", "cat", "max"), "Jumping knowledge.")
     dtype: str = _MODEL(
-        "float32",
         ChoiceType("float32", "bfloat16"),
         "What rows and weights are rounded to where they are multiplied; their sums and all else stay float32.",
         also="--amp",
     )
     spill_dtype: str = _MODEL(
-        "float32",
         ChoiceType("float32", "bfloat16"),
         "What intermediates are rounded to between passes; bfloat16 moves half the bytes. Sums stay float32.",
     )
     embedding: int | str = _EMBEDDING(
-        0,
         COLUMNS,
         "Train so many numbers for every node, the model's input, behind the features if there are such; of a graph "
         "with types for types without features, or as TYPE=COLUMNS,… says; 0: none.",
+        0,
         metavar="COLUMNS",
     )
     embedding_optimizer: str = _EMBEDDING(
-        "adam",
         ChoiceType(*EMBEDDING_OPTIMIZERS),
         "What steps it, as torch.optim steps a dense matrix; sparseadam as one of which all rows were looked up.",
     )
     embedding_lr: float | None = _EMBEDDING(
-        None, POSITIVE, "Its learning rate. [default: --lr, as its schedule changes that]"
+        POSITIVE, "Its learning rate. [default: --lr, as its schedule changes that]"
     )
     embedding_option: list[str] = _EMBEDDING(  # noqa: RUF009
-        [],
         ASSIGNMENT,
         "An argument that torch has for its optimizer, as weight_decay=0.01, or std=0.1: how far apart its first rows "
         "lie. May be given several times.",
+        [],
     )
     loss: str = _STEPS(
-        "auto",
-        ChoiceType(*LOSSES),
+        ChoiceType("auto", "cross-entropy", *LOSSES),
         "By default cross-entropy for classes, bce (with logits) for several labels a node, mse for values.",
     )
-    label_smoothing: float = _STEPS(0.0, FRACTION, "Of cross-entropy.")
+    label_smoothing: float = _STEPS(FRACTION, "Of cross-entropy.", 0.0)
     class_weights: str = _STEPS(
-        "none",
         ChoiceType("none", "balanced", also=class_weights),
         "Of cross-entropy: balanced, by which every class counts alike however many training nodes it has, or one "
         "number a class.",
         metavar="W0,W1,…",
     )
     optimizer: str = _STEPS(
-        "adam",
         ChoiceType(*OPTIMIZERS, refused=NO_OPTIMIZERS),
         "adam, adamw, sgd (with momentum 0.9), or another of torch.optim's, as NAdam or RMSprop.",
         metavar="NAME",
     )
     optimizer_option: list[str] = _STEPS(  # noqa: RUF009
-        [], ASSIGNMENT, "An argument that torch has for it, as betas=0.9,0.99. May be given several times."
+        ASSIGNMENT, "An argument that torch has for it, as betas=0.9,0.99. May be given several times.", []
     )
-    lr: float = _STEPS(0.01, POSITIVE, "Learning rate.")
-    weight_decay: float = _STEPS(0.0, NON_NEGATIVE, "On all parameters.")
-    clip: float | None = _STEPS(None, POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
-    epochs: int = _STEPS(100, COUNT, "Epochs in all, those before --resume included.")
-    seed: int = _STEPS(0, WholeType(0, HIGHEST_SEED), "Of weights and dropout.")
+    lr: float = _STEPS(POSITIVE, "Learning rate.", 0.01)
+    weight_decay: float = _STEPS(NON_NEGATIVE, "On all parameters.", 0.0)
+    clip: float | None = _STEPS(POSITIVE, "Scale gradients down to this norm, all together.", metavar="NORM")
+    epochs: int = _STEPS(COUNT, "Epochs in all, those before --resume included.", 100)
+    seed: int = _STEPS(WholeType(0, HIGHEST_SEED), "Of weights and dropout.", 0)
     sampler: str = _SAMPLING(
-        "none",
         ChoiceType("none", "neighbor"),
         "none: every step is of the full graph; neighbor: of a batch of training nodes and neighbours that are drawn. "
         "Scores are the full graph's either way.",
     )
     fanouts: str | None = _SAMPLING(
-        None,
         FANOUTS,
         "The most neighbours that are drawn of a node, hop by hop; -1: all. [default: 10 a layer]",
         metavar="N,N,…",
     )
     batch_size: int | None = _SAMPLING(
-        None, COUNT, "Training nodes of a batch, of many graphs these. [default: 1024 nodes, 32 graphs]"
+        COUNT, "Training nodes of a batch, of many graphs these. [default: 1024 nodes, 32 graphs]"
     )
-    batch_nodes: int | None = _SAMPLING(None, COUNT, "Of many graphs: nodes of a batch, at most.")
-    batch_edges: int | None = _SAMPLING(None, COUNT, "Of many graphs: edges of a batch, at most.")
-    batch_paths: int | None = _SAMPLING(None, COUNT, "Of many graphs: paths of a batch, at most.")
-    accumulate: int = _SAMPLING(1, COUNT, "Batches of a step, of all processes together.")
+    batch_nodes: int | None = _SAMPLING(COUNT, "Of many graphs: nodes of a batch, at most.")
+    batch_edges: int | None = _SAMPLING(COUNT, "Of many graphs: edges of a batch, at most.")
+    batch_paths: int | None = _SAMPLING(COUNT, "Of many graphs: paths of a batch, at most.")
+    accumulate: int = _SAMPLING(COUNT, "Batches of a step, of all processes together.", 1)
     links: str | None = _LINKS(
-        None,
         click.Path(),
         "Train and score the links in this .npz file, or split folder of OGB's, instead of nodes.",
         metavar="FILE",
     )
-    decoder: str = _LINKS(
-        "dot", ChoiceType(*DECODERS), "What makes a score of two embeddings, which are --hidden wide."
-    )
+    decoder: str = _LINKS(ChoiceType(*DECODERS), "What makes a score of two embeddings, which are --hidden wide.")
     link_type: str | None = _LINKS(
-        None,
         EDGE_TYPE,
         "Of a graph with types: the type of edges that links are of; heads are its sources.",
         metavar="SOURCE,RELATION,TARGET",
     )
-    filtered: bool = _LINKS(
-        False, click.BOOL, "Draw no pairs that are linked, neither to train on nor to rank against."
-    )
-    ranked: int = _LINKS(100, COUNT_OR_ZERO, "Tails that each link is ranked against, where the file has none; 0: all.")
-    negatives: int = _LINKS(1, COUNT, "Pairs that are no links for each that is one: its head, tails drawn evenly.")
-    link_steps: int = _LINKS(1, COUNT, "Steps of an epoch, each with a part of the links and the whole graph.")
+    filtered: bool = _LINKS(click.BOOL, "Draw no pairs that are linked, neither to train on nor to rank against.")
+    ranked: int = _LINKS(COUNT_OR_ZERO, "Tails that each link is ranked against, where the file has none; 0: all.", 100)
+    negatives: int = _LINKS(COUNT, "Pairs that are no links for each that is one: its head, tails drawn evenly.", 1)
+    link_steps: int = _LINKS(COUNT, "Steps of an epoch, each with a part of the links and the whole graph.", 1)
     schedule: str = _RATE(
-        "none",
         ChoiceType("none", "cosine", "step", "plateau", *SCHEDULES, refused=NO_SCHEDULES),
         "How the learning rate changes from epoch to epoch: none, cosine, step, plateau (by the validation score), or "
         "one of torch's, as ExponentialLR.",
         metavar="NAME",
     )
     schedule_option: list[str] = _RATE(  # noqa: RUF009
-        [],
-        ASSIGNMENT,
-        "An argument that torch has for its own, as gamma=0.95. May be given several times.",
+        ASSIGNMENT, "An argument that torch has for its own, as gamma=0.95. May be given several times.", []
     )
-    warmup: int = _RATE(0, COUNT_OR_ZERO, "Let it rise linearly first.", metavar="EPOCHS")
+    warmup: int = _RATE(COUNT_OR_ZERO, "Let it rise linearly first.", 0, metavar="EPOCHS")
     schedule_epochs: int | None = _RATE(
-        None, COUNT, "That cosine, CosineAnnealingLR and OneCycleLR take. [default: --epochs as given first]"
+        COUNT, "That cosine, CosineAnnealingLR and OneCycleLR take. [default: --epochs as given first]"
     )
-    step_every: int = _RATE(30, COUNT, "Between the steps of step.", metavar="EPOCHS")
-    lr_factor: float = _RATE(0.1, PROPER_FRACTION, "What step and plateau multiply it by.")
-    plateau_patience: int = _RATE(10, COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.")
+    step_every: int = _RATE(COUNT, "Between the steps of step.", 30, metavar="EPOCHS")
+    lr_factor: float = _RATE(PROPER_FRACTION, "What step and plateau multiply it by.", 0.1)
+    plateau_patience: int = _RATE(COUNT_OR_ZERO, "Evaluations without a better score that plateau waits for.", 10)
     average: str = _AVERAGE(
-        "none",
         ChoiceType("none", "ema", "swa"),
         "Score and keep an average of the weights: exponential (ema) or of all epochs alike (swa).",
     )
-    average_from: int = _AVERAGE(1, COUNT, "The first epoch that is averaged.", metavar="EPOCH")
-    average_decay: float = _AVERAGE(0.99, PROPER_FRACTION, "What ema keeps of the average an epoch.")
+    average_from: int = _AVERAGE(COUNT, "The first epoch that is averaged.", 1, metavar="EPOCH")
+    average_decay: float = _AVERAGE(PROPER_FRACTION, "What ema keeps of the average an epoch.", 0.99)
     metric: str | None = _EVALUATION(
-        None,
         ChoiceType(*METRICS, "mrr", also=hits),
         "What evaluation measures: accuracy, micro-f1, macro-f1, mae, rmse, r2; roc-auc and average-precision for two "
         "classes or several labels a node; of links mrr, hits@K, roc-auc or average-precision. "
         "[default: accuracy, for several labels roc-auc, for values mae, for links mrr]",
+        default=None,
         metavar="NAME",
     )
-    eval_every: int = _EVALUATION(1, COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.")
+    eval_every: int = _EVALUATION(COUNT_OR_ZERO, "Evaluate every N epochs; 0: never.", 1)
     patience: int = _EVALUATION(
-        0, COUNT_OR_ZERO, "Stop when the validation score has not improved in this many evaluations; 0: never."
+        COUNT_OR_ZERO, "Stop when the validation score has not improved in this many evaluations; 0: never.", 0
     )
     memory: int | None = _RESOURCES(
-        None, SIZE, "RAM to work in; what does not fit waits on the disk. [default: 3/4 of what is free]"
+        SIZE, "RAM to work in; what does not fit waits on the disk. [default: 3/4 of what is free]"
     )
-    threads: int | None = _RESOURCES(None, WholeType(min=1, max=1024), "Compute threads. [default: torch's choice]")
-    spill_dir: str | None = _RESOURCES(None, click.Path(), "Where scratch files go. [default: the disk of RUN]")
+    threads: int | None = _RESOURCES(WholeType(min=1, max=1024), "Compute threads. [default: torch's choice]")
+    spill_dir: str | None = _RESOURCES(click.Path(), "Where scratch files go. [default: the disk of RUN]")
     max_ssd_writes: int | None = _RESOURCES(
-        None, SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"
+        SIZE_OR_ZERO, "What training may write to the SSD an epoch, at most; 0: nothing. [default: any amount]"
     )
     optimizer_state: str = _RESOURCES(
-        "auto",
         ChoiceType("auto", "memory", "ssd"),
         "Where what the optimizer keeps of large parameters is: in memory, on the SSD, or there only if it must.",
     )
-    block_rows: int | None = _RESOURCES(None, COUNT, "Rows of a block; by default as memory allows.")
-    slab_columns: int | None = _RESOURCES(None, COUNT, "Columns of a slab; by default as memory allows.")
+    block_rows: int | None = _RESOURCES(COUNT, "Rows of a block; by default as memory allows.")
+    slab_columns: int | None = _RESOURCES(COUNT, "Columns of a slab; by default as memory allows.")
     exchange: str = _RESOURCES(
-        "auto",
         ChoiceType("auto", "halo", "columns"),
         "What several processes send each other for a pull: rows that are wanted, some columns of all rows where these "
         "can be sharded, or whichever takes less time.",
     )
     exchange_by: str = _RESOURCES(
-        "auto",
         ChoiceType("auto", "host", "device"),
         "How that goes from GPU to GPU: by way of the host's memory, directly by NCCL, or whichever is faster.",
     )
     link: int | None = _RESOURCES(
-        None, SIZE, "Bytes a second that each of several processes receives. [default: measured; for ooc plan 1G]"
+        SIZE, "Bytes a second that each of several processes receives. [default: measured; for ooc plan 1G]"
     )
-    device: str = _GPU("auto", ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
+    device: str = _GPU(ChoiceType("auto", "cpu", "cuda"), "Where to compute; auto is the CPU.")
     gpu_budget: int | None = _GPU(
-        None,
         SIZE,
         "Memory of the GPU to work in; on the CPU the part of --memory that is computed in. "
         "[default: 9/10 of the free GPU memory]",
     )
     host_budget: int | None = _GPU(
-        None, SIZE, "RAM to work in beside it; on the CPU the rest of --memory. [default: half of the free memory]"
+        SIZE, "RAM to work in beside it; on the CPU the rest of --memory. [default: half of the free memory]"
     )
     log: list[str] = _RUN(  # noqa: RUF009  (it makes a field)
-        [],
         ChoiceType("csv", "tensorboard"),
         "Write every epoch to RUN/metrics.csv or for TensorBoard to RUN/tensorboard, too. May be given twice.",
+        [],
     )
-    allow_nonfinite: bool = _RUN(False, click.BOOL, "Go on when the loss or the weights are no finite numbers.")
+    allow_nonfinite: bool = _RUN(click.BOOL, "Go on when the loss or the weights are no finite numbers.")
 
     @property
     def drawn(self) -> tuple[int, ...]:
@@ -465,19 +444,13 @@ def _check_value(one: "Field[Any]", value: Any, where: Path) -> None:
     """RunError for a value that ``ooc train`` could not have written: not what its option makes of it."""
     if value is None and one.default is None:
         return
-    kind = one.metadata["type"]
-    is_list = isinstance(value, list)
+    kind, is_list, reason = one.metadata["type"], isinstance(value, list), ""
     items = value if is_list else [value]
-    reason = ""
-    try:
-        valid = is_list == (one.default_factory is not MISSING)
-        if isinstance(kind, click.Path):  # which lets numbers pass
-            valid = valid and isinstance(value, str)
-        valid = valid and all(_is_same(kind.convert(item, None, None), item) for item in items)
+    valid = is_list == (one.default_factory is not MISSING)
+    try:  # each as one would write it on the command line
+        valid = valid and all(_is_same(kind.convert(str(item), None, None), item) for item in items)
     except click.ClickException as error:
         valid, reason = False, f": {error.format_message()}"
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        valid = False
     if not valid:
         raise RunError(f"{where}/config.json is damaged: {one.name} cannot be {value!r}{reason}")
 
@@ -532,8 +505,7 @@ def check_sampling(settings: TrainSettings, *, many_graphs: bool = False) -> Non
     if settings.sampler == "none" and not many_graphs:
         one_step = "is for sampled mini-batches: an epoch of the full graph is one step, with nothing to accumulate"
         refuse(settings, ["accumulate"], one_step)
-        unsampled = "is of sampled mini-batches; give --sampler neighbor, too"
-        refuse(settings, _OF_BATCHES, unsampled)
+        refuse(settings, _OF_BATCHES, "is of sampled mini-batches; give --sampler neighbor, too")
         return
     kind = "batches" if many_graphs else "--sampler"
     for name, reason in _NOT_SAMPLED.items():
@@ -570,20 +542,13 @@ def check_links(settings: TrainSettings) -> None:
 def only_store(folder: Path) -> Path:
     """The one ``*.ooc`` in the folder. Raises OptionError when there are none or several."""
     stores = sorted(path for path in folder.glob("*.ooc") if path.is_dir())
-    match stores:
-        case [store]:
-            return store
-        case []:
-            raise OptionError("STORE is not given and no *.ooc is in the current folder")
-        case _:
-            names = ", ".join(store.name for store in stores)
-            raise OptionError(f"STORE is not given and the current folder holds several: {names}")
+    if len(stores) == 1:
+        return stores[0]
+    several = f"the current folder holds several: {', '.join(store.name for store in stores)}"
+    raise OptionError(f"STORE is not given and {several if stores else 'no *.ooc is in the current folder'}")
 
 
 def next_run(runs: Path, store: str, model: str) -> Path:
     """A folder for a run that was not given one: ``runs/STORE-MODEL-NUMBER``, the first that is free."""
     stem = f"{Path(store).stem}-{model if own_model(model) is None else model_name(model)}"
-    number = 1
-    while (runs / f"{stem}-{number}").exists():
-        number += 1
-    return runs / f"{stem}-{number}"
+    return next(path for number in count(1) if not (path := runs / f"{stem}-{number}").exists())
