@@ -146,9 +146,10 @@ def command(
         if ranks is not None:
             settings = _of_this_process(context, settings, store, options)
         from ooc.cli.training import Call, train
+        from ooc.ranks import ALONE
 
         shown = Verbosity.ERROR if as_json or (ranks is not None and ranks.rank) else verbosity
-        call = Call(verbosity=shown, as_json=as_json, dry_run=dry_run, report=report, ranks=ranks)
+        call = Call(verbosity=shown, as_json=as_json, dry_run=dry_run, report=report, ranks=ranks or ALONE)
         try:
             train(call, run, settings)
         except KeyboardInterrupt:

@@ -51,13 +51,13 @@ class Call:
     as_json: bool
     dry_run: bool
     report: Path | None
-    ranks: Ranks | None
+    ranks: Ranks
     alone: bool = True
 
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes."""
-        return self.ranks is None or self.ranks.rank == 0
+        return self.ranks.rank == 0
 
     def write_report(self, runs: Sequence[Path]) -> None:
         """Where a page was asked for, once there is something to write it of."""
@@ -77,24 +77,19 @@ def train(call: Call, run: RunFolder | SeedRuns, settings: TrainSettings) -> Non
     with Reporter(verbosity=call.verbosity, epochs=settings.epochs) as reporter:
         if run.resumed and call.verbosity > Verbosity.ERROR and not run.has_checkpoint:
             click.echo(f"{run.path} has finished no epoch: its first is the first", err=True)
-        _train_or_discard(call, run, settings, reporter, call.verbosity)
+        _train_or_discard(call, run, settings, reporter)
     call.write_report([run.path])
 
 
 def _train_or_discard(
-    call: Call,
-    run: RunFolder,
-    settings: TrainSettings,
-    reporter: Reporter,
-    verbosity: Verbosity,
-    seeds: SeedRuns | None = None,
+    call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter, seeds: SeedRuns | None = None
 ) -> None:
     """Train ``run``, which may be one of several ``seeds``, and take back what was begun where it comes to no epoch."""
     with run:
         try:
             if seeds is not None:
                 seeds.start()
-            _train(call, run, settings, reporter, verbosity)
+            _train(call, run, settings, reporter)
         except KeyboardInterrupt:
             reporter.close()
             done = run.records()
@@ -117,20 +112,18 @@ def _train_or_discard(
             raise
 
 
-def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter, verbosity: Verbosity) -> None:
+def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Reporter) -> None:
     """Train ``run``, or only plan it."""
-    ranks = call.ranks
     logs: list[EpochLog] = []
     if call.is_first:
         logs = [kind(run.path / name, run.records) for log, (kind, name) in _LOGS.items() if log in settings.log]
     lines = [epoch_as_json] if call.as_json and call.is_first else []
     relay = Relay(reporter, *logs, *lines)
-    made = partial(_trainer, run, settings, relay)
-    with made() if ranks is None else ranks.all_of(made) as trainer:
+    with call.ranks.all_of(partial(_trainer, run, settings, relay)) as trainer:
         report = trainer.report(settings.eval_every)
         done = trainer.ranks.told(lambda: int((run.last() or {"epoch": 0})["epoch"]))
-        if verbosity >= Verbosity.INFO:
-            _brief(trainer, settings, report, settings.epochs - done, verbosity)
+        if call.verbosity >= Verbosity.INFO:
+            _brief(trainer, settings, report, settings.epochs - done, call.verbosity)
         if call.as_json and call.is_first:
             say_as_json("start", _start(run, settings, trainer, report, dry_run=call.dry_run))
         elif call.dry_run and call.alone and call.is_first:
@@ -143,7 +136,7 @@ def _train(call: Call, run: RunFolder, settings: TrainSettings, reporter: Report
             shown = done + 1, settings.epochs, settings.eval_every, _earlier_records(run, done)
             reporter.show(trainer.view(title, *shown))
         corrected = ignore if report is None else Correction(report, settings.epochs, reporter)
-        with relay.joined(corrected if verbosity >= Verbosity.INFO else ignore):
+        with relay.joined(corrected if call.verbosity >= Verbosity.INFO else ignore):
             collect_as_usual()
             trainer.fit(
                 epochs=settings.epochs,
@@ -248,14 +241,14 @@ def _brief(
 
 def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
     """Train what is not yet trained of ``runs``, and print what all of them have come to."""
-    shown, call = call.verbosity, replace(call, alone=False)
-    if shown >= Verbosity.INFO:
+    call = replace(call, alone=False)
+    if call.verbosity >= Verbosity.INFO:
         seeds = ", ".join(map(str, runs.seeds))
         print_hanging("seeds     ", f"{seeds}: one run each, in {runs.path}", output())
     if call.dry_run:
         run, own = _open_run(runs, settings, runs.seeds[0])
-        with Reporter(verbosity=shown) as reporter, run:
-            _train(call, run, own, reporter, shown)
+        with Reporter(verbosity=call.verbosity) as reporter, run:
+            _train(call, run, own, reporter)
         if not call.as_json:
             paths = [str(runs.run_path(seed)) for seed in runs.seeds]
             where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
@@ -263,17 +256,18 @@ def _train_seeds(call: Call, runs: SeedRuns, settings: TrainSettings) -> None:
             say(output(), f"nothing is trained or written; it would be {count}, {where}")
         return
     found = []
-    reporter = Reporter(verbosity=shown, epochs=settings.epochs)
-    if not reporter.is_live and shown < Verbosity.DEBUG:  # then epochs are lines only for who wants to know all
-        reporter = Reporter(verbosity=min(shown, Verbosity.WARNING), epochs=settings.epochs)
+    reporter = Reporter(verbosity=call.verbosity, epochs=settings.epochs)
+    if not reporter.is_live and call.verbosity < Verbosity.DEBUG:  # epochs are lines only for who wants to know all
+        reporter = Reporter(verbosity=min(call.verbosity, Verbosity.WARNING), epochs=settings.epochs)
     with reporter:
         for seed in runs.seeds:
             path = runs.run_path(seed)
             run, own = _open_run(runs, settings, seed)
             before = describe_run(path) if run.resumed else None
             if before is None or not _is_finished(before, own):
-                _train_or_discard(call, run, own, reporter, shown, runs)
-                shown = min(shown, Verbosity.WARNING)  # what is trained within what is said once
+                _train_or_discard(call, run, own, reporter, runs)
+                once = min(call.verbosity, Verbosity.WARNING)  # what is trained within what is said once
+                call = replace(call, verbosity=once)
             found.append(describe_run(path))
             if call.verbosity > Verbosity.ERROR:
                 seconds = sum(record.time_s + record.eval_s for record in run.records())
