@@ -10,7 +10,7 @@ every step, whether it is to stop.
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -55,14 +55,12 @@ class _Request:
 _request = _Request()
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """Both signals raise KeyboardInterrupt within: in ``stop_if_asked``, after GRACE_S anywhere, asked twice at once.
 
     What is ignored stays ignored, as Ctrl-C is by what a shell runs in the background. For the main thread.
     """
-    with _noting([number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]):
-        yield
+    return _noting([number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN])
 
 
 @contextmanager

@@ -17,8 +17,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 def available_memory_bytes() -> int:
     """Bytes of RAM free for this process, caches that the kernel would drop counting as free."""
-    machine = int(psutil.virtual_memory().available)
-    return max(0, min([machine, *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
+    return max(0, min([int(psutil.virtual_memory().available), *_group_rooms(_CGROUPS, _OWN_GROUPS)]))
 
 
 def return_freed_memory(nbytes: int, *, trim_bytes: int) -> None:
@@ -43,8 +42,8 @@ def default_budgets(device_free_bytes: int | None) -> tuple[int, int]:
     of the same RAM, a quarter of which is left to the rest of the machine.
     """
     free = available_memory_bytes()
-    on_cpu = device_free_bytes is None
-    device = CPU_DEVICE_SHARE_OF_FREE * free if on_cpu else DEVICE_SHARE_OF_FREE * device_free_bytes  # type: ignore[operator]
+    of_cpu = CPU_DEVICE_SHARE_OF_FREE * free
+    device = of_cpu if device_free_bytes is None else DEVICE_SHARE_OF_FREE * device_free_bytes
     return int(device), int(HOST_SHARE_OF_FREE * free)
 
 

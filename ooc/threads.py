@@ -28,10 +28,7 @@ def check_alive(threads: Collection[Thread]) -> None:
 
 
 class Threads(ThreadPoolExecutor):
-    """A pool of ``count`` threads of that ``name``."""
-
-    def __init__(self, count: int, name: str) -> None:
-        super().__init__(count, name)
+    """A pool, by its number of threads and their name."""
 
     def result(self, future: Future[T]) -> T:
         """What work of this pool gives, or raises, once it is done; OocError where a thread has died."""

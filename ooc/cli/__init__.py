@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -57,8 +57,6 @@ _VARIABLES = "OOC"
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 _USUAL_OBJECTS = 700
 _SILENCE = logging.NullHandler()
-_STANDARD = (0, 1, 2)
-"""Descriptors of the standard streams."""
 
 
 class _Commands(click.Group):
@@ -193,13 +191,9 @@ def collect_as_usual() -> None:
 
 def _is_unanswered(error: BaseException | None) -> bool:
     """Whether it comes of a disk that does not answer, be it told in other words since."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, SpillError) and error.is_unanswered:
-            return True
-        seen.add(id(error))
-        error = error.__cause__
-    return False
+    while error is not None and not (isinstance(error, SpillError) and error.is_unanswered):
+        error = None if error.__cause__ is error else error.__cause__
+    return error is not None
 
 
 def _origin(error: click.UsageError) -> str:
@@ -250,24 +244,14 @@ def _fail(message: str) -> int:
 
 def _prepare_streams() -> None:
     """Stand in for streams that are closed, and let a terminal that is not UTF-8 show what it cannot as ``\\uXXXX``."""
-    _open_descriptors()
-    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # what a thread died of is told by who waits for it
-    # Python has None for a stream that was closed when it started: what would be written there is not wanted.
-    if sys.stdout is None:
-        sys.stdout = _nowhere()
-    if sys.stderr is None:
-        sys.stderr = _nowhere()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _open_descriptors() -> None:
-    """The next file that is opened would get the number of a closed stream, and what a library prints with it."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) in _STANDARD:  # it takes the least number that is free
+    # The next file that is opened would get the number of a closed stream, and what a library prints with it.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the least number that is free
         os.set_inheritable(opened, True)
     os.close(opened)
-
-
-def _nowhere() -> TextIO:
-    return Path(os.devnull).open("w", encoding="utf-8")
+    logging.getLogger("concurrent.futures").addHandler(_SILENCE)  # what a thread died of is told by who waits for it
+    for name in ("stdout", "stderr"):
+        # Python has None for a stream that was closed when it started: what would be written there is not wanted.
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end)
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)

@@ -8,8 +8,8 @@ that is given gradients imports sympy, to compare shapes that may be symbols, wh
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from threading import RLock
 from types import ModuleType
 from typing import Any
@@ -68,18 +68,13 @@ _LATE: dict[str, type[_Unread]] = {
 }
 
 
-class _LateLoader(Loader):
-    """Leaves it to ``loader`` to read the module when it is asked for something."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+class _LateLoader(LazyLoader):
+    """Python's own has a module read when it is asked for anything, be it what it was just made with."""
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        assert spec is not None
-        module.__loader__ = spec.loader = self._loader
-        spec.loader_state = "unread"
-        module.__class__ = _LATE[module.__name__]
+        kind = _LATE[module.__name__]
+        super().exec_module(module)
+        module.__class__ = kind
 
 
 class _LateFinder:
