@@ -157,13 +157,6 @@ class PlanReport:
         }
 
 
-def describe_reading(report: PlanReport) -> str:
-    """What an epoch reads, and the first one where that is more."""
-    read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
-    more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
-    return format_size(read) + more
-
-
 def stage_statistics(workload: Workload, program: str = "train") -> list[dict[str, Any]]:
     """What each stage computes and moves, in order, wherever its matrices lie. ``multiplies``: multiply-adds of its
     dense products. ``edges`` are those summed over, ``edge_bytes`` what they take."""

@@ -222,19 +222,15 @@ def _described(resource: Resource, bar: Stretch, title: str) -> str:
     return f"{resource.value}, {title}: {_seconds(bar.busy_s)} of {_seconds(bar.end_s - bar.start_s)}{moved}"
 
 
-def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> Iterator[tuple[float, int]]:
+def _thinned(samples: tuple[tuple[float, int], ...], span_s: float) -> list[tuple[float, int]]:
     """The greatest use in each pixel's time: no peak is lost."""
-    pixel = span_s / (_WIDTH - _LEFT - _RIGHT)
-    held: tuple[float, int] | None = None
+    kept: list[tuple[float, int]] = []
     for time_s, nbytes in samples:
-        if held is not None and time_s < held[0] + pixel:
-            held = held[0], max(held[1], nbytes)
-            continue
-        if held is not None:
-            yield held
-        held = time_s, nbytes
-    if held is not None:
-        yield held
+        if kept and time_s < kept[-1][0] + span_s / (_WIDTH - _LEFT - _RIGHT):
+            kept[-1] = kept[-1][0], max(kept[-1][1], nbytes)
+        else:
+            kept.append((time_s, nbytes))
+    return kept
 
 
 def _round_step(least: float) -> float:

@@ -231,9 +231,8 @@ def describe_seed(seed: int, run: dict[str, Any], seconds: float) -> str:
     split = "valid" if run["best_test"] is None else "test"
     best, last = (f"{run[f'{when}_{split}']:.4f}" for when in ("best", "last"))
     beside = "" if split == "valid" else f" (valid {run['best_valid']:.4f})"
-    return f"seed {seed}: {split} {best} at epoch {run['best_epoch']}{beside}, {last} after {epochs}; " + (
-        format_duration(seconds)
-    )
+    scores = f"{split} {best} at epoch {run['best_epoch']}{beside}, {last} after {epochs}"
+    return f"seed {seed}: {scores}; {format_duration(seconds)}"
 
 
 def describe_summary(runs: Sequence[dict[str, Any]], metric: Metric) -> list[str]:
@@ -296,9 +295,9 @@ def print_comparison(found: dict[str, Any], console: Console) -> None:
     """A table of promises, and one of passes where there are any."""
     epochs = "1 epoch" if found["epochs"] == 1 else f"the median of {found['epochs']} epochs"
     say(console, f"{found['run']}: forecast against {epochs}")
-    _print("quantity", found["quantities"], console)
-    if found["passes"]:
-        _print("pass", found["passes"], console)
+    for what, quantities in (("quantity", found["quantities"]), ("pass", found["passes"])):
+        if quantities:
+            print_table((what, "forecast", "measured", "forecast / measured"), [*map(as_texts, quantities)], console)
 
 
 def _quantity(name: str, unit: str, forecast: float, measured: float) -> dict[str, Any]:
@@ -344,10 +343,6 @@ def _passes(forecast: Mapping[str, Any], records: Sequence[EpochRecord]) -> list
         _quantity(item["name"], "s", item["time_s"], statistics.median(passes[i]["time_s"] for passes in measured))
         for i, item in enumerate(promised)
     ]
-
-
-def _print(what: str, quantities: Sequence[dict[str, Any]], console: Console) -> None:
-    print_table((what, "forecast", "measured", "forecast / measured"), [*map(as_texts, quantities)], console)
 
 
 def as_texts(quantity: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -22,7 +22,7 @@ from ooc.plan.simulate.timeline import Resource, Timeline
 from ooc.prefetch.engine import PAGE_BYTES
 from ooc.progress.figures import best_record, format_count, format_duration, format_scores
 from ooc.progress.live import Tier
-from ooc.progress.plan_report import PlanReport, describe_reading, lifetimes, stage_statistics
+from ooc.progress.plan_report import PlanReport, lifetimes, stage_statistics
 from ooc.report.console import print_hanging, print_table, say
 from ooc.sizes import format_size
 from ooc.storage.store import Store, Task
@@ -197,10 +197,11 @@ def print_summary(report: PlanReport, console: Console) -> None:
             console,
             f"disk: {format_size(plan.learnt_bytes)} of an embedding and its optimizer, in two to four versions",
         )
-    read, written = describe_reading(report), format_size(report.ssd_write_bytes)
-    passes, bottleneck = len(report.timeline.passes), report.timeline.bottleneck.value
-    seconds = format_duration(report.epoch_s)
-    say(console, f"epoch: {seconds} in {passes} passes, {read} read and {written} written; busiest: {bottleneck}")
+    read, first = report.ssd_read_bytes, report.first_epoch_read_bytes
+    more = f" ({format_size(first)} in the first, which fills the memory)" if first > read else ""
+    moved = f"{format_size(read)}{more} read and {format_size(report.ssd_write_bytes)} written"
+    epoch, busiest = report.timeline, report.timeline.bottleneck.value
+    say(console, f"epoch: {format_duration(report.epoch_s)} in {len(epoch.passes)} passes, {moved}; busiest: {busiest}")
 
 
 def print_report(report: PlanReport, console: Console) -> None:

@@ -8,7 +8,6 @@ Matplotlib writes colours as numbers. Those given here stand for the page's CSS 
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ooc.report.page.figures import describe_pass
@@ -59,41 +58,38 @@ Runs = Sequence[Mapping[str, Any]]
 def charts(runs: Runs) -> list[tuple[str, str]]:
     """Headings and SVG of what is drawn of all runs together."""
     several = len(runs) > 1
-    found = [("Loss", _chart("loss", partial(_curves, runs=runs, of="loss", called="loss")))]
+    found = [("Loss", _chart("loss", _curves, runs, "loss", "loss"))]
     if any(score is not None for run in runs for score in run["curves"]["valid_score"]):
         metric = runs[0]["metric"]["name"]
         heading = f"Validation {metric}" if several else f"{metric[0].upper()}{metric[1:]}"
-        scores = partial(_curves, runs=runs, of="valid_score", called=metric)
-        found.append((heading, _chart("scores", scores)))
+        found.append((heading, _chart("scores", _curves, runs, "valid_score", metric)))
         for quantity, unit, name in _SPENT if several else ():
-            found.append((f"{heading} by {quantity}", _chart(name, partial(scores, by=name, unit=unit))))
+            found.append((f"{heading} by {quantity}", _chart(name, _curves, runs, "valid_score", metric, name, unit)))
     if several:
-        found.append(("Time an epoch by what it went to", _chart("times", lambda axes: _median_times(axes, runs))))
+        found.append(("Time an epoch by what it went to", _chart("times", _median_times, runs)))
     return found
 
 
 def charts_of_run(run: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Headings and SVG of one run alone; ``name`` tells its drawings from another run's."""
-    found = [("Time of every epoch", _chart(f"{name}-time", lambda axes: _times(axes, run)))]
+    found = [("Time of every epoch", _chart(f"{name}-time", _times, run))]
     if run["measured"] is not None:
-        found.append(
-            ("Memory during an epoch, against its budget", _chart(f"{name}-memory", lambda axes: _memory(axes, run)))
-        )
+        found.append(("Memory during an epoch, against its budget", _chart(f"{name}-memory", _memory, run)))
     if run["matrices"]:
-        found.append(("Bytes an epoch, by matrix", _chart(f"{name}-bytes", lambda axes: _bytes(axes, run))))
+        found.append(("Bytes an epoch, by matrix", _chart(f"{name}-bytes", _bytes, run)))
     if (run["forecast"] or {}).get("cache"):
-        found.append(("Reads found in memory", _chart(f"{name}-cache", lambda axes: _cache(axes, run))))
+        found.append(("Reads found in memory", _chart(f"{name}-cache", _cache, run)))
     return found
 
 
 def passes_chart(run: Mapping[str, Any], name: str) -> str:
     """Seconds of each pass beside what was forecast; nothing where that is not known."""
     known = run["comparison"] is not None and run["comparison"]["passes"]
-    return _chart(f"{name}-passes", lambda axes: _passes(axes, run)) if known else ""
+    return _chart(f"{name}-passes", _passes, run) if known else ""
 
 
-def _chart(name: str, draw: Callable[["Axes"], None]) -> str:
-    """What ``draw`` draws, as SVG without a size of its own; ids begin with ``name``."""
+def _chart(name: str, draw: Callable[..., None], *what: Any) -> str:
+    """What ``draw`` draws of ``what``, as SVG without a size of its own; ids begin with ``name``."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -102,7 +98,7 @@ def _chart(name: str, draw: Callable[["Axes"], None]) -> str:
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        draw(axes)
+        draw(axes, *what)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _for_page(out.getvalue(), name)
@@ -155,14 +151,16 @@ def _across(axes: "Axes", unit: str) -> None:
 
 
 def _median_times(axes: "Axes", runs: Runs) -> None:
-    medians = [run["medians"] for run in runs]
-    parts = {
-        "computing": [m["time_s"] - m["wait_s"] for m in medians],
-        "waiting for the SSD": [m["wait_s"] for m in medians],
-        "evaluation": [m["eval_s"] for m in medians],
-    }
-    _stacked(axes, [label for _, _, label in _each(runs)], parts)
+    medians = {name: [run["medians"][name] for run in runs] for name in ("time_s", "wait_s", "eval_s")}
+    _stacked(axes, run_labels(runs), _parts(medians))
     axes.set_xlabel("seconds (median)")
+
+
+def _parts(seconds: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """What epochs' times, or runs', went to."""
+    times, waits = seconds["time_s"], seconds["wait_s"]
+    computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(times, waits, strict=True)]
+    return {"computing": computing, "waiting for the SSD": waits, "evaluation": seconds["eval_s"]}
 
 
 def _each(runs: Runs) -> list[tuple[Mapping[str, Any], str, str]]:
@@ -186,17 +184,13 @@ def run_labels(runs: Runs) -> list[str]:
 
 def _times(axes: "Axes", run: Mapping[str, Any]) -> None:
     curves = run["curves"]
-    waits = curves["wait_s"]
-    computing = [max(0.0, time_s - wait_s) for time_s, wait_s in zip(curves["time_s"], waits, strict=True)]
-    parts = {"computing": computing, "waiting for the SSD": waits, "evaluation": curves["eval_s"]}
-    parts = {name: values for name, values in parts.items() if any(values)}
-    if len(waits) == 1:
+    parts = {name: values for name, values in _parts(curves).items() if any(values)}
+    if len(curves["epoch"]) == 1:
         _stacked(axes, [f"epoch {curves['epoch'][0]}"], parts)
         axes.set_xlabel("seconds")
         return
-    axes.stackplot(
-        curves["epoch"], list(parts.values()), labels=list(parts), colors=_SERIES[: len(parts)], alpha=0.85, linewidth=0
-    )
+    of_parts: dict[str, Any] = {"labels": list(parts), "colors": _SERIES, "alpha": 0.85, "linewidth": 0}
+    axes.stackplot(curves["epoch"], list(parts.values()), **of_parts)
     axes.set_xlim(curves["epoch"][0], curves["epoch"][-1])
     axes.set_ylim(0, None)
     axes.set_ylabel("seconds")
