@@ -877,6 +877,9 @@ class Interpreter:
 
     def _apply(self, name: str, target: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A call of a whitelisted function: a sum, another function of rows, of parameters, or of plain numbers."""
+        asked = leaves_of((args[1:], kwargs)) if name in ("new_zeros", "new_ones", "new_full") else [args[0]]
+        if isinstance(args[0], Value) and not any(isinstance(one, (*_OF_ROWS, Computed)) for one in asked):
+            args = [torch.empty(0, dtype=self._assembly.setting.dtype), *args[1:]]  # of rows the type alone counts
         leaves = leaves_of((args, kwargs))
         rows = [leaf.rows if isinstance(leaf, (Codes, Stacked)) else leaf for leaf in leaves]
         computed = [leaf for leaf in leaves if isinstance(leaf, Computed)]
