@@ -112,11 +112,6 @@ class CsrWriter:
         for writer in self._writers.values():
             writer.close(shrink=writer not in (self._indptr, self._loops))
 
-    def close(self) -> None:
-        """Close the files that are open; what is not complete then stays unfinished."""
-        for writer in self._writers.values():
-            writer.abandon()
-
     def _end_rows(self, stop: int, rows: npt.NDArray[np.int64], looping: npt.NDArray[np.int64]) -> None:
         """Rows up to ``stop`` are complete; ``rows`` and ``looping`` name each row once an edge and loop."""
         first, height = self._row, stop - self._row
@@ -388,7 +383,7 @@ def write_direction(
         workers=shares.sort_workers,
         values=values.dtype if values is not None else None,
     )
-    with closing(csr), reported(listener, f"writing {stage}", most, "edges") as advance:
+    with reported(listener, f"writing {stage}", most, "edges") as advance:
         with closing(sorter.steps()) as steps:  # Its threads end here, however this ends.
             for step in steps:
                 # All edges with equal keys are in one step.

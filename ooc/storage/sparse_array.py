@@ -125,8 +125,5 @@ class EntriesWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        for part, writer in self._writers.items():
-            if kind is None:
-                writer.close(shrink=part != "indptr")
-            else:
-                writer.abandon()
+        for part, writer in self._writers.items() if kind is None else ():
+            writer.close(shrink=part != "indptr")

@@ -6,7 +6,6 @@ An array is one once its writer is closed: its metadata are written last. Errors
 
 import math
 import os
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
 
@@ -19,8 +18,8 @@ from ooc.storage.array import CHECKSUM_FILE, CHUNK_BYTES, DTYPES, AnyArray, Arra
 from ooc.storage.zarr_json import METADATA_FILE, of_array
 
 
-class _Writer(ABC):
-    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``."""
+class _Writer:
+    """A new array ``name`` (``"x"``, ``"in/indices"``) of the group at ``group_path``. Holds no file open."""
 
     def __init__(
         self,
@@ -37,19 +36,25 @@ class _Writer(ABC):
         height = chunk_rows(shape[0], math.prod(shape[1:]) * kind.itemsize, chunk_bytes=chunk_bytes)
         chunks = (height, *shape[1:])
         self.array = Array(name, group_path / name, shape, chunks, kind.newbyteorder("<").str)
+        self._checksums = [0] * self.array.num_chunks
         with as_error(StoreError, f"{self.array.path} cannot be written"):
             self.array.path.mkdir(parents=True)
-        self._begin()
 
-    @abstractmethod
-    def _begin(self) -> None:
-        """There are no rows yet."""
+    def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
+        path = self.array.chunk_path(chunk)
+        with as_error(StoreError, f"{path} cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            try:
+                write_at(descriptor, data, offset)
+            finally:
+                os.close(descriptor)
 
-    def _complete(self, checksums: list[int]) -> Array:
+    def _complete(self) -> Array:
         """Write checksums and metadata."""
         array = self.array
         with as_error(StoreError, f"{array.path} cannot be written"):
-            (array.path / CHECKSUM_FILE).write_bytes(np.array(checksums, dtype="<u4").tobytes())
+            (array.path / CHECKSUM_FILE).write_bytes(np.array(self._checksums, dtype="<u4").tobytes())
             (array.path / METADATA_FILE).write_bytes(of_array(array.shape, array.chunks, array.dtype))
         return array
 
@@ -67,10 +72,7 @@ class ArrayWriter(_Writer):
     ``rows``: how many there are so far.
     """
 
-    def _begin(self) -> None:
-        self.rows = self._crc = 0
-        self._checksums: list[int] = []
-        self._descriptor: int | None = None
+    rows = 0
 
     def append(self, rows: AnyArray) -> None:
         """Add ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype exactly."""
@@ -81,11 +83,9 @@ class ArrayWriter(_Writer):
         height, done = array.chunks[0], 0
         while done < len(rows):
             take = min(height - self.rows % height, len(rows) - done)
-            self._write(data[done * array.row_bytes : (done + take) * array.row_bytes])
+            self._go_on(data[done * array.row_bytes : (done + take) * array.row_bytes])
             self.rows += take
             done += take
-            if self.rows % height == 0:
-                self._finish_chunk()
 
     def close(self, *, shrink: bool = False) -> Array:
         """Pad the last chunk with zeros, write checksums and metadata.
@@ -96,19 +96,12 @@ class ArrayWriter(_Writer):
         if shrink:
             shape = (self.rows, *array.shape[1:])
             self.array = array = Array(array.name, array.path, shape, array.chunks, array.dtype.str)
+            del self._checksums[array.num_chunks :]
         if self.rows != array.shape[0]:
-            self.abandon()
             raise ValueError(f"{array.name}: {self.rows} rows appended of {array.shape[0]}")
-        if self._descriptor is not None:
-            self._write(np.zeros((array.padded_rows - self.rows) * array.row_bytes, dtype=np.uint8))
-            self._finish_chunk()
-        return self._complete(self._checksums)
-
-    def abandon(self) -> None:
-        """Close the open chunk file and leave the array unfinished."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if missing := array.padded_rows - self.rows:
+            self._go_on(np.zeros(missing * array.row_bytes, dtype=np.uint8))
+        return self._complete()
 
     def __enter__(self) -> Self:
         return self
@@ -116,37 +109,25 @@ class ArrayWriter(_Writer):
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if kind is None:
             self.close()
-        else:
-            self.abandon()
 
-    def _write(self, data: npt.NDArray[np.uint8]) -> None:
-        path = self.array.chunk_path(len(self._checksums))
-        with as_error(StoreError, f"{path} cannot be written"):
-            if self._descriptor is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-                self._crc = 0
-            self._crc = google_crc32c.extend(self._crc, data)
-            done = 0
-            while done < len(data):
-                done += os.write(self._descriptor, data[done:].data)
-
-    def _finish_chunk(self) -> None:
-        self.abandon()
-        self._checksums.append(self._crc)
+    def _go_on(self, data: npt.NDArray[np.uint8]) -> None:
+        """Write what comes next of a chunk."""
+        chunk, row = divmod(self.rows, self.array.chunks[0])
+        self._write(chunk, row * self.array.row_bytes, data)
+        self._checksums[chunk] = google_crc32c.extend(self._checksums[chunk], data)
 
 
 class RowScatter(_Writer):
-    """Writes rows in any order, each once: ``put`` them, then ``close``. Holds no file open.
+    """Writes rows in any order, each once: ``put`` them, then ``close``.
 
     Rows that come in long runs are written in long pieces, so a stable partition of an array into few groups is done
     in one sequential reading and as many sequential writings as there are groups.
     """
 
-    def _begin(self) -> None:
-        rows, height = self.array.shape[0], self.array.chunks[0]
-        self._missing = [min(height, rows - start) for start in range(0, rows, height)]
-        self._checksums = [0] * self.array.num_chunks
+    def __init__(self, group_path: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        super().__init__(group_path, name, shape, dtype)
+        height = self.array.chunks[0]
+        self._missing = [min(height, shape[0] - start) for start in range(0, shape[0], height)]
 
     def put(self, places: npt.NDArray[np.int64], rows: AnyArray) -> None:
         """Write ``rows`` ``[n, columns]`` (or ``[n]``), of the array's dtype, to the ascending ``places`` ``[n]``."""
@@ -164,17 +145,7 @@ class RowScatter(_Writer):
         """Write checksums and metadata. All rows must be there."""
         if any(self._missing):
             raise ValueError(f"{self.array.name}: {sum(self._missing)} rows were not put of {self.array.shape[0]}")
-        return self._complete(self._checksums)
-
-    def _write(self, chunk: int, offset: int, data: npt.NDArray[np.uint8]) -> None:
-        path = self.array.chunk_path(chunk)
-        with as_error(StoreError, f"{path} cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:
-                write_at(descriptor, data, offset)
-            finally:
-                os.close(descriptor)
+        return self._complete()
 
     def _finish_chunk(self, chunk: int) -> None:
         """Pad a chunk that has all its rows, and read it for its checksum while the system has it cached."""

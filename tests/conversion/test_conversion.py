@@ -98,16 +98,16 @@ def test_the_disk_estimate_covers_what_is_written(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("room", [0, 60_000, 200_000, 400_000, 1_000_000])
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """In any stage: labels, edges being sorted, each direction, features."""
-    write, written = os.write, 0
+    write, written = os.pwrite, 0
 
-    def filling(descriptor: int, data: memoryview) -> int:
+    def filling(descriptor: int, data: memoryview, at: int) -> int:
         nonlocal written
         written += len(data)
         if written > room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data)
+        return write(descriptor, data, at)
 
-    monkeypatch.setattr(os, "write", filling)
+    monkeypatch.setattr(os, "pwrite", filling)
     with pytest.raises(StoreError, match="cannot be written: No space left"):
         ooc.convert(_SYNTHETIC, tmp_path / "g.ooc")
     assert not list(tmp_path.iterdir())

@@ -24,11 +24,11 @@ def test_shrinking_keeps_the_rows_written(tmp_path: Path) -> None:
 
 
 def test_a_refused_write_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: object) -> int:
+    def full(descriptor: int, data: object, at: int) -> int:
         raise OSError(28, "No space left on device")
 
     writer = ArrayWriter(tmp_path, "a", (100,), np.int64)
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoreError, match=r"/a/c/0 cannot be written: No space left"), writer:
         writer.append(np.zeros(100, dtype=np.int64))
 
