@@ -222,8 +222,7 @@ def disk_bytes_for_order(store: Store) -> int:
     """The same for ordering the rows of ``store``: the store again, or the keys of one direction before."""
     sizes = {name: store.array(name).num_chunks * store.array(name).chunk_bytes for name in store.arrays()}
     rows = sum(size for name, size in sizes.items() if not name.startswith(("in/", "out/", f"{EDGES}/")))
-    sides = ["in"] if store.types is None else [f"{EDGES}/{one.folder}/in" for one in store.types.edges]
-    carried = max(sum(array.row_bytes for array in store.edge_data(side)) for side in sides)
+    carried = max(sum(array.row_bytes for array in store.edge_data(f"{one.group}in")) for one in store.parts.edges)
     if store.types is not None:  # of which each gets its original ids
         rows += sum(_stored(count, 8) for count in store.types.nodes.values())
     return sum(sizes.values()) - rows + max(rows, store.num_edges * (8 + carried))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``convert``: a source becomes a store, or an error says why not and nothing is left behind.
 
-Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``journal`` and ``output``).
+Stages leave marks in a journal: killed or cancelled, the same conversion goes on (see ``output``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,12 @@ from ooc.conversion.budget import (
     disk_bytes,
     divide,
 )
-from ooc.conversion.edges import ValueForm
 from ooc.conversion.held_out_links import HeldOut
-from ooc.conversion.node_arrays import mostly_zeros, write_features, write_labels
+from ooc.conversion.node_arrays import mostly_zeros, write_features, write_ids, write_labels
 from ooc.conversion.order import ORDERS
 from ooc.conversion.output import ON_CANCEL, Workplace, resolved, workplace
-from ooc.conversion.reorder import write_groups, write_in_order
-from ooc.conversion.topology import check_options, write_topology, write_types
+from ooc.conversion.reorder import write_in_order
+from ooc.conversion.topology import check_options, write_edges
 from ooc.errors import OptionError
 from ooc.events import Listener, Note, caution, ignore
 from ooc.interruption import interruptible_by_ctrl_c, stopping_if_asked
@@ -33,8 +32,8 @@ from ooc.sources.labels import USUAL_SPLIT
 from ooc.sources.reading import Request
 from ooc.sources.registry import open_source
 from ooc.sources.source import Source
-from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_group
-from ooc.storage.types import NODES
+from ooc.storage.store import FORMAT_VERSION, Store, open_store, write_groups
+from ooc.storage.types import of_nodes
 from ooc.suggestions import check_choice, checked
 from ooc.version import __version__
 
@@ -209,7 +208,7 @@ def _fill(
     _write(graph, store, work, name=name, options=options, shares=shares)
     if options.hold_out is not None:
         kind = options.hold_out.edge_type
-        within = kind is None or kind.source == kind.target
+        within = kind is None or kind.within_type
         undirected = open_store(store).undirected if graph.types is None else options.symmetrize and within
         options.hold_out.write(graph, links, undirected=undirected, block_edges=shares.edges, budget_bytes=budget)
         work.listener(Note(f"{graph.name}: edges that are held out as links are in {links}"))
@@ -219,31 +218,29 @@ def _fill(
 
 def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: Options, shares: Shares) -> None:
     """Write all of ``graph`` to the folder ``store``, rows as they are."""
-    labelled = store if graph.types is None else store / NODES / graph.types.labelled
-    labels = write_labels(graph, labelled, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)
+    labelled = graph.labelled_type
+    folder = store / of_nodes(labelled, "")
+    labels = write_labels(graph, folder, dtype=options.dtype, block_rows=shares.label_rows, journal=work.journal)
     if odd := labels.get("odd"):  # which a conversion that goes on may not have noted
         work.listener(Note(f"{graph.name}: {odd}"))
+    edges = write_edges(graph, store, work, options=options, shares=shares)
     features: dict[str, Any] = {}
-    types = None
-    if graph.types is not None:
-        types = write_types(graph, graph.types, store, work, options=options, shares=shares)
-        topology: dict[str, Any] = {"num_edges": sum(types.edges.values()), "undirected": False, "num_self_loops": 0}
-    else:
-        values = ValueForm.of_source(graph, options.dtype)
-        topology = write_topology(graph, store, work, options=options, values=values, shares=shares)
-        if graph.num_features:
-            features = write_features(graph, store, work, options=options, block_rows=shares.feature_rows)
-        write_groups(store, undirected=topology["undirected"], sparse_features=options.sparse_features)
+    for kind, nodes in graph.nodes_of.items():
+        folder = store / of_nodes(kind, "")
+        if nodes.num_features:
+            stage = f"features of {kind}" if kind else "features"
+            rows = shares.feature_rows
+            features = write_features(nodes, folder, work, options=options, block_rows=rows, stage=stage)
+        if kind != labelled:
+            write_ids(nodes, folder, block_rows=shares.label_rows)
     if options.sparse_features:
         share = features["entries"] / (graph.num_nodes * graph.num_features)
         work.listener(Note(f"{graph.name}: {share:.2%} of the features are not zero; only those are kept"))
-    edge_data = {name: topology[name] for name in ("has_edge_weight", "num_edge_features") if topology.get(name)}
     attributes = {
         "ooc_format": FORMAT_VERSION,
         "name": name,
         "num_nodes": graph.num_nodes,
         **({} if graph.graph_offsets is None else {"num_graphs": graph.num_labelled}),
-        "num_edges": topology["num_edges"],
         "num_features": graph.num_features,
         **{f"num_feature_{name}": number for name, number in features.items()},
         "num_classes": labels["num_classes"],
@@ -251,15 +248,12 @@ def _write(graph: Source, store: Path, work: Workplace, *, name: str, options: O
         "has_ids": graph.ids is not None,
         **({"id_bytes": graph.id_bytes} if graph.id_bytes else {}),
         **({"class_names": list(graph.class_names)} if graph.class_names else {}),
-        **edge_data,
-        "undirected": topology["undirected"],
-        "num_self_loops": topology["num_self_loops"],
+        **edges,
         "split_sizes": labels["split_sizes"],
         **({"incomplete_labels": labels["incomplete"]} if labels["incomplete"] else {}),
         "order": "none",
-        **({} if types is None else types.attributes()),
         "source": {"what": graph.name, "format": graph.format, **graph.description, "options": asdict(options)},
         "created": work.journal.created,
         "complete": True,
     }
-    write_group(store, attributes)
+    write_groups(store, attributes)

@@ -75,7 +75,7 @@ class HeldOut:
 
     def kept_of(
         self,
-        relation: EdgeType | None,
+        relation: EdgeType,
         sources: npt.NDArray[Any],
         targets: npt.NDArray[Any],
         kept: npt.NDArray[np.bool_] | None,
@@ -91,7 +91,7 @@ class HeldOut:
 
     def of(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Which split edges are held out for [n]: 0 validation, 1 testing; -1: none."""
-        within = self.edge_type is None or self.edge_type.source == self.edge_type.target
+        within = self.edge_type is None or self.edge_type.within_type
         ends = (np.minimum(sources, targets), np.maximum(sources, targets)) if within else (sources, targets)
         low, high = (np.asarray(end, dtype=np.uint64) for end in ends)
         seed = mixed(np.full(1, self.seed, dtype=np.uint64) + GOLDEN)

@@ -27,7 +27,6 @@ from ooc.storage.types import ids_shape
 from ooc.storage.writer import ArrayWriter
 from ooc.threads import ahead
 
-_FEATURES = "features"
 _LEAST = "least feature"
 _LABELS = "labels"
 _TIMES_FEWER = 8  # Products with them are about as fast then as with all.
@@ -146,7 +145,7 @@ def _label_blocks(source: Source, wanted: np.dtype[Any], block_rows: int) -> Ite
 
 
 def write_features(
-    source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int, stage: str = _FEATURES
+    source: Source, store: Path, work: Workplace, *, options: Options, block_rows: int, stage: str
 ) -> dict[str, Any]:
     """Write ``x`` [N, F]; ``entries``, how many there are, where only those that are not zero are written.
 

@@ -5,6 +5,7 @@ A new place a node (4 bytes) is held in memory. Arrays of rows are read once in 
 one sequence a hop, since rows of a hop keep their order; edges are sorted anew on disk.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,15 +30,15 @@ from ooc.conversion.edge_sort import parts_for
 from ooc.conversion.edges import KeyForm, Run, ValueForm, Values
 from ooc.conversion.order import ORDERS, HopOrder, Places, hop_order
 from ooc.conversion.output import ON_CANCEL, Workplace, check_target, digest, resolved, workplace
-from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction, write_groups_of
+from ooc.conversion.topology import Direction, EdgeStream, Pieces, link, spread, write_direction
 from ooc.errors import OptionError
 from ooc.events import Listener, ignore, reported
 from ooc.sources.source import ranges
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.sparse_array import SparseArray
-from ooc.storage.store import SPLITS, Store, open_store, write_group
+from ooc.storage.store import SPLITS, Store, open_store, write_groups
 from ooc.storage.traversal import check_range
-from ooc.storage.types import EDGES, Types, features_name, ids_name, perm_name
+from ooc.storage.types import features_name, of_nodes
 from ooc.storage.writer import ArrayWriter, RowScatter
 from ooc.storage.zarr_json import METADATA_FILE
 from ooc.suggestions import check_choice
@@ -123,59 +124,43 @@ def _checked(store: Store, out: str | Path | None, order: str, host_budget: int 
 
 
 def _sizes(store: Store) -> Sizes:
-    types = store.types
-    features = [0] if types is None else [0, *types.edge_features.values()]
+    parts = store.parts
     return Sizes(
         name=store.name,
-        num_nodes=store.num_nodes if types is None else sum(types.nodes.values()),
+        num_nodes=sum(parts.nodes.values()),
         num_edges=store.num_edges,
-        num_features=store.num_features if types is None else max(types.features.values()),
-        edge_numbers=store.has_edge_weight + max(store.num_edge_features, *features),
+        num_features=max(parts.features.values()),
+        edge_numbers=store.has_edge_weight + max(parts.edge_features.values(), default=0),
         feature_entries=store.sparse_features.entries if store.sparse_features is not None else None,
     )
 
 
 def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) -> None:
     """Write a store called ``name``, ``store`` in hop order, to that of ``work``."""
-    folder, types = work.store, store.types
+    parts, x = store.parts, store.sparse_features
     orders = _order(store, work)
-    labelled = orders["" if types is None else types.labelled]
-    if types is None:
-        for direction in ("in",) if store.undirected else ("in", "out"):
-            _write_edges(store, direction, labelled.places, labelled.places, store.num_edges, work, shares)
-    else:
-        _write_relations(store, types, orders, work, shares)
-    ids = ("ids",) if store.has("ids") else ()
-    x = store.sparse_features
-    features = ["x"] if store.has("x") else []
-    for array in ("y", "perm", *ids, *(f"split/{split}" for split in SPLITS), *features):
-        rows = shares.feature_rows if array == "x" else shares.label_rows
-        if array == "ids":
-            rows = _id_rows(store.array(array), rows)
-        _write_moved([_rows_of(store.array(array))], _moves(labelled.places, rows), work, f"moving {array}")
+    labelled = orders[parts.labelled]
+    _write_relations(store, orders, work, shares)
+    for kind, order in orders.items():
+        of_labelled = ["y", "perm", "ids", *(f"split/{split}" for split in SPLITS)]
+        of_kind = of_labelled if kind == parts.labelled else [of_nodes(kind, "perm"), of_nodes(kind, "ids")]
+        for array in (*of_kind, features_name(kind)):
+            if store.has(array):
+                rows = _rows_of(store.array(array))
+            elif array.endswith("/perm"):  # of another type than the labelled one, in the source's order so far
+                rows = Rows(array, order.places.shape, np.dtype(np.int64), np.arange)
+            else:
+                continue
+            most = shares.feature_rows if array == features_name(kind) else min(shares.label_rows, rows.few())
+            _write_moved([rows], _moves(order.places, most), work, f"moving {array}")
     if x is not None:
         starts = _starts_in_order(x, labelled.places, work)
         moves = _moves(labelled.places, shares.feature_rows, x, starts)
         _write_moved([_rows_of(x.indices), _rows_of(x.values)], moves, work, "moving x")
-    if types is None:
-        write_groups(folder, undirected=store.undirected, sparse_features=x is not None)
-    else:
-        for kind, order in orders.items():
-            moved = [_rows_of(store.array(name))] if store.has(name := features_name(kind)) else []
-            if kind != types.labelled:
-                numbers = Rows(perm_name(kind), order.places.shape, np.dtype(np.int64), np.arange)
-                moved.append(_rows_of(store.array(numbers.name)) if store.has(numbers.name) else numbers)
-            for one in moved:
-                _write_moved([one], _moves(order.places, shares.feature_rows), work, f"moving {one.name}")
-            if store.has(name := ids_name(kind)):
-                ids_of = store.array(name)
-                moves = _moves(order.places, _id_rows(ids_of, shares.label_rows))
-                _write_moved([_rows_of(ids_of)], moves, work, f"moving {name}")
-        write_groups_of(types, folder)
-        types = replace(types, hops={kind: (order.hops, order.train_hops) for kind, order in orders.items()})
+    hops = {kind: (order.hops, order.train_hops) for kind, order in orders.items()}
     attributes = {
         **store.attributes,
-        **({} if types is None else types.attributes()),
+        **({} if store.types is None else replace(store.types, hops=hops).attributes()),
         "name": name,
         "order": "hop",
         "hops": list(labelled.hops),
@@ -183,13 +168,7 @@ def write_in_order(store: Store, work: Workplace, *, name: str, shares: Shares) 
         "source": {**store.source, "order": "hop"},
         "created": work.journal.created,
     }
-    write_group(folder, attributes)
-
-
-def write_groups(folder: Path, *, undirected: bool, sparse_features: bool) -> None:
-    """Write the metadata of the groups within the store in ``folder``."""
-    for group in ("split", "in", *([] if undirected else ["out"]), *(["x"] if sparse_features else [])):
-        write_group(folder / group, {})
+    write_groups(work.store, attributes)
 
 
 def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
@@ -210,14 +189,12 @@ def _order(store: Store, work: Workplace) -> dict[str, HopOrder]:
     return orders
 
 
-def _write_relations(
-    store: Store, types: Types, orders: Mapping[str, HopOrder], work: Workplace, shares: Shares
-) -> None:
+def _write_relations(store: Store, orders: Mapping[str, HopOrder], work: Workplace, shares: Shares) -> None:
     """Both directions of the edges of all types; what are the same files there are so again."""
     written: dict[tuple[int, int], str] = {}
-    for relation, edges in types.edges.items():
-        for side, (rows, columns) in (("in", relation[::-2]), ("out", relation[::2])):
-            direction = f"{EDGES}/{relation.folder}/{side}"
+    for relation, edges in store.parts.edges.items():
+        for side, (rows, columns) in (("in", relation[::-2]), ("out", relation[::2]))[: 1 if store.undirected else 2]:
+            direction = f"{relation.group}{side}"
             file = (store.topology(direction)[1].path / METADATA_FILE).stat()
             key = file.st_dev, file.st_ino
             if key in written:
@@ -235,12 +212,11 @@ def _write_edges(
     called = direction.replace("/", " ")
     spread_stage, stage = f"moved {called}-edges", f"ordered {called}-edges"
     # Not the folder of the conversion before, which tidies up whenever it is called.
-    buckets_folder = work.scratch / spread_stage
+    to = Direction(work.store, direction, stage, work.scratch / spread_stage, form)
     moved = _counted(_moved(store, direction, rows, columns, form, values, shares.edges, edges))
     stream = EdgeStream(spread_stage, f"reading {called}-edges", moved, edges)
-    parts = parts_for(edges, shares.sort_keys)
-    buckets = spread(work, stream, {"buckets": buckets_folder}, form, parts, values)["buckets"]
-    write_direction(work, Direction(work.store, direction, stage, buckets_folder), buckets, form, values, shares)
+    for buckets in spread(work, stream, {"buckets": to}, parts_for(edges, shares.sort_keys), values).values():
+        write_direction(work, to, buckets, values, shares)
     if not store.has(f"{direction}/self_loops"):
         shutil.rmtree(work.store / direction / "self_loops", ignore_errors=True)
 
@@ -326,10 +302,9 @@ class Rows(NamedTuple):
     dtype: np.dtype[Any]
     read: Callable[[int, int], AnyArray]
 
-
-def _id_rows(ids: Array, rows: int) -> int:
-    """As many as are moved together, up to ``rows``: texts may be long."""
-    return max(1, min(rows, _ID_BLOCK_BYTES // ids.row_bytes))
+    def few(self) -> int:
+        """How many are moved together: texts may be long."""
+        return max(1, _ID_BLOCK_BYTES // (math.prod(self.shape[1:]) * self.dtype.itemsize))
 
 
 def _rows_of(array: Array) -> Rows:

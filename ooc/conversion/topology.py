@@ -20,14 +20,13 @@ import numpy.typing as npt
 from ooc.conversion.budget import Options, Shares
 from ooc.conversion.edge_sort import Bucket, Sorter, Spreader, parts_for
 from ooc.conversion.edges import KeyForm, Keys, Run, SelfLoops, ValueForm, Values, cut, distinct, merged, taken
-from ooc.conversion.node_arrays import write_features, write_ids
 from ooc.conversion.output import Workplace
 from ooc.errors import OptionError, SourceError
 from ooc.events import reported
 from ooc.sources.source import EdgeBlock, RelationSource, Source, SourceTypes
 from ooc.storage.array import open_array
-from ooc.storage.store import EDGE_WEIGHT, write_group
-from ooc.storage.types import EDGES, NODES, EdgeType, Types
+from ooc.storage.store import EDGE_WEIGHT
+from ooc.storage.types import ONLY, EdgeType, Types
 from ooc.storage.writer import ArrayWriter
 from ooc.threads import ahead
 
@@ -132,99 +131,79 @@ _COMPARED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Relation:
-    """Edges of the source ``name``, all or those of the type ``kind``, from so many nodes to so many, its ``ends``."""
+    """Edges of the source ``name``, those of the type ``kind``, from so many nodes to so many, its ``ends``."""
 
     name: str
     edges: RelationSource
     ends: tuple[int, int]
-    kind: EdgeType | None = None
-
-    @property
-    def group(self) -> str:
-        """Where in a store, and among scratch files, they are, with a slash behind it."""
-        return "" if self.kind is None else f"{EDGES}/{self.kind.folder}/"
+    kind: EdgeType
 
     @property
     def called(self) -> str:
         """What stages and messages say behind "edges"."""
-        return "" if self.kind is None else f" {self.kind}"
-
-    @property
-    def within_type(self) -> bool:
-        """Whether they lead from nodes to nodes of the same type."""
-        return self.kind is None or self.kind.source == self.kind.target
-
-    def nodes_at(self, end: int) -> str:
-        """Which nodes edges lead from (0) or to (1), for messages."""
-        called = "its nodes" if self.kind is None else f"nodes {self.kind[2 * end]!r}"
-        return f"{called} are 0 to {self.ends[end] - 1}"
+        return "" if self.kind == ONLY else f" {self.kind}"
 
 
-def write_topology(
-    source: Source, store: Path, work: Workplace, *, options: Options, values: ValueForm | None, shares: Shares
-) -> dict[str, Any]:
-    """Write the topology of ``source``, all of whose edges are of one type, and ``values``, to the store at ``store``.
+def write_edges(graph: Source, store: Path, work: Workplace, *, options: Options, shares: Shares) -> dict[str, Any]:
+    """Write the edges of ``graph``, with what they carry, to the store at ``store``; what its attributes say of them.
 
-    What the store's attributes say of them. SourceError for an edge that leaves the graph, and for one without its
-    values.
+    SourceError for an edge that leaves the graph, and for one without its values.
     """
-    relation = Relation(source.name, source, (source.num_nodes, source.num_nodes))
-    written = write_relation(relation, store, work, options=options, values=values, shares=shares)
-    directions = ("in",) if options.symmetrize else ("in", "out")
+    written = {}
+    for kind, found in graph.edges_of.items():
+        ends = graph.nodes_of[kind.source].num_nodes, graph.nodes_of[kind.target].num_nodes
+        relation = Relation(graph.name, found, ends, kind)
+        written[kind] = _write_relation(relation, store, work, options=options, shares=shares)
+    if graph.types is None:
+        return _of_one_type(graph, written[ONLY], store, work, options)
+    return _of_types(graph, graph.types, written, store, options)
+
+
+def _of_one_type(
+    source: Source, written: dict[str, Any], store: Path, work: Workplace, options: Options
+) -> dict[str, Any]:
+    """What remains to be done where edges are of one type: they may be there both ways, and weights may be ones."""
+    directions, values = ("in",) if options.symmetrize else ("in", "out"), ValueForm.of_source(source, options.dtype)
     if (compared := work.journal.result("directions")) is None:
         undirected = options.symmetrize or _same(store, values)
         compared = work.journal.finish("directions", {"undirected": undirected}, now=True)
     # Removed as often as this is reached: a process may have been killed between the mark and here.
     if "out" in directions and compared["undirected"]:
         rmtree(store / "out", ignore_errors=True)
-    weighted = source.has_edge_weight and values is not None
-    if weighted and source.weight_unless_ones and written["only_ones"]:
-        weighted = False
+    weighted = source.has_edge_weight and not (source.weight_unless_ones and written["only_ones"])
+    if source.has_edge_weight and not weighted:
         for direction in directions:
             rmtree(store / direction / EDGE_WEIGHT, ignore_errors=True)
     return {
         "num_edges": written["edges"],
         "num_self_loops": written["self_loops"],
         "undirected": compared["undirected"],
-        "has_edge_weight": weighted,
-        "num_edge_features": source.num_edge_features if values is not None else 0,
+        **({"has_edge_weight": True} if weighted else {}),
+        **({"num_edge_features": source.num_edge_features} if source.num_edge_features else {}),
     }
 
 
-def write_relation(
-    relation: Relation, store: Path, work: Workplace, *, options: Options, values: ValueForm | None, shares: Shares
+def _write_relation(
+    relation: Relation, store: Path, work: Workplace, *, options: Options, shares: Shares
 ) -> dict[str, Any]:
     """Write the edges of one type by both of their ends, by one where each has its reverse among them; files on the way
     go to ``work``. How many edges and self-loops there are, and whether all values are 1."""
-    symmetric = options.symmetrize and relation.within_type
-    widest, (sources, targets) = max(relation.ends), relation.ends
-    forms = {"in": KeyForm(widest, targets), "out": KeyForm(widest, sources)}
-    if symmetric:
-        del forms["out"]
-    folders = {side: work.scratch / f"{relation.group}{side}" for side in forms}
-    stream = EdgeStream(
-        f"edges{relation.called}",
-        f"reading edges{relation.called}",
-        _packed(relation, forms["in"], options, values, shares.edges),
-        relation.edges.num_edges,
-    )
+    within, values = relation.kind.within_type, ValueForm.of_source(relation.edges, options.dtype)
+    symmetric = options.symmetrize and within
+    (sources, targets), group, called = relation.ends, relation.kind.group, relation.called
+    sides = {}
+    for side, height in (("in", targets), ("out", sources))[: 1 if symmetric else 2]:
+        form, scratch = KeyForm(max(relation.ends), height), work.scratch / f"{group}{side}"
+        sides[side] = Direction(store, f"{group}{side}", f"{side}-edges{called}", scratch, form)
+    packed = _packed(relation, sides["in"].form, options, values, shares.edges)
+    stream = EdgeStream(f"edges{called}", f"reading edges{called}", packed, relation.edges.num_edges)
     parts = parts_for(relation.edges.num_edges * (1 + symmetric), shares.sort_keys)
-    buckets = spread(work, stream, folders, KeyForm(widest), parts, values)
-    for side, form in forms.items():
-        direction = Direction(store, f"{relation.group}{side}", f"{side}-edges{relation.called}", folders[side])
-        write_direction(
-            work,
-            direction,
-            buckets[side],
-            form,
-            values,
-            shares,
-            drop_duplicates=options.drop_duplicates and relation.within_type,
-            self_loops=options.self_loops,
-        )
-    written: dict[str, Any] = work.journal.result(f"in-edges{relation.called}")
-    for side in ("out",) if relation.within_type and written["self_loops"] else ("in", "out"):
-        rmtree(store / f"{relation.group}{side}" / "self_loops", ignore_errors=True)
+    once, self_loops = options.drop_duplicates and within, options.self_loops
+    for side, buckets in spread(work, stream, sides, parts, values).items():
+        write_direction(work, sides[side], buckets, values, shares, drop_duplicates=once, self_loops=self_loops)
+    written: dict[str, Any] = work.journal.result(f"in-edges{called}")
+    for side in ("out",) if within and written["self_loops"] else ("in", "out"):
+        rmtree(store / f"{group}{side}" / "self_loops", ignore_errors=True)
     return written
 
 
@@ -232,7 +211,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
     """The edges of ``relation`` as keys of each direction with what they carry, about ``size`` at a time, and how many
     have come so far, without those that are held out."""
     found, done = relation.edges, 0
-    symmetric = options.symmetrize and relation.within_type
+    symmetric = options.symmetrize and relation.kind.within_type
     without_loops = isinstance(found, Source) and found.drop_self_loops
     whole = {} if values is None else values.whole_columns()
     with closing(ahead(found.edges(size), name="ooc-read", most=2)) as blocks:
@@ -259,7 +238,7 @@ def _packed(relation: Relation, form: KeyForm, options: Options, values: ValueFo
             elif carried is None:
                 yield done, [("in", Run(forward)), ("in", Run(reverse))]
             else:
-                once = options.drop_duplicates and relation.kind is None
+                once = options.drop_duplicates and relation.kind == ONLY
                 yield done, [("in", both_ways(forward, reverse, carried, once=once))]
     for columns in whole.values():
         columns.check()
@@ -297,15 +276,14 @@ class EdgeStream(NamedTuple):
 def spread(
     work: Workplace,
     stream: EdgeStream,
-    folders: dict[str, Path],
-    form: KeyForm,
+    directions: "dict[str, Direction]",
     parts: int,
     values: ValueForm | None,
 ) -> dict[str, list[Bucket]]:
-    """Spread edges over buckets on the disk; those of each of the ``folders``, by name."""
+    """Spread edges over buckets on the disk; those of each of the ``directions``, by name."""
     if (found := work.journal.result(stream.stage)) is None:
         spreaders = {}
-        for name, folder in folders.items():
+        for name, (*_, folder, form) in directions.items():
             rmtree(folder, ignore_errors=True)
             spreaders[name] = Spreader(folder, low=0, high=form.largest, parts=parts, with_values=values is not None)
         with reported(work.listener, stream.task, stream.total, "edges") as advance:
@@ -327,8 +305,10 @@ def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
     outside = [(ids < 0) | (ids >= count) for ids, count in zip(ends_of, relation.ends, strict=True)]
     if any(wrong.any() for wrong in outside):
         bad = int(np.flatnonzero(outside[0] | outside[1])[0])
-        nodes = relation.nodes_at(0 if outside[0][bad] else 1)
-        raise SourceError(f"{_shown(block, bad, before)}{relation.called} leaves the graph: {nodes}")
+        end = 0 if outside[0][bad] else 1
+        nodes = "its nodes" if relation.kind == ONLY else f"nodes {relation.kind[2 * end]!r}"
+        where = f"{nodes} are 0 to {relation.ends[end] - 1}"
+        raise SourceError(f"{_shown(block, bad, before)}{relation.called} leaves the graph: {where}")
     graphs = relation.edges.graph_offsets if isinstance(relation.edges, Source) else None
     if graphs is not None:
         apart = np.subtract(*(np.searchsorted(graphs, ids, side="right") for ids in ends_of))
@@ -342,19 +322,20 @@ def _shown(block: EdgeBlock, at: int, before: int) -> str:
 
 
 class Direction(NamedTuple):
-    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``."""
+    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``, whose keys have that
+    ``form``."""
 
     store: Path
     name: str
     stage: str
     scratch: Path
+    form: KeyForm
 
 
 def write_direction(
     work: Workplace,
     direction: Direction,
     buckets: list[Bucket],
-    form: KeyForm,
     values: ValueForm | None,
     shares: Shares,
     *,
@@ -366,7 +347,7 @@ def write_direction(
     The result of the stage: ``edges`` and ``self_loops``, how many there are, and ``only_ones``: whether all values
     are 1.
     """
-    store, name, stage, scratch = direction
+    store, name, stage, scratch, form = direction
     journal, listener = work.journal, work.listener
     if journal.result(stage) is not None:
         rmtree(scratch, ignore_errors=True)
@@ -430,40 +411,28 @@ def check_options(graph: Source, parts: SourceTypes, options: Options) -> None:
             raise OptionError(f"{graph.name} has several types of nodes or edges: {name} is not supported for such")
     there = {kind.folder.lower() for kind in parts.edges}
     for kind in parts.edges if options.symmetrize else ():
-        if kind.source != kind.target and kind.reverse.folder.lower() in there:
+        if not kind.within_type and kind.reverse.folder.lower() in there:
             raise OptionError(f"{graph.name} has edges {kind.reverse} already; leave out symmetrize, or one of the two")
 
 
-def write_types(
-    graph: Source, parts: SourceTypes, store: Path, work: Workplace, *, options: Options, shares: Shares
-) -> Types:
-    """Write features and edges of ``graph``, whose types are ``parts``, to ``store``, rows as they are.
+def _of_types(
+    graph: Source, parts: SourceTypes, written: dict[EdgeType, dict[str, Any]], store: Path, options: Options
+) -> dict[str, Any]:
+    """What remains to be done where there are several types.
 
     To symmetrize is what PyG's ``ToUndirected`` does: edges within a type of nodes get their reverse among them, others
     a type of edges that are theirs reversed.
     """
-    for kind, nodes in parts.nodes.items():
-        if nodes.num_features:
-            rows, stage = shares.feature_rows, f"features of {kind}"
-            write_features(nodes, store / NODES / kind, work, options=options, block_rows=rows, stage=stage)
-        if kind != parts.labelled:
-            write_ids(nodes, store / NODES / kind, block_rows=shares.label_rows)
-    edges, self_loops = {}, {}
-    for one, found in parts.edges.items():
-        ends = parts.nodes[one.source].num_nodes, parts.nodes[one.target].num_nodes
-        relation, values = Relation(graph.name, found, ends, one), ValueForm.of_source(found, options.dtype)
-        written = write_relation(relation, store, work, options=options, values=values, shares=shares)
-        edges[one] = int(written["edges"])
-        if relation.within_type:
-            self_loops[one] = int(written["self_loops"])
-        if relation.within_type and options.symmetrize:
-            link(store / f"{relation.group}in", store / f"{relation.group}out")
-            rmtree(store / f"{relation.group}out" / "self_loops", ignore_errors=True)
-    reverses = {one.reverse: one for one in parts.edges if options.symmetrize and one.source != one.target}
+    edges = {one: int(found["edges"]) for one, found in written.items()}
+    self_loops = {one: int(found["self_loops"]) for one, found in written.items() if one.within_type}
+    for one in self_loops if options.symmetrize else ():
+        link(store / f"{one.group}in", store / f"{one.group}out")
+        rmtree(store / f"{one.group}out" / "self_loops", ignore_errors=True)
+    reverses = {one.reverse: one for one in parts.edges if options.symmetrize and not one.within_type}
     for reverse, original in reverses.items():
         edges[reverse] = edges[original]
         for side, other in (("in", "out"), ("out", "in")):
-            link(store / EDGES / original.folder / side, store / EDGES / reverse.folder / other)
+            link(store / f"{original.group}{side}", store / f"{reverse.group}{other}")
     carrying = {one: parts.edges[reverses.get(one, one)] for one in edges}
     types = Types(
         {kind: nodes.num_nodes for kind, nodes in parts.nodes.items()},
@@ -479,17 +448,7 @@ def write_types(
             if nodes.ids is not None and kind != parts.labelled
         },
     )
-    write_groups_of(types, store)
-    return types
-
-
-def write_groups_of(types: Types, folder: Path) -> None:
-    """Write the metadata of the groups within the store in ``folder``."""
-    groups = [NODES, EDGES, *(f"{NODES}/{kind}" for kind in types.nodes), f"{NODES}/{types.labelled}/split"]
-    for relation in types.edges:
-        groups += [f"{EDGES}/{relation.folder}", *(f"{EDGES}/{relation.folder}/{side}" for side in ("in", "out"))]
-    for group in groups:
-        write_group(folder / group, {})
+    return {"num_edges": sum(edges.values()), "num_self_loops": 0, "undirected": False, **types.attributes()}
 
 
 def link(source: Path, target: Path) -> None:

@@ -17,7 +17,7 @@ from ooc.events import Listener
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.store import Task
-from ooc.storage.types import EdgeType
+from ooc.storage.types import ONLY, EdgeType
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -65,6 +65,11 @@ class RelationSource:
     num_edge_features: int = 0
 
 
+def nothing(size: int) -> Iterator[Any]:
+    """No blocks."""
+    return iter(())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source(RelationSource):
     """A graph to convert. The three callables start afresh each time and yield blocks in order.
@@ -75,7 +80,7 @@ class Source(RelationSource):
     ``num_classes`` None: one more than the largest label; for tasks other than ``CLASSES`` it is the number
     of columns of ``y`` and must be given. ``resident_bytes`` is what the source itself holds in memory, to
     be counted against the budget. ``description`` goes into the store's ``source``. ``unlabelled``: no node has a
-    label, or is in a split.
+    label, or is in a split. The nodes of one type of several need no edges, and no labels where another type has them.
 
     With ``weight_unless_ones`` weights that all come out as 1 are none.
 
@@ -106,12 +111,14 @@ class Source(RelationSource):
     """
 
     name: str
-    format: str
     num_nodes: int
     num_features: int
-    num_classes: int | None
-    features: Callable[[int], Iterator[AnyArray | Entries]]
-    labels: Callable[[int], Iterator[LabelBlock]]
+    num_edges: int = 0
+    edges: Callable[[int], Iterator[EdgeBlock]] = nothing
+    format: str = ""
+    num_classes: int | None = None
+    features: Callable[[int], Iterator[AnyArray | Entries]] = nothing
+    labels: Callable[[int], Iterator[LabelBlock]] = nothing
     feature_entries: int | None = None
     ids: Callable[[int], Iterator[AnyArray]] | None = None
     id_bytes: int = 0
@@ -137,9 +144,14 @@ class Source(RelationSource):
         return {"": self} if self.types is None else self.types.nodes
 
     @property
-    def edges_of(self) -> "Mapping[EdgeType | None, RelationSource]":
-        """The edges of each type; None where there is but one."""
-        return {None: self} if self.types is None else {kind: one for kind, one in self.types.edges.items()}
+    def edges_of(self) -> "Mapping[EdgeType, RelationSource]":
+        """The edges of each type; ``ONLY`` where there is but one."""
+        return {ONLY: self} if self.types is None else self.types.edges
+
+    @property
+    def labelled_type(self) -> str:
+        """The type of nodes that has labels and splits; "" where there is but one."""
+        return "" if self.types is None else self.types.labelled
 
     @property
     def num_labelled(self) -> int:

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import google_crc32c
@@ -17,7 +17,7 @@ from ooc.storage.array import AnyArray, Array, damaged, open_array
 from ooc.storage.sparse_array import PARTS, SparseArray
 from ooc.storage.types import EDGE_FEATURES as EDGE_FEATURES
 from ooc.storage.types import EDGE_WEIGHT as EDGE_WEIGHT
-from ooc.storage.types import EDGES, NODES, EdgeType, Types, features_name, ids_name, ids_shape, perm_name
+from ooc.storage.types import EDGES, NODES, Types, features_name, ids_shape, of_nodes
 from ooc.storage.zarr_json import METADATA_FILE, of_group, read_group
 from ooc.suggestions import did_you_mean_path
 
@@ -95,7 +95,7 @@ class Store:
     splits are of graphs. Otherwise 0. ``types``: those of nodes and edges, where there are several (None: one each).
     Then ``num_nodes``, ``num_features``, labels, splits and ids are those of the type that is labelled, ``num_edges``
     those of all types together, and weights some types' edges have; how many features is said by type.
-    ``node_counts``: nodes by type, "" where there is but one. ``identity``:
+    ``parts``: the types, one of each ("", ``ONLY``) where there are none. ``node_counts``: its nodes. ``identity``:
     what tells the folder that was opened from another one of the same name; None: of no folder.
     """
 
@@ -113,10 +113,12 @@ class Store:
         self.task = task_of(attributes)
         self.num_self_loops = int(attributes["num_self_loops"])
         self.undirected = bool(attributes["undirected"])
-        self.types = Types.of(attributes)
-        self.node_counts = {"": self.num_nodes} if self.types is None else self.types.nodes
-        weighted = bool(self.types and self.types.weighted)
-        self.has_edge_weight = weighted or bool(attributes.get("has_edge_weight", False))
+        self.types, self.parts = Types.of(attributes), Types.of_any(attributes)
+        self.node_counts = self.parts.nodes
+        self._edge_types = {f"{kind.group}{side}": kind for kind in self.parts.edges for side in ("in", "out")}
+        labelled = dict.fromkeys(("", self.parts.labelled), int(attributes.get("id_bytes", 0)))
+        self._id_bytes = {**self.parts.id_bytes, **labelled}
+        self.has_edge_weight = bool(self.parts.weighted)
         self.num_edge_features = int(attributes.get("num_edge_features", 0))
         self.num_incomplete = int(attributes.get("incomplete_labels", 0))
         self.num_graphs = int(attributes.get("num_graphs", 0))
@@ -181,8 +183,8 @@ class Store:
         """The array ``name``: ``"x"``, ``"y"``, ``"split/train"``, … StoreError if absent."""
         if name == "x" and self.sparse_features is not None:
             return self.sparse_features
-        if name == "x" and self.types is not None:
-            name = features_name(self.types.labelled)
+        if name == "x":
+            name = features_name(self.parts.labelled)
         if name not in self._arrays:
             present = ", ".join(self.arrays())
             raise StoreError(f"the store {self.path} has no array {name!r}; it has {present}")
@@ -206,12 +208,11 @@ class Store:
     def neighbours(self, direction: str) -> int:
         """How many there may be to lead to by the ``indices`` of a topology: nodes of the type at the other end, and of
         features their columns."""
-        if self.types is not None:
-            if not direction.startswith(f"{EDGES}/"):
-                return self._neighbours
-            kind = self._edge_type(direction)
-            return self.types.nodes[kind.source if direction.endswith("/in") else kind.target]
-        return self.num_features if direction == "x" else self.num_nodes
+        if direction == "x":
+            return self.num_features
+        if (kind := self._edge_types.get(direction)) is None:
+            return self._neighbours
+        return self.node_counts[kind.source if direction.endswith("in") else kind.target]
 
     def edge_weight(self, direction: str) -> Array:
         """The weights [E] of the edges, in the order of that direction's indices. StoreError if they have none."""
@@ -224,21 +225,13 @@ class Store:
     def edge_data(self, direction: str) -> list[Array]:
         """All there is of that direction besides topology: weights, then features; empty for most stores."""
         folder = self._folder(direction)
-        if self.types is not None:
-            names = [*self.types.edge_data_shapes(self._edge_type(direction))]
-        else:
-            names = ["values"] if folder == "x" else [*edge_data_shapes(self.attributes)]
+        names = ["values"] if folder == "x" else self.parts.edge_data_shapes(self._edge_types[folder])
         return [self.array(f"{folder}/{name}") for name in names]
 
     def self_loops(self, direction: str) -> int | None:
         """How many edges of a topology lead to where they begin; ``in/self_loops`` has those of each row, where there
         are any. None between nodes of two types, and where nobody has counted."""
-        return self.num_self_loops if self.types is None else self.types.self_loops.get(self._edge_type(direction))
-
-    def _edge_type(self, direction: str) -> EdgeType:
-        """Of a store with types, that of a topology."""
-        assert self.types is not None
-        return self.types.by_folder(direction.split("/")[1])
+        return self.parts.self_loops.get(self._edge_types[direction])
 
     def _folder(self, direction: str) -> str:
         if direction not in ("in", "out", "x") and not self.has(f"{direction}/indptr"):
@@ -259,13 +252,12 @@ class Store:
 
     def id_type_of(self, node_type: str) -> np.dtype[Any]:
         """The same of nodes of a type; "": of those that are labelled."""
-        of_others = {} if self.types is None else self.types.id_bytes
-        width = of_others.get(node_type, 0) if self._is_other(node_type) else int(self.attributes.get("id_bytes", 0))
+        width = self._id_bytes.get(node_type, 0)
         return np.dtype(f"S{width}") if width else np.dtype(np.int64)
 
-    def _is_other(self, node_type: str) -> bool:
-        """Whether nodes of the type are not those that are labelled."""
-        return self.types is not None and node_type not in ("", self.types.labelled)
+    def _of_nodes(self, node_type: str, name: str) -> str:
+        """The array ``name`` of a type of nodes, "" being the one that is labelled, whose names are short."""
+        return of_nodes("" if node_type == self.parts.labelled else node_type, name)
 
     def ids_of_rows(self) -> Iterator[tuple[int, AnyArray]]:
         """``(first row, ids)``: what the source calls the nodes in the store's rows, some at a time."""
@@ -275,7 +267,7 @@ class Store:
 
     def read_ids(self, start: int, stop: int, node_type: str = "") -> AnyArray:
         """What the source calls the nodes in the rows ``[start, stop)``, [n] of :meth:`id_type_of` their type."""
-        name = ids_name(node_type) if self._is_other(node_type) else "ids"
+        name = self._of_nodes(node_type, "ids")
         if not self.has(name):
             return self.read_numbers(start, stop, node_type)
         ids = self.array(name).read(start, stop)
@@ -283,7 +275,7 @@ class Store:
 
     def read_numbers(self, start: int, stop: int, node_type: str = "") -> AnyArray:
         """The numbers before conversion of the nodes of a type in the rows ``[start, stop)``, int64 [n]."""
-        name = perm_name(node_type) if self._is_other(node_type) else "perm"
+        name = self._of_nodes(node_type, "perm")
         return self.array(name).read(start, stop) if self.has(name) else np.arange(start, stop)
 
     @property
@@ -346,43 +338,19 @@ def task_of(attributes: dict[str, Any]) -> Task:
     return Task(attributes.get("task", Task.CLASSES.value))
 
 
-def edge_data_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The arrays of edge data in each direction of a store of these attributes, and their shapes."""
-    edges, features = int(attributes["num_edges"]), int(attributes.get("num_edge_features", 0))
-    shapes: dict[str, tuple[int, ...]] = {}
-    if attributes.get("has_edge_weight", False):
-        shapes[EDGE_WEIGHT] = (edges,)
-    if features:
-        shapes[EDGE_FEATURES] = (edges, features)
-    return shapes
-
-
 def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The arrays that a store of these attributes must have, and their shapes."""
-    nodes, edges = int(attributes["num_nodes"]), int(attributes["num_edges"])
-    types = Types.of(attributes)
-    graphs = int(attributes.get("num_graphs", 0))
+    nodes, graphs = int(attributes["num_nodes"]), int(attributes.get("num_graphs", 0))
     labelled = graphs or nodes
-    labels = (labelled,) if task_of(attributes) is Task.CLASSES else (labelled, int(attributes["num_classes"]))
-    shapes: dict[str, tuple[int, ...]] = {"y": labels}
-    if attributes.get("has_ids", False):
-        shapes["ids"] = ids_shape(nodes, int(attributes.get("id_bytes", 0)))
-    if types is not None:
-        shapes |= {"perm": (nodes,)} | {f"split/{split}": (nodes,) for split in SPLITS}
-        return shapes | types.array_shapes()
+    classes = () if task_of(attributes) is Task.CLASSES else (int(attributes["num_classes"]),)
+    shapes = Types.of_any(attributes).array_shapes(undirected=bool(attributes["undirected"]))
     if "num_feature_entries" in attributes:
         entries = int(attributes["num_feature_entries"])
+        shapes.pop("x", None)
         shapes |= {f"x/{part}": (nodes + 1,) if part == "indptr" else (entries,) for part in PARTS}
-    elif attributes["num_features"]:
-        shapes["x"] = (nodes, int(attributes["num_features"]))
-    shapes |= {f"split/{split}": (labelled,) for split in SPLITS}
-    shapes |= {"in/indptr": (nodes + 1,), "in/indices": (edges,), "perm": (nodes,)}
-    if not attributes["undirected"]:
-        shapes |= {"out/indptr": (nodes + 1,), "out/indices": (edges,)}
-    for direction in ("in",) if attributes["undirected"] else ("in", "out"):
-        shapes |= {f"{direction}/{name}": shape for name, shape in edge_data_shapes(attributes).items()}
-    if attributes["num_self_loops"]:
-        shapes["in/self_loops"] = (nodes,)
+    shapes |= {"y": (labelled, *classes), "perm": (nodes,), **{f"split/{split}": (labelled,) for split in SPLITS}}
+    if attributes.get("has_ids", False):
+        shapes["ids"] = ids_shape(nodes, int(attributes.get("id_bytes", 0)))
     if graphs:
         shapes["graphs/indptr"] = (graphs + 1,)
     return shapes
@@ -391,8 +359,7 @@ def array_shapes(attributes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def array_path(attributes: dict[str, Any], name: str) -> str:
     """Where in a store of these attributes the array ``name`` lies: of one with types, labels are in the group of the
     type that has them."""
-    typed = "node_types" in attributes and not name.startswith((f"{NODES}/", f"{EDGES}/"))
-    return f"{NODES}/{attributes['labelled']}/{name}" if typed else name
+    return name if name.startswith((f"{NODES}/", f"{EDGES}/")) else of_nodes(attributes.get("labelled", ""), name)
 
 
 def open_store(path: str | Path) -> Store:
@@ -432,6 +399,15 @@ def open_store(path: str | Path) -> Store:
         if arrays[name].shape != shape:
             raise StoreError(f"the store {path} has {name} of shape {arrays[name].shape}, not {shape}")
     return store
+
+
+def write_groups(path: Path, attributes: dict[str, Any]) -> None:
+    """Write the metadata of all groups of the store of these attributes at the folder ``path``, its own last."""
+    names = [array_path(attributes, name) for name in array_shapes(attributes)]
+    names += map(features_name, Types.of_any(attributes).nodes)  # of which some may have no array
+    for group in {parent for name in names for parent in PurePath(name).parents if parent.name}:
+        write_group(path / group, {})
+    write_group(path, attributes)
 
 
 def write_group(path: Path, attributes: dict[str, Any]) -> None:

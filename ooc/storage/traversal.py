@@ -16,7 +16,6 @@ from ooc.errors import StoreError
 from ooc.events import Listener, ignore, reported
 from ooc.storage.array import Array
 from ooc.storage.store import Store
-from ooc.storage.types import EDGES
 
 Mask = npt.NDArray[np.bool_]
 Hops = npt.NDArray[np.unsignedinteger[Any]]
@@ -42,17 +41,13 @@ def nearest_by_type(store: Store, seeds: Sequence[Mask], most: int, listener: Li
     one."""
     if any(mask.shape != (store.num_nodes,) for mask in seeds) or most < 0:
         raise ValueError(f"seeds of shapes {[mask.shape for mask in seeds]}, {most} steps, {store.num_nodes} rows")
-    types, kinds = store.types, len(seeds)
+    nodes, kinds = store.node_counts, len(seeds)
     type_ = np.min_scalar_type(kinds * (most + 1))
     unreached = np.iinfo(type_).max
-    nodes = {"": store.num_nodes} if types is None else types.nodes
     found: dict[str, Hops] = {name: np.full(count, unreached, dtype=type_) for name, count in nodes.items()}
     for kind in reversed(range(kinds)):
-        found["" if types is None else types.labelled][seeds[kind]] = kind
-    if types is None:
-        edges = [("", "", *store.topology("in"))]
-    else:
-        edges = [(one.target, one.source, *store.topology(f"{EDGES}/{one.folder}/in")) for one in types.edges]
+        found[store.parts.labelled][seeds[kind]] = kind
+    edges = [(one.target, one.source, *store.topology(f"{one.group}in")) for one in store.parts.edges]
 
     def count(hop: int) -> int:
         return sum(_count(rows, kinds * hop, kinds * (hop + 1)) for rows in found.values())

@@ -24,12 +24,26 @@ class EdgeType(NamedTuple):
         return "__".join(self)
 
     @property
+    def group(self) -> str:
+        """What the names of its arrays begin with, ``edges/author__writes__paper/``; nothing where it is ``ONLY``."""
+        return f"{EDGES}/{self.folder}/" if self.relation else ""
+
+    @property
     def reverse(self) -> "EdgeType":
         """That of its edges the other way round, as PyG's ``ToUndirected`` names it."""
         return EdgeType(self.target, f"rev_{self.relation}", self.source)
 
+    @property
+    def within_type(self) -> bool:
+        """Whether they lead from nodes to nodes of the same type."""
+        return self.source == self.target
+
     def __str__(self) -> str:
         return " ".join(self)
+
+
+ONLY = EdgeType("", "", "")
+"""The one type of edges of a store without types, between nodes of type ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,20 @@ class Types:
             raise ValueError("a type that is named is none of the store's")
         return found
 
+    @classmethod
+    def of_any(cls, attributes: Mapping[str, Any]) -> "Types":
+        """The same; of a store without types the one type of each, "" and ``ONLY``."""
+        columns = int(attributes.get("num_edge_features", 0))
+        return cls.of(attributes) or cls(
+            {"": int(attributes["num_nodes"])},
+            {"": int(attributes["num_features"])},
+            {ONLY: int(attributes["num_edges"])},
+            "",
+            frozenset([ONLY] if attributes.get("has_edge_weight", False) else []),
+            {ONLY: columns} if columns else {},
+            {ONLY: int(attributes["num_self_loops"])},
+        )
+
     def attributes(self) -> dict[str, Any]:
         """What ``of`` reads."""
         return {
@@ -110,7 +138,7 @@ class Types:
         """The edge type of that group."""
         return next(one for one in self.edges if one.folder == folder)
 
-    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+    def array_shapes(self, *, undirected: bool) -> dict[str, tuple[int, ...]]:
         """The arrays of features and edges, of what the source calls nodes, and of original numbers where rows are no
         longer in that order, and their shapes; but for the type that is labelled, which has such numbers anyway."""
         shapes: dict[str, tuple[int, ...]] = {
@@ -118,15 +146,15 @@ class Types:
             for name, count in self.nodes.items()
             if self.features[name]
         }
-        shapes |= {perm_name(name): (self.nodes[name],) for name in self.hops if name != self.labelled}
-        shapes |= {ids_name(name): ids_shape(self.nodes[name], width) for name, width in self.id_bytes.items()}
+        shapes |= {of_nodes(name, "perm"): (self.nodes[name],) for name in self.hops if name != self.labelled}
+        shapes |= {of_nodes(name, "ids"): ids_shape(self.nodes[name], width) for name, width in self.id_bytes.items()}
         for kind, count in self.edges.items():
-            for direction, rows in (("in", kind.target), ("out", kind.source)):
-                group = f"{EDGES}/{kind.folder}/{direction}"
+            for side, rows in (("in", kind.target), ("out", kind.source))[: 1 if undirected else 2]:
+                group = f"{kind.group}{side}"
                 shapes |= {f"{group}/indptr": (self.nodes[rows] + 1,), f"{group}/indices": (count,)}
                 shapes |= {f"{group}/{name}": shape for name, shape in self.edge_data_shapes(kind).items()}
             if self.self_loops.get(kind):
-                shapes[f"{EDGES}/{kind.folder}/in/self_loops"] = (self.nodes[kind.target],)
+                shapes[f"{kind.group}in/self_loops"] = (self.nodes[kind.target],)
         return shapes
 
     def edge_data_shapes(self, kind: EdgeType) -> dict[str, tuple[int, ...]]:
@@ -136,14 +164,9 @@ class Types:
         return {**weights, **({EDGE_FEATURES: (self.edges[kind], features)} if features else {})}
 
 
-def perm_name(node_type: str) -> str:
-    """The array of the original numbers of the nodes of a type."""
-    return f"{NODES}/{node_type}/perm"
-
-
-def ids_name(node_type: str) -> str:
-    """The array of what the source calls the nodes of a type that has no labels."""
-    return f"{NODES}/{node_type}/ids"
+def of_nodes(node_type: str, name: str) -> str:
+    """Where the array ``name`` of the nodes of a type lies; "" is the one type of a store without types."""
+    return f"{NODES}/{node_type}/{name}" if node_type else name
 
 
 def ids_shape(nodes: int, id_bytes: int) -> tuple[int, ...]:
@@ -152,5 +175,5 @@ def ids_shape(nodes: int, id_bytes: int) -> tuple[int, ...]:
 
 
 def features_name(node_type: str) -> str:
-    """The matrix of the features of a node type; "" is the one type of a store without types."""
-    return f"{NODES}/{node_type}/x" if node_type else "x"
+    """The matrix of the features of a node type."""
+    return of_nodes(node_type, "x")

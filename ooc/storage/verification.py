@@ -12,7 +12,7 @@ from ooc.events import Listener, ignore, reported
 from ooc.storage.array import AnyArray, Array
 from ooc.storage.mixing import GOLDEN, mixed
 from ooc.storage.store import SPLITS, Store
-from ooc.storage.types import EDGES, features_name, perm_name
+from ooc.storage.types import features_name, of_nodes
 
 _ROWS = 1 << 14
 _EDGES = 1 << 18
@@ -39,12 +39,10 @@ def _problems(store: Store, listener: Listener) -> list[str]:
     if problems:
         return problems  # What follows would read the damaged arrays and say it all again.
     problems += _nodes(store, listener)
-    if store.types is None:
-        return problems + _features(store, "x", listener) + _topology(store, "", listener)
-    for kind in store.types.nodes:
+    for kind in store.parts.nodes:
         problems += _features(store, features_name(kind), listener)
-    for relation in store.types.edges:
-        problems += _topology(store, f"{EDGES}/{relation.folder}/", listener)
+    for relation in store.parts.edges:
+        problems += _topology(store, relation.group, listener)
     return problems
 
 
@@ -104,9 +102,8 @@ def _nodes(store: Store, listener: Listener) -> list[str]:
             advance(stop)
     if sizes != store.split_sizes:
         found["sizes"] = f"split: {sizes} {called} are in the splits, {store.split_sizes} are said to be"
-    perms = {"perm": store.num_nodes}
-    if store.types is not None:
-        perms |= {perm_name(kind): store.types.nodes[kind] for kind in store.types.hops if kind != store.types.labelled}
+    of_others = [kind for kind in store.parts.hops if kind != store.parts.labelled]
+    perms = {"perm": store.num_nodes} | {of_nodes(kind, "perm"): store.node_counts[kind] for kind in of_others}
     if store.num_graphs and (problem := _offsets_problem(store.array("graphs/indptr"), store.num_nodes)):
         found["graphs"] = problem
     for name, count in perms.items():
