@@ -6,15 +6,14 @@ significant first.
 Values start at 0. Bits are a text of 0 and 1 here, which Python searches, cuts and reads as numbers at the speed of C.
 """
 
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Self
 
 from ooc.errors import BudgetError, SourceError
 from ooc.sizes import format_size
+from ooc.sources.files.streams import Blob
 
 _MOST_VALUE_BITS = 62
 KNOWN_BITS = 12
@@ -105,7 +104,7 @@ class Layout:
 
 
 class Successors:
-    """The lists of ``nodes`` nodes in the file ``stream``, ascending ids each. A context manager; iterate once.
+    """The lists of ``nodes`` nodes in the file ``stream``, ascending ids each; iterate once.
 
     SourceError for a stream that is damaged or stops early, BudgetError for lists too long to hold.
     """
@@ -114,19 +113,10 @@ class Successors:
         self._path, self._nodes, self._layout = stream, nodes, layout
         self._most_held = max(1 << 16, budget_bytes // 4 // _NUMBER_BYTES)
         self._most_chunk_bytes = max(4 * _CHUNK_BYTES, budget_bytes // 4 // _TEXT_BYTES)
-        self._file = stream.open("rb")
-        self._size = stream.stat().st_size
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._size else b""
+        blob = Blob.of_file(stream)
+        self._stream, self._size = blob.open(), blob.size
         self._bits = 0
         self._copied = self._in_intervals = self._residual = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if isinstance(self._map, mmap.mmap):
-            self._map.close()
-        self._file.close()
 
     def __iter__(self) -> Iterator[list[int]]:
         recent: list[list[int]] = [[] for _ in range(self._layout.window + 1)]
@@ -164,7 +154,8 @@ class Successors:
         """The lists from ``node`` on that lie in the next ``chunk_bytes`` as a whole."""
         layout, nodes, slots = self._layout, self._nodes, self._layout.window + 1
         start = self._bits // 8
-        data = self._map[start : start + chunk_bytes]
+        self._stream.seek(start)
+        data = self._stream.read(chunk_bytes)
         bits, at = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}" if data else "", self._bits - 8 * start
         arcs = all_copied = all_residual = 0
         try:

@@ -57,15 +57,13 @@ def _open(path: Path, request: Request) -> Source:
     properties = _read_properties(described, stream)
 
     def edges(size: int) -> Iterator[EdgeBlock]:
-        with Successors(
-            stream, nodes=properties.nodes, layout=properties.layout, budget_bytes=request.budget_bytes
-        ) as successors:
-            gaps = _Gaps()
-            for block in _blocks(successors, properties, size, stream):
-                gaps.add(block)
-                yield block
-            successors.check_end(properties.counts)
-            gaps.check_end(properties.gaps, stream)
+        layout, gaps = properties.layout, _Gaps()
+        successors = Successors(stream, nodes=properties.nodes, layout=layout, budget_bytes=request.budget_bytes)
+        for block in _blocks(successors, properties, size, stream):
+            gaps.add(block)
+            yield block
+        successors.check_end(properties.counts)
+        gaps.check_end(properties.gaps, stream)
 
     return bare_source(
         BareGraph(
@@ -222,10 +220,7 @@ def _gap_counts(values: dict[str, str], path: Path) -> tuple[int, ...] | None:
     texts = values["successorexpstats"].split(",")
     if len(texts) > _MOST_GAP_BITS or not all(text.isascii() and text.isdecimal() for text in texts):
         raise SourceError(f"{path} says successorexpstats={','.join(texts)[:60]!r}, which are no counts")
-    counts = [int(text) for text in texts]
-    while counts and not counts[-1]:
-        counts.pop()
-    return tuple(counts)
+    return tuple(np.trim_zeros([int(text) for text in texts], "b"))
 
 
 READER = Reader(
