@@ -46,14 +46,13 @@ def of_numbers(edges: Callable[[int], Iterator[EdgeBlock]]) -> EdgeReader:
     """Of ``edges`` whose ids are whole numbers, and that are read whole in any case."""
 
     def read(size: int, *, ids: Ends = NUMBERS, data: bool = True) -> Iterator[EdgeBlock]:
-        return map(_written_out, edges(size)) if Cells.TEXT in ids else edges(size)
+        for block in edges(size):
+            if Cells.TEXT in ids:
+                sources, targets = (np.array([*map(str, end.tolist())], dtype=np.object_) for end in block[:2])
+                block = EdgeBlock(sources, targets, block.data)
+            yield block
 
     return read
-
-
-def _written_out(block: EdgeBlock) -> EdgeBlock:
-    sources, targets = (np.array([*map(str, ids.tolist())], dtype=np.object_) for ids in block[:2])
-    return EdgeBlock(sources, targets, block.data)
 
 
 @dataclass(frozen=True, kw_only=True)

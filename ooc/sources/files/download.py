@@ -31,6 +31,7 @@ from urllib3.exceptions import HTTPError  # Of a connection that breaks while it
 from ooc.errors import BudgetError, SourceError
 from ooc.events import Listener, reported
 from ooc.sizes import format_size
+from ooc.sources.source import ranges
 from ooc.storage.array import lock_folder, replace_file
 from ooc.threads import Threads
 
@@ -126,21 +127,18 @@ class _Part:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._step = _RANGE_BYTES if served.ranges else max(1, served.size)
+        self._ranges = [*ranges(served.size, self._step)]
         self._key = {"url": url, **asdict(served), "step": self._step}
         self._there = self._left_before()
         if not self._there:
             self._record.unlink(missing_ok=True)  # First: the record never speaks of a file that is not there.
             with self.path.open("wb") as file:
                 file.truncate(served.size)
-        self.received = sum(stop - start for start, stop in self._ranges() if start in self._there)
+        self.received = sum(stop - start for start, stop in self._ranges if start in self._there)
 
     def missing(self) -> list[tuple[int, int]]:
         """``(start, stop)`` of the ranges that are to be fetched."""
-        return [(start, stop) for start, stop in self._ranges() if start not in self._there]
-
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        for start in range(0, self.served.size, self._step):
-            yield start, min(start + self._step, self.served.size)
+        return [(start, stop) for start, stop in self._ranges if start not in self._there]
 
     def _left_before(self) -> set[int]:
         """What an earlier download of the same file recorded, if this one can go on with it."""
@@ -180,8 +178,8 @@ def _fetch_all(part: _Part) -> None:
     pool = Threads(_CONNECTIONS, "ooc-download")
     with requests.Session() as session:
         try:
-            ranges = [pool.submit(_fetch_range, session, part, *missing, stopped) for missing in part.missing()]
-            for fetched in pool.completed(ranges):
+            fetches = [pool.submit(_fetch_range, session, part, *missing, stopped) for missing in part.missing()]
+            for fetched in pool.completed(fetches):
                 fetched.result()
             pool.shutdown()
         except BaseException as error:
@@ -193,14 +191,14 @@ def _fetch_all(part: _Part) -> None:
 
 def _fetch_range(session: requests.Session, part: _Part, start: int, stop: int, stopped: threading.Event) -> None:
     """Bytes ``start`` to ``stop``; what has come before a connection breaks is not asked for again."""
-    at, ranges = start, part.served.ranges
+    at, in_ranges = start, part.served.ranges
 
     def go_on(file: IO[bytes]) -> None:
         nonlocal at
-        if not ranges:
+        if not in_ranges:
             part.advance(start - at)
             at = start
-        with _get(session, part.url, (at, stop) if ranges else None) as response:
+        with _get(session, part.url, (at, stop) if in_ranges else None) as response:
             _check_answer(response, at, part.served)
             while at < stop and not stopped.is_set() and (data := response.raw.read(min(_PIECE_BYTES, stop - at))):
                 try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Made-up graphs of any size in no memory: planted communities, power-law degrees, noisy features.
 
-Nodes are places in a shuffled order (see ``shuffle``): place p belongs to class p mod C and is its
+Nodes are places in a shuffled order (see ``Shuffle``): place p belongs to class p mod C and is its
 (p div C)-th most popular node, so that "the k-th node of class c" is computed, not looked up. An edge draws
 a class, both ends by popularity, its target from the same class with probability ``_HOMOPHILY``. Edges and
 features come in blocks of fixed size, each with a generator of its own: the graph depends on the
@@ -277,10 +277,8 @@ def _nodes_of(graph: "_Graph", parameters: Parameters) -> Source:
         name="synthetic",
         format="synthetic",
         num_nodes=parameters.nodes,
-        num_edges=0,
         num_features=parameters.features,
         num_classes=parameters.classes,
-        edges=lambda size: iter(()),
         features=lambda size: graph.features(),
         labels=graph.labels,
     )
@@ -307,12 +305,7 @@ class _Graph:
         """E edges, none from a node to itself; duplicates happen, mostly between hubs."""
         p = self._p
         for block, (start, stop) in enumerate(ranges(p.edges, _EDGE_BLOCK)):
-            random, count = self._random(_EDGES, block), stop - start
-            classes = random.integers(0, p.classes, count)
-            sources = self._places(classes, random)
-            elsewhere = random.random(count, dtype=np.float32) >= _HOMOPHILY
-            classes[elsewhere] = random.integers(0, p.classes, int(elsewhere.sum()))
-            targets = self._places(classes, random)
+            sources, targets = self._places_of_ends(self, _EDGES, block, stop - start)
             loops = sources == targets
             targets[loops] = (targets[loops] + p.classes) % p.nodes  # The next in its class, mostly.
             loops &= sources == targets
@@ -321,12 +314,16 @@ class _Graph:
 
     def edges_to(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
         """The ends of ``count`` edges to nodes of another graph with as many classes."""
+        sources, targets = self._places_of_ends(other, stream, block, count)
+        return self._order.at(sources), other._order.at(targets)
+
+    def _places_of_ends(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
         random = self._random(stream, block)
         classes = random.integers(0, self._p.classes, count)
         sources = self._places(classes, random)
         elsewhere = random.random(count, dtype=np.float32) >= _HOMOPHILY
         classes[elsewhere] = random.integers(0, self._p.classes, int(elsewhere.sum()))
-        return self._order.at(sources), other._order.at(other._places(classes, random))
+        return sources, other._places(classes, random)
 
     def features(self) -> Iterator[AnyArray]:
         """Class mean plus unit noise, float32 [rows, F]."""
