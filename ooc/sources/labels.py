@@ -172,19 +172,26 @@ Split = Callable[[int, int], tuple[Mask, ...]]
 """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
 
 
-FoundLabels = Iterator[tuple[AnyArray, Sequence[Mask] | None]]
-"""Labels [n] or [n, L] as in a source and, where it says so, who is in ``train``, ``valid`` and ``test``."""
+FoundLabels = Iterator[tuple[AnyArray, Sequence[Mask]]]
+"""Labels [n] or [n, L] as in a source and who is in ``train``, ``valid`` and ``test``."""
 
 
-def label_blocks(form: LabelForm, found: FoundLabels, split: Split | None = None) -> Iterator[LabelBlock]:
-    """What was ``found`` as ``form`` has it, in the splits found or in ``split``, as far as nodes have a label."""
+def in_splits(values: Iterable[AnyArray], split: Split) -> FoundLabels:
+    """The labels of all nodes in order, with who is in ``split``."""
+    row = 0
+    for y in values:
+        yield y, split(row, row + len(y))
+        row += len(y)
+
+
+def label_blocks(form: LabelForm, found: FoundLabels, *, at_random: bool = False) -> Iterator[LabelBlock]:
+    """What was ``found`` as ``form`` has it; in splits ``at_random``, as far as nodes have a label."""
     row = 0
     for raw, masks in found:
         y = form.block(raw, row)
-        if split is not None:
+        if at_random:
             labelled = form.task.labelled(y)
-            masks = [mask & labelled for mask in split(row, row + len(y))]
-        assert masks is not None, "where no split is chosen the source says it"
+            masks = [mask & labelled for mask in masks]
         yield LabelBlock(y, *masks)
         row += len(y)
 
@@ -259,13 +266,6 @@ class IndexSplits:
     def masks(self, start: int, stop: int) -> tuple[Mask, ...]:
         """Which of the nodes ``start:stop`` are in ``train``, ``valid`` and ``test``."""
         return tuple(found.mask(start, stop) for found in self._lists)
-
-    def joined(self, values: Iterator[AnyArray]) -> FoundLabels:
-        """The labels of all nodes in order, with who is in the splits."""
-        row = 0
-        for y in values:
-            yield y, self.masks(row, row + len(y))
-            row += len(y)
 
 
 def masks_of_words(words: AnyArray, row: int, name: str) -> list[Mask]:

@@ -25,6 +25,7 @@ from ooc.sources.labels import (
     FoundLabels,
     LabelForm,
     classes_of_names,
+    in_splits,
     label_blocks,
     label_form,
     names_of_classes,
@@ -218,7 +219,7 @@ def node_labels(name: str, text: str, tables: NodeTables, request: Request) -> N
 
     def found(nodes: int, size: int, names: ClassNames = ()) -> FoundLabels:
         for start, stop in ranges(array.shape[0], size):
-            yield array.rows(start, stop), None
+            yield array.rows(start, stop), ()
 
     def scan() -> bool:
         return only_answers(y for y, _ in found(array.shape[0], _BLOCK_ROWS))
@@ -256,7 +257,7 @@ def _table_labels(name: str, table: Table, tables: NodeTables, request: Request)
         row = 0
         for block in table.blocks(wanted, size):
             y = classes_of_names(block[columns[0]], names) if named else side_by_side(block, columns)
-            yield y, splits.masks(block, row, name) if splits is not None else None
+            yield y, splits.masks(block, row, name) if splits is not None else ()
             row += len(y)
 
     def class_names() -> ClassNames:
@@ -284,8 +285,10 @@ def _with_split(
     note = random_split(1, split)[1] if split is not None else None
 
     def blocks(nodes: int, size: int, names: ClassNames) -> Iterator[LabelBlock]:
-        members = random_split(nodes, split)[0] if split is not None else None
-        return label_blocks(form, found(nodes, size, names), members)
+        labels = found(nodes, size, names)
+        if split is not None:
+            labels = in_splits((y for y, _ in labels), random_split(nodes, split)[0])
+        return label_blocks(form, labels, at_random=split is not None)
 
     said = (f"{name}: split is {note}",) if note else ()
     return NodeLabels(
@@ -302,7 +305,7 @@ def _with_split(
 def _made_up_labels(classes: int, seed: int, nodes: int) -> FoundLabels:
     for start, stop in ranges(nodes, _BLOCK_ROWS):
         generator = np.random.Generator(np.random.SFC64([seed, _LABEL_STREAM, start // _BLOCK_ROWS]))
-        yield generator.integers(0, classes, stop - start), None
+        yield generator.integers(0, classes, stop - start), ()
 
 
 # ---- files --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ooc.errors import SourceError
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.reading import Request
-from ooc.sources.source import RelationSource, Source, SourceTypes
+from ooc.sources.source import RelationSource, Source, SourceTypes, nothing
 from ooc.storage.array import AnyArray
 from ooc.storage.sparse_array import Entries
 from ooc.storage.types import EdgeType
@@ -19,21 +19,11 @@ TYPES = "types"
 _NAME = re.compile(r"\w[\w .+-]*")
 
 
-def nodes_alone(name: str, num_nodes: int, num_features: int = 0, features: Rows | None = None) -> Source:
+def nodes_alone(name: str, num_nodes: int, num_features: int = 0, features: Rows = nothing) -> Source:
     """The nodes of a type that has no labels; with ``features`` or none."""
     if not 0 < num_nodes <= 2**32:
         raise SourceError(f"{name}: {num_nodes} nodes cannot be converted")
-    return Source(
-        name=name,
-        format="",
-        num_nodes=num_nodes,
-        num_edges=0,
-        num_features=num_features,
-        num_classes=None,
-        edges=lambda size: iter(()),
-        features=features or (lambda size: iter(())),
-        labels=lambda size: iter(()),
-    )
+    return Source(name=name, num_nodes=num_nodes, num_features=num_features, features=features)
 
 
 def typed_source(

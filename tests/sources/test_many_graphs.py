@@ -14,7 +14,8 @@ from torch_geometric.io import read_tu_data
 import ooc
 from ooc.cli import main
 from ooc.conversion.reorder import reorder
-from ooc.sources.formats.tu_dataset import _Columns, _Files
+from ooc.sources.files.dataset_files import DatasetFiles
+from ooc.sources.formats.tu_dataset import _Columns
 from ooc.storage.store import Store, Task
 from ooc.storage.verification import verify
 from tests.conversion.arrays import edges_of, files_of, in_order
@@ -148,7 +149,7 @@ def test_more_labels_than_graphs_are_an_error(tmp_path: Path) -> None:
 def test_attributes_that_end_with_a_block_are_too_few(tmp_path: Path) -> None:
     (tmp_path / "DS_node_labels.txt").write_text("0\n1\n0\n1\n")
     (tmp_path / "DS_node_attributes.txt").write_text("0.5\n1.5\n")
-    columns = _Columns(_Files(tmp_path, "DS", 1 << 16), "node")
+    columns = _Columns(DatasetFiles(tmp_path, (), 1 << 25, prefix="DS_"), "node")
     with pytest.raises(ooc.SourceError, match="differ in length"):
         list(columns.blocks(2))
 

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a published data set by their paths in it, whether in a folder or still in the zip it comes as."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ooc.errors import SourceError
+from ooc.sources.files.cells import Cells
+from ooc.sources.files.lines import text_block_bytes, text_lines
 from ooc.sources.files.npy import NpyArray
 from ooc.sources.files.pickles import read_torch_dict
 from ooc.sources.files.streams import Blob
+from ooc.sources.files.text_table import TextTable
 from ooc.sources.files.zip_members import Archive, names_in_zip
 from ooc.sources.labels import IndexSplits
 from ooc.sources.source import fingerprint_of
+from ooc.storage.array import AnyArray
 from ooc.storage.store import SPLITS
+
+_BLOCK_ROWS = 1 << 18
 
 
 def holds_dataset(path: Path, marks: tuple[str, ...]) -> bool:
@@ -30,10 +36,11 @@ def _top(name: str, marks: tuple[str, ...]) -> str | None:
 
 
 class DatasetFiles:
-    """The data set at ``path``, known by one of the files ``marks``; files go by names such as ``raw/data.npz``."""
+    """The data set at ``path``, known by one of the files ``marks``. Files go by names such as ``raw/data.npz``, but
+    for the ``prefix`` that all of them have. Text is parsed in blocks that fit the budget."""
 
-    def __init__(self, path: Path, marks: tuple[str, ...]) -> None:
-        self._path, self._top = path, ""
+    def __init__(self, path: Path, marks: tuple[str, ...], budget_bytes: int, *, prefix: str = "") -> None:
+        self._path, self._top, self._block_bytes = path, prefix, text_block_bytes(budget_bytes)
         self._archive: Archive | None = None
         self._names: list[str] = []
         if path.is_dir():
@@ -49,21 +56,25 @@ class DatasetFiles:
 
     def fingerprint(self, *names: str) -> dict[str, Any]:
         """Which files these are: the zip, or the files and folders ``names``, those that are there."""
-        there = (path for name in names if (path := self._path / name).exists())
+        there = (path for name in names if (path := self._place(name)).exists())
         return fingerprint_of(*([self._path] if self._archive is not None else there))
 
     def label(self, name: str) -> str:
         """How messages call the file ``name``."""
-        return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._path / name)
+        return f"{self._path}: {self._top}{name}" if self._archive is not None else str(self._place(name))
+
+    def _place(self, name: str) -> Path:
+        """Of a file in a folder."""
+        return self._path / f"{self._top}{name}"
 
     def has(self, name: str) -> bool:
         """Whether there is a file ``name``."""
-        return (self._path / name).is_file() if self._archive is None else self._top + name in self._names
+        return self._place(name).is_file() if self._archive is None else self._top + name in self._names
 
     def folders(self, parent: str) -> set[str]:
         """The names of the folders in the folder ``parent``."""
         if self._archive is None:
-            folder = self._path / parent
+            folder = self._place(parent)
             return {entry.name for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else set()
         inside = (name.split("/") for name in self._names if name.startswith(f"{self._top}{parent}/"))
         depth = self._top.count("/") + 1
@@ -74,7 +85,7 @@ class DatasetFiles:
         member = self._archive.member(self._top + name) if self._archive is not None else None
         if not self.has(name):
             raise SourceError(f"{self.label(name)} is missing")
-        return Blob.of_file(self._path / name) if member is None else member
+        return Blob.of_file(self._place(name)) if member is None else member
 
     def archive(self, name: str) -> Archive:
         """The archive in the file ``name``."""
@@ -83,6 +94,25 @@ class DatasetFiles:
     def array(self, name: str) -> NpyArray:
         """The array in the npy file ``name``."""
         return NpyArray(self.blob(name))
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The text file ``name``, compressed or not, in blocks of whole lines."""
+        return text_lines(self.blob(name), self._block_bytes)
+
+    def table(self, name: str, columns: int | None = None) -> TextTable:
+        """The table in the text file ``name``, of so many columns or of those of the first row."""
+        return TextTable(Path(self.label(name)), lambda: self.lines(name), columns=columns)
+
+    def columns(self, name: str) -> int:
+        """How many columns the first row of a table has."""
+        return len(self.table(name).columns)
+
+    def numbers(
+        self, name: str, cells: Cells = Cells.WHOLE, columns: int | None = None, size: int = _BLOCK_ROWS
+    ) -> Iterator[AnyArray]:
+        """The numbers in a table, [n, ``columns``], as many as in the first row unless that is said, at most ``size``
+        rows at a time. Empty cells are NaN."""
+        return self.table(name, self.columns(name) if columns is None else columns).rows_of(cells, size)
 
     def splits(self, name: str, nodes: int, *, needed: Sequence[str]) -> IndexSplits:
         """The splits in the file ``name``, a ``split_dict.pt``, which has those that are ``needed``.

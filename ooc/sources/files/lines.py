@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ooc.errors import SourceError
 from ooc.sources.files.streams import Blob, damaged, gunzipped, told
@@ -44,24 +44,25 @@ def plain_suffix(path: Path) -> str:
 
 
 def line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """The text of a file, compressed or not, in blocks; see :func:`stream_lines`."""
+    """The text of a file, compressed or not, in blocks; see :func:`text_lines`."""
     if path.suffix == ".zst":
         return _whole_lines(_zstd(path), block_bytes, str(path))
-    blob = Blob.of_file(path)
-    return stream_lines(gunzipped(blob) if path.suffix == ".gz" else blob.open(), str(path), block_bytes)
+    return text_lines(Blob.of_file(path), block_bytes)
 
 
-def stream_lines(stream: IO[bytes], name: str, block_bytes: int = _MOST_BLOCK_BYTES) -> Iterator[bytes]:
-    """The text in blocks of whole lines of about ``block_bytes``, each with a newline at its end.
+def text_lines(blob: Blob, block_bytes: int) -> Iterator[bytes]:
+    """The text, compressed where it is called ``.gz``, in blocks of whole lines of about ``block_bytes``, each with a
+    newline at its end.
 
     SourceError for one that is damaged or truncated and for a line longer than a block.
     """
+    stream = gunzipped(blob) if blob.name.endswith(".gz") else blob.open()
 
     def read() -> bytes:
-        with told(name):
+        with told(blob.name):
             return stream.read(block_bytes)
 
-    return _whole_lines(iter(read, b""), block_bytes, name)
+    return _whole_lines(iter(read, b""), block_bytes, blob.name)
 
 
 class LineTable:

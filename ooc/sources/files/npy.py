@@ -11,7 +11,6 @@ in an archive, where deflate cannot seek, the targets' inflates the sources once
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -30,41 +29,6 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class NpyHeader:
-    """What an npy file says of its array; ``bytes``: length of the header itself."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    column_major: bool
-    bytes: int
-
-    @property
-    def count(self) -> int:
-        return prod(self.shape)
-
-
-def read_header(stream: IO[bytes], *, size: int, name: str) -> NpyHeader:
-    """Read the header of an npy file of ``size`` bytes.
-
-    SourceError for anything but a plain array of numbers that fills the file exactly.
-    """
-    begin = io.BytesIO(read_exactly(stream, min(size, _MOST_HEADER_BYTES), name))
-    try:
-        shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(begin)](begin)
-    except Exception as error:  # Its text is evaluated as a literal, which raises nearly anything.
-        what = f"it is no npy file of version 1 or 2, or its header is not numpy's ({type(error).__name__})"
-        raise damaged(name, what) from error
-    header = NpyHeader(shape=tuple(shape), dtype=dtype, column_major=bool(column_major), bytes=begin.tell())
-    if dtype.hasobject:
-        raise SourceError(f"{name} holds an array of Python objects, which are never loaded")
-    if dtype.kind not in "biuf" or dtype.names is not None:
-        raise SourceError(f"{name} holds {dtype} values, not plain numbers")
-    if any(extent < 0 for extent in header.shape) or header.bytes + header.count * dtype.itemsize != size:
-        raise damaged(name, f"{size} bytes are no array {list(header.shape)} of {dtype}")
-    return header
-
-
 class NpyArray:
     """The array in an npy file, which is read from anywhere, or in an archive's member, from the first value on.
 
@@ -78,13 +42,27 @@ class NpyArray:
         self._blob = Blob.of_file(where) if isinstance(where, Path) else where
         self.name = self._blob.name
         if raw is None:
-            with self._blob.open() as stream:
-                self.header = read_header(stream, size=self._blob.size, name=self.name)
+            self.shape, self._column_major, self.dtype, self._begin = self._header()
         else:
-            self.header = NpyHeader(shape=raw[0], dtype=raw[1], column_major=False, bytes=0)
-            if self.header.count * raw[1].itemsize != self._blob.size:
-                raise SourceError(f"{self.name} has {self._blob.size} bytes, which are no {raw[1]} {list(raw[0])}")
-        self.shape, self.dtype = self.header.shape, self.header.dtype
+            (self.shape, self.dtype), self._column_major, self._begin = raw, False, 0
+        self.count = prod(self.shape)
+        if min(self.shape, default=0) < 0 or self._begin + self.count * self.dtype.itemsize != self._blob.size:
+            raise damaged(self.name, f"{self._blob.size} bytes are no array {list(self.shape)} of {self.dtype}")
+
+    def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+        """Shape, whether columns come first, type, and where the values begin. SourceError for anything but numbers."""
+        with self._blob.open() as stream:
+            begin = io.BytesIO(read_exactly(stream, min(self._blob.size, _MOST_HEADER_BYTES), self.name))
+        try:
+            shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(begin)](begin)
+        except Exception as error:  # Its text is evaluated as a literal, which raises nearly anything.
+            what = f"it is no npy file of version 1 or 2, or its header is not numpy's ({type(error).__name__})"
+            raise damaged(self.name, what) from error
+        if dtype.hasobject:
+            raise SourceError(f"{self.name} holds an array of Python objects, which are never loaded")
+        if dtype.kind not in "biuf" or dtype.names is not None:
+            raise SourceError(f"{self.name} holds {dtype} values, not plain numbers")
+        return tuple(shape), bool(column_major), dtype, begin.tell()
 
     @classmethod
     def find(cls, archive: Archive, name: str, where: str) -> "NpyArray":
@@ -116,18 +94,18 @@ class NpyArray:
     def values(self, size: int, first: int = 0, count: int | None = None) -> Iterator[AnyArray]:
         """All values in file order, at most ``size`` at a time, or ``count`` of them from the ``first`` on; after the
         last one the end is checked."""
-        stop = self.header.count if count is None else first + count
+        stop = self.count if count is None else first + count
         with self._blob.open() as stream:
             self._seek(stream, first)
             for start, end in ranges(stop - first, size):
                 yield read_values(stream, end - start, self.dtype, self.name)
-            if stop == self.header.count and stream.read(1):
+            if stop == self.count and stream.read(1):
                 raise damaged(self.name, "it is longer than it says")
 
     def whole(self) -> AnyArray:
         """All of it, in memory."""
-        flat = np.concatenate([np.empty(0, dtype=self.dtype), *self.values(max(1, self.header.count))])
-        return flat.reshape(self.shape, order="F" if self.header.column_major else "C")
+        flat = np.concatenate([np.empty(0, dtype=self.dtype), *self.values(max(1, self.count))])
+        return flat.reshape(self.shape, order="F" if self._column_major else "C")
 
     def rows(self, start: int, stop: int) -> AnyArray:
         """The rows ``start:stop`` of an array in a file whose rows lie one after another."""
@@ -152,7 +130,7 @@ class NpyArray:
     def edge_blocks(self, size: int, *, preferred: int = 0) -> Iterator[EdgeBlock]:
         """The edges in order, at most ``size`` at a time."""
         total, size = self.num_edges(preferred), min(size, _BLOCK_BYTES // self.dtype.itemsize)
-        if (self._axis_of_ends(preferred) == 1) == self.header.column_major:  # The ends do not lie side by side.
+        if (self._axis_of_ends(preferred) == 1) == self._column_major:  # The ends do not lie side by side.
             yield from edges_between(*(self.values(size, first, total) for first in (0, total)))
             return
         for ends in self.values(2 * size):
@@ -167,12 +145,12 @@ class NpyArray:
         return axis
 
     def _check_rows(self) -> None:
-        if self.header.column_major and min(self.shape) > 1:
+        if self._column_major and min(self.shape) > 1:
             raise SourceError(f"{self.name} lies column by column; write it again with numpy.ascontiguousarray")
 
     def _seek(self, stream: IO[bytes], first: int) -> None:
         """Go to the value ``first``."""
-        place = self.header.bytes + first * self.dtype.itemsize
+        place = self._begin + first * self.dtype.itemsize
         if self._blob.inside is None:
             stream.seek(place)
         else:  # zipfile gives up comparing checksums where a member is sought in

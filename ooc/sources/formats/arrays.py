@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from ooc.sources.files.streams import check_truth_values
 from ooc.sources.labels import (
     TASK_OPTION,
     USUAL_SPLIT,
-    FoundLabels,
     LabelForm,
     NodeList,
     Split,
+    in_splits,
     label_blocks,
     label_form,
     only_answers,
@@ -58,6 +58,7 @@ _NODE = "node"
 """What the nodes of a graph with ``edge_type`` are called."""
 _MOST_RELATIONS = 1 << 12
 """Each has folders of its own in the store."""
+Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +109,6 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
     columns, num_edges = _edge_columns(arrays, options.name)
     carried = _edge_data(arrays, num_edges, options.name)
 
-    def features(size: int) -> Iterator[AnyArray | Entries]:
-        for start, stop in ranges(nodes, size):
-            yield read_features(start, stop)
-            options.release()
-
     labels, form, note = _labels(arrays, nodes, options)
     classes = _scalar(arrays, "num_classes", options.name) if "num_classes" in arrays else form.width
     if classes is not None and (classes < 1 or form.width not in (None, classes)):
@@ -131,10 +127,10 @@ def array_source(arrays: Mapping[str, AnyArray], options: ArrayOptions) -> Sourc
         num_edges=num_edges,
         num_features=num_features,
         num_classes=classes,
-        edges=partial(_edge_blocks, columns, carried, options.release),
+        edges=partial(_pieces, _edges_of(columns, carried), num_edges, options.release),
         has_edge_weight=carried.weight is not None,
         num_edge_features=0 if carried.features is None else carried.features.shape[1],
-        features=features,
+        features=partial(_pieces, read_features, nodes, options.release),
         feature_entries=feature_entries,
         labels=labels,
         task=form.task,
@@ -158,17 +154,15 @@ def _by_relation(source: Source, kinds: AnyArray, columns: tuple[AnyArray, AnyAr
         raise SourceError(f"{options.name}: what edges carry beside edge_type is not kept; leave it out")
     counts = np.bincount(kinds)
 
-    def edges(number: int, size: int) -> Iterator[EdgeBlock]:
-        for start, stop in ranges(len(kinds), size):
-            chosen = np.flatnonzero(kinds[start:stop] == number)
-            sources, targets = (column[start:stop][chosen].astype(np.int64) for column in columns)
-            yield EdgeBlock(sources, targets)
-            options.release()
+    def edges(number: int, start: int, stop: int) -> EdgeBlock:
+        chosen = np.flatnonzero(kinds[start:stop] == number)
+        sources, targets = (column[start:stop][chosen].astype(np.int64) for column in columns)
+        return EdgeBlock(sources, targets)
 
-    relations = {
-        EdgeType(_NODE, str(number), _NODE): RelationSource(int(count), partial(edges, number))
-        for number, count in enumerate(counts)
-    }
+    relations = {}
+    for number, count in enumerate(counts):
+        blocks = partial(_pieces, partial(edges, number), len(kinds), options.release)
+        relations[EdgeType(_NODE, str(number), _NODE)] = RelationSource(int(count), blocks)
     return typed_source(source, _NODE, {}, relations)
 
 
@@ -210,14 +204,20 @@ def _edge_data(arrays: Mapping[str, AnyArray], edges: int, source: str) -> EdgeD
     return EdgeData(weight=None if weight is None else weight.reshape(-1), features=features)
 
 
-def _edge_blocks(
-    columns: tuple[AnyArray, AnyArray], carried: EdgeData, release: Callable[[], None], size: int
-) -> Iterator[EdgeBlock]:
-    for start, stop in ranges(len(columns[0]), size):
+def _pieces(of: Callable[[int, int], Piece], total: int, release: Callable[[], None], size: int) -> Iterator[Piece]:
+    """What there is ``of`` each ``size`` of the ``total`` rows or edges."""
+    for start, stop in ranges(total, size):
+        yield of(start, stop)
+        release()
+
+
+def _edges_of(columns: tuple[AnyArray, AnyArray], carried: EdgeData) -> Callable[[int, int], EdgeBlock]:
+    def block(start: int, stop: int) -> EdgeBlock:
         sources, targets = (column[start:stop].astype(np.int64) for column in columns)
         parts = (None if array is None else np.array(array[start:stop]) for array in carried)
-        yield EdgeBlock(sources, targets, EdgeData(*parts))
-        release()
+        return EdgeBlock(sources, targets, EdgeData(*parts))
+
+    return block
 
 
 def _features(
@@ -254,30 +254,26 @@ def _labels(
     y = arrays["y"]
     if y.ndim not in (1, 2) or y.shape[0] != nodes or 0 in y.shape:
         raise SourceError(f"{options.name}: y has the shape {y.shape}, one label for each of {nodes} nodes wanted")
+
+    def part(start: int, stop: int) -> AnyArray:
+        check_truth_values(y[start:stop], f"{options.name}: y")
+        return y[start:stop]
+
     form = label_form(
         options.name,
         y.shape,
         y.dtype,
         asked=options.request.option(TASK_OPTION),
-        scan=lambda: only_answers(_pieces(y, options)),
+        scan=lambda: only_answers(_pieces(part, nodes, options.release, _SCANNED_ROWS)),
     )
     split, note = _splits(arrays, nodes, options)
-
     random = isinstance(options.split, str)
 
-    def found(size: int) -> FoundLabels:
-        for start, stop in ranges(nodes, size):
-            check_truth_values(y[start:stop], f"{options.name}: y")
-            yield y[start:stop], None if random else split(start, stop)
-            options.release()
+    def labels(size: int) -> Iterator[LabelBlock]:
+        found = in_splits(_pieces(part, nodes, options.release, size), split)
+        return label_blocks(form, found, at_random=random)
 
-    return lambda size: label_blocks(form, found(size), split if random else None), form, note
-
-
-def _pieces(array: AnyArray, options: ArrayOptions) -> Iterator[AnyArray]:
-    for start, stop in ranges(len(array), _SCANNED_ROWS):
-        yield array[start:stop]
-        options.release()
+    return labels, form, note
 
 
 def _splits(arrays: Mapping[str, AnyArray], nodes: int, options: ArrayOptions) -> tuple[Split, str | None]:
@@ -529,7 +525,7 @@ def _relation(data: Any, kind: EdgeType, request: Request) -> RelationSource:
     arrays = {} if request.drop_edge_data else arrays
     carried = _edge_data(arrays, count, name)
 
-    edges = partial(_edge_blocks, columns, carried, lambda: None)
+    edges = partial(_pieces, _edges_of(columns, carried), count, lambda: None)
     features = 0 if carried.features is None else carried.features.shape[1]
     return RelationSource(count, edges, carried.weight is not None, features)
 

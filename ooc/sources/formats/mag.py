@@ -15,7 +15,7 @@ from typing import Any
 from ooc.errors import SourceError
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
 from ooc.sources.files.pickles import read_torch_dict
-from ooc.sources.labels import LabelForm, label_blocks
+from ooc.sources.labels import LabelForm, in_splits, label_blocks
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import LabelBlock, Source
 from ooc.sources.typed import TYPES, asks_for_types, nodes_in, relation_in, typed_source
@@ -37,7 +37,7 @@ _NOTE = "the test papers' labels are not published: papers without one are left 
 
 def _open(path: Path, request: Request) -> Source:
     """The papers in the folder or zip ``path``; the splits are held in memory, the rest is streamed."""
-    files = DatasetFiles(path, (_EDGES,))
+    files = DatasetFiles(path, (_EDGES,), request.budget_bytes)
     features, edges, labels = (files.array(name) for name in (_FEATURES, _EDGES, _LABELS))
     nodes, num_features = features.matrix("[papers, features]")
     meta = files.blob(_META)
@@ -50,7 +50,7 @@ def _open(path: Path, request: Request) -> Source:
     form = LabelForm(name=labels.name, task=Task.CLASSES, width=None)
 
     def blocks(size: int) -> Iterator[LabelBlock]:
-        for block in label_blocks(form, splits.joined(labels.values(size))):
+        for block in label_blocks(form, in_splits(labels.values(size), splits.masks)):
             yield block._replace(test=block.test & (block.y >= 0))
 
     source = Source(

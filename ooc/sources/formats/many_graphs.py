@@ -19,6 +19,8 @@ from ooc.sources.labels import (
     USUAL_SPLIT,
     IndexSplits,
     LabelForm,
+    Split,
+    in_splits,
     label_blocks,
     label_form,
     random_split,
@@ -63,16 +65,17 @@ def graphs_source(
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     notes, asked = [form.note] if form.note else [], request.split
-    listed = None
+    split: Split
+    listed_bytes, at_random = 0, asked is not None or splits is None
     if asked is None and splits is not None:
         listed = IndexSplits(splits, nodes=len(sizes), name=f"{name}: splits of graphs")
-    split, said = (None, "of the source") if listed is not None else random_split(len(sizes), str(asked or USUAL_SPLIT))
-    if listed is None:
+        split, said, listed_bytes = listed.masks, "of the source", listed.nbytes
+    else:
+        split, said = random_split(len(sizes), str(asked or USUAL_SPLIT))
         notes.append(unsaid_split_note(name) if asked is None else f"{name}: split is {said}")
 
     def labels(size: int) -> Iterator[LabelBlock]:
-        found = ((y, None) for y in values(size)) if listed is None else listed.joined(values(size))
-        return label_blocks(form, found, split)
+        return label_blocks(form, in_splits(values(size), split), at_random=at_random)
 
     made = Source(
         name=name,
@@ -82,7 +85,7 @@ def graphs_source(
         labels=labels,
         task=form.task,
         graph_offsets=offsets,
-        resident_bytes=_HELD * offsets.nbytes + (0 if listed is None else listed.nbytes),
+        resident_bytes=_HELD * offsets.nbytes + listed_bytes,
         notes=tuple(notes),
         **others,
     )

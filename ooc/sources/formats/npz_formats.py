@@ -191,7 +191,7 @@ _TRAIN, _VALID, _TEST = 1, 2, 3
 
 
 def _open_reddit(path: Path, request: Request) -> Source:
-    files = DatasetFiles(path, (_DATA,))
+    files = DatasetFiles(path, (_DATA,), request.budget_bytes)
     graph_name = next(filter(files.has, _GRAPHS), _GRAPHS[0])
     data, graph = files.archive(_DATA), files.archive(graph_name)
     x, y, kinds = (NpyArray.find(data, name, files.label(_DATA)) for name in ("feature", "label", "node_types"))
@@ -223,7 +223,6 @@ def _open_reddit(path: Path, request: Request) -> Source:
         num_nodes=nodes,
         num_edges=sources.shape[0],
         num_features=features,
-        num_classes=None,
         edges=lambda size: edges_between(sources.values(size), targets.values(size)),
         features=x.row_blocks,
         labels=lambda size: label_blocks(form, labels(size)),

@@ -29,6 +29,8 @@ published; the years of papers and the numbers of relations are not kept.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +38,10 @@ import numpy as np
 from ooc.errors import SourceError
 from ooc.sources.files.cells import Cells
 from ooc.sources.files.dataset_files import DatasetFiles, holds_dataset
-from ooc.sources.files.lines import stream_lines
 from ooc.sources.files.npy import NpyArray
-from ooc.sources.files.streams import gunzipped
-from ooc.sources.files.text_table import TextTable
 from ooc.sources.files.zip_members import Archive
 from ooc.sources.formats.many_graphs import graph_labels, graphs_source
-from ooc.sources.labels import IndexSplits, LabelForm, label_blocks, only_answers
+from ooc.sources.labels import IndexSplits, LabelForm, in_splits, label_blocks, only_answers
 from ooc.sources.reading import Reader, Request
 from ooc.sources.source import EdgeBlock, EdgeData, RelationSource, Source, ranges, with_data
 from ooc.sources.typed import nodes_alone, typed_source
@@ -54,36 +53,17 @@ from ooc.storage.types import EdgeType
 
 
 _MOST_TABLE_BYTES = 1 << 16
-_BLOCK_ROWS = 1 << 18
-
-
-def table_of(files: DatasetFiles, name: str, columns: int | None = None) -> TextTable:
-    """The table in the gzip file ``name``, of so many columns or of those of the first row."""
-    label = files.label(name)
-    return TextTable(Path(label), lambda: stream_lines(gunzipped(files.blob(name)), label), columns=columns)
-
-
-def columns_of(files: DatasetFiles, name: str) -> int:
-    """How many columns the first row has."""
-    return len(table_of(files, name).columns)
-
-
-def read_numbers(
-    files: DatasetFiles, name: str, cells: Cells, columns: int, size: int = _BLOCK_ROWS
-) -> Iterator[AnyArray]:
-    """The numbers in the gzip file ``name``, [n, ``columns``], ``size`` rows at a time. Empty cells are NaN."""
-    return table_of(files, name, columns).rows_of(cells, size)
 
 
 def edges_of(files: DatasetFiles, name: str, size: int) -> Iterator[EdgeBlock]:
-    """The edges whose ends are in the gzip file ``name``, at most ``size`` at a time."""
-    for ends in read_numbers(files, name, Cells.WHOLE, 2, size):
+    """The edges whose ends are in the file ``name``, at most ``size`` at a time."""
+    for ends in files.numbers(name, Cells.WHOLE, 2, size):
         yield EdgeBlock(ends[:, 0].copy(), ends[:, 1].copy())
 
 
 def features_of(files: DatasetFiles, name: str, columns: int, size: int) -> Iterator[AnyArray]:
-    """The rows in the gzip file ``name`` as float32 [n, columns], as ogb reads them."""
-    for rows in read_numbers(files, name, Cells.REAL, columns, size):
+    """The rows in the file ``name`` as float32 [n, columns], as ogb reads them."""
+    for rows in files.numbers(name, Cells.REAL, columns, size):
         with np.errstate(over="ignore"):  # Becomes infinite, which is refused by whoever stores it.
             yield rows.astype(np.float32)
 
@@ -106,9 +86,9 @@ def only_split(files: DatasetFiles) -> str:
 
 
 def numbers_of(files: DatasetFiles, name: str, *, most: int) -> AnyArray:
-    """The column of whole numbers in the gzip file ``name``, int64 [n]; SourceError for more than ``most``."""
+    """The column of whole numbers in the file ``name``, int64 [n]; SourceError for more than ``most``."""
     blocks = [np.empty(0, dtype=np.int64)]
-    for block in read_numbers(files, name, Cells.WHOLE, 1):
+    for block in files.numbers(name, Cells.WHOLE, 1):
         blocks.append(block[:, 0])
         most -= len(block)
         if most < 0:
@@ -127,7 +107,7 @@ def single_number(files: DatasetFiles, name: str) -> int:
 def small_table(files: DatasetFiles, name: str) -> list[list[str]]:
     """The cells of a small file, row by row."""
     label, text = files.label(name), b""
-    for block in stream_lines(gunzipped(files.blob(name)), label):
+    for block in files.lines(name):
         text += block
         if len(text) > _MOST_TABLE_BYTES:
             raise SourceError(f"{label} is longer than a list of types can be")
@@ -166,20 +146,11 @@ def heterogeneous_source(files: DatasetFiles, request: Request) -> Source:
     split, label = f"{only_split(files)}/{kind}", f"raw/node-label/{kind}/node-label.csv.gz"
     splits, form = splits_of(files, split, counts[kind]), LabelForm(name=label, task=Task.CLASSES, width=None)
 
-    def labels(size: int) -> Iterator[AnyArray]:
-        return read_numbers(files, label, Cells.REAL, 1, size)
-
-    alone = nodes.pop(kind)
-    source = Source(
+    source = replace(
+        nodes.pop(kind),
         name=files.name,
         format="ogb",
-        num_nodes=alone.num_nodes,
-        num_edges=0,
-        num_features=alone.num_features,
-        num_classes=None,
-        edges=alone.edges,
-        features=alone.features,
-        labels=lambda size: label_blocks(form, splits.joined(labels(size))),
+        labels=lambda size: label_blocks(form, in_splits(files.numbers(label, Cells.REAL, 1, size), splits.masks)),
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint("raw", "split"),
         description={"split": split},
@@ -201,7 +172,7 @@ def _nodes(files: DatasetFiles, kind: str, count: int) -> Source:
     name, called = f"raw/node-feat/{kind}/node-feat.csv.gz", f"{files.name}'s {kind!r}"
     if not files.has(name):
         return nodes_alone(called, count)
-    columns = columns_of(files, name)
+    columns = files.columns(name)
     return nodes_alone(called, count, columns, lambda size: features_of(files, name, columns, size))
 
 
@@ -218,13 +189,13 @@ def _relation(
     they have such; ``both_ways``: each followed by its reverse."""
     ends, weights, features = (f"{where}/{name}.csv.gz" for name in ("edge", "edge_weight", "edge-feat"))
     weighted = files.has(weights) and not request.drop_edge_data
-    columns = columns_of(files, features) if files.has(features) and not request.drop_edge_data else 0
+    columns = files.columns(features) if files.has(features) and not request.drop_edge_data else 0
 
     def edges(size: int) -> Iterator[EdgeBlock]:
         rows = max(1, size // (1 + both_ways))
         blocks = with_data(
             moved(edges_of(files, ends, rows)),
-            weight=(part[:, 0] for part in read_numbers(files, weights, Cells.REAL, 1, rows)) if weighted else None,
+            weight=(part[:, 0] for part in files.numbers(weights, Cells.REAL, 1, rows)) if weighted else None,
             features=features_of(files, features, columns, rows) if columns else None,
             name=files.label(features if columns else weights),
         )
@@ -251,7 +222,7 @@ _NPZ_EDGE_FEATURES = "edge_feat"
 
 
 def _open(path: Path, request: Request) -> Source:
-    files = DatasetFiles(path, _MARKS)
+    files = DatasetFiles(path, _MARKS, request.budget_bytes)
     if files.has(MARK):
         return heterogeneous_source(files, request)
     if files.has(_GRAPH_LABELS):
@@ -294,11 +265,10 @@ def _binary_source(files: DatasetFiles, request: Request) -> Source:
         num_nodes=nodes,
         num_edges=edges.num_edges(),
         num_features=num_features,
-        num_classes=None,
         edges=edge_blocks,
         num_edge_features=0 if edge_features is None else edge_features.shape[1],
         features=features.row_blocks,
-        labels=lambda size: label_blocks(form, splits.joined(labels.values(size))),
+        labels=lambda size: label_blocks(form, in_splits(labels.values(size), splits.masks)),
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint("raw", "split"),
     )
@@ -324,7 +294,7 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     both_ways = kind in _ADD_INVERSE_EDGE or files.has(_EDGE_WEIGHTS)
     relation = _relation(files, "raw", listed_edges, request, both_ways=both_ways)
     splits = IndexSplits({}, nodes=nodes, name="") if of_links else splits_of(files, kind, nodes)
-    tasks = 1 if of_links else columns_of(files, _LABELS)
+    tasks = 1 if of_links else files.columns(_LABELS)
     task, width = (Task.CLASSES, None) if tasks == 1 else (Task.MULTILABEL, tasks)
     form = LabelForm(name=files.label(_LABELS), task=task, width=width)
     features = _Features(files, may_be_none=of_links)
@@ -335,7 +305,7 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
     def labels(size: int) -> Iterator[AnyArray]:
         if of_links:
             return (np.full((stop - start, 1), -1.0) for start, stop in ranges(nodes, size))
-        return read_numbers(files, _LABELS, Cells.REAL, tasks, size)
+        return files.numbers(_LABELS, Cells.REAL, tasks, size)
 
     return Source(
         name=files.name,
@@ -347,7 +317,7 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
         unlabelled=of_links,
         **vars(relation),
         features=features.blocks,
-        labels=lambda size: label_blocks(form, splits.joined(labels(size))),
+        labels=lambda size: label_blocks(form, in_splits(labels(size), splits.masks)),
         resident_bytes=splits.nbytes,
         fingerprint=files.fingerprint("raw", "split"),
         description={"split": kind, **features.description},
@@ -358,11 +328,10 @@ def _csv_source(files: DatasetFiles, request: Request) -> Source:
 def _csv_graphs(files: DatasetFiles, request: Request) -> Source:
     """The graphs in ``files``; sizes and splits are held in memory, the rest is streamed."""
     sizes, listed = (numbers_of(files, f"raw/num-{what}-list.csv.gz", most=_MOST_GRAPHS) for what in ("node", "edge"))
-    width, kind = columns_of(files, _GRAPH_LABELS), only_split(files)
+    width, kind = files.columns(_GRAPH_LABELS), only_split(files)
     first, first_edge, total = np.cumsum(sizes) - sizes, np.cumsum(listed) - listed, int(listed.sum())
 
-    def labels(size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
-        return read_numbers(files, _GRAPH_LABELS, Cells.REAL, width, size)
+    labels = partial(files.numbers, _GRAPH_LABELS, Cells.REAL, width)
 
     def moved(blocks: Iterator[EdgeBlock]) -> Iterator[EdgeBlock]:
         done = 0
@@ -404,7 +373,7 @@ class _Features:
         self._name = "raw/node-feat.csv.gz"
         self._species: AnyArray | None = None
         if files.has(self._name):
-            self.columns = columns_of(files, self._name)
+            self.columns = files.columns(self._name)
             return
         found = [name for name in _SPECIES if files.has(name)]
         if not found and may_be_none:
@@ -426,11 +395,11 @@ class _Features:
         if self._species is None:
             yield from features_of(self._files, self._name, self.columns, size)
             return
-        for ids in self._ids(size):
+        for ids in self._ids(size=size):
             yield (ids == self._species).astype(np.float32)
 
-    def _ids(self, size: int = _BLOCK_ROWS) -> Iterator[AnyArray]:
-        return read_numbers(self._files, self._name, Cells.WHOLE, 1, size)
+    def _ids(self, **size: int) -> Iterator[AnyArray]:
+        return self._files.numbers(self._name, Cells.WHOLE, 1, **size)
 
 
 def _with_reverse(block: EdgeBlock) -> EdgeBlock:

@@ -7,7 +7,6 @@ on. Self-loops are left out, and of repeated edges one is kept. Values of graphs
 """
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -15,8 +14,7 @@ import numpy as np
 
 from ooc.errors import SourceError
 from ooc.sources.files.cells import Cells
-from ooc.sources.files.lines import line_blocks, text_block_bytes
-from ooc.sources.files.text_table import TextTable
+from ooc.sources.files.dataset_files import DatasetFiles
 from ooc.sources.formats.many_graphs import OPTIONS, graph_labels, graphs_source
 from ooc.sources.labels import LabelForm, only_answers
 from ooc.sources.reading import Reader, Request
@@ -28,29 +26,29 @@ _MARK = "_graph_indicator.txt"
 
 
 def _open(path: Path, request: Request) -> Source:
-    mark = next(iter(path.glob(f"*{_MARK}")))
-    files = _Files(path, mark.name.removesuffix(_MARK), text_block_bytes(request.budget_bytes))
+    name = next(iter(path.glob(f"*{_MARK}"))).name.removesuffix(_MARK)
+    files = DatasetFiles(path, (), request.budget_bytes, prefix=f"{name}_")
     sizes = _sizes(files)
     nodes, edges = _Columns(files, "node"), _Columns(files, "edge")
-    values = files.has("graph_attributes")
-    labels = "graph_attributes" if values else "graph_labels"
+    values = files.has("graph_attributes.txt")
+    labels = "graph_attributes.txt" if values else "graph_labels.txt"
     names, width = np.empty(0, dtype=np.int64), files.columns(labels)
     if not values:
-        names = np.unique(np.concatenate([np.unique(block) for block in files.read(labels)]))
-    form = LabelForm(name=files.name, task=Task.CLASSES, width=None)
+        names = np.unique(np.concatenate([np.unique(block) for block in files.numbers(labels)]))
+    form = LabelForm(name=name, task=Task.CLASSES, width=None)
     if values:
-        scan = lambda: only_answers(files.read(labels, Cells.REAL))  # noqa: E731
-        form = graph_labels(files.name, width, np.dtype(np.float64), request, scan)
+        scan = lambda: only_answers(files.numbers(labels, Cells.REAL))  # noqa: E731
+        form = graph_labels(name, width, np.dtype(np.float64), request, scan)
 
     def found(size: int) -> Iterator[AnyArray]:
-        for rows in files.read(labels, Cells.REAL if values else Cells.WHOLE, size):
+        for rows in files.numbers(labels, Cells.REAL if values else Cells.WHOLE, size=size):
             yield rows if values else np.searchsorted(names, rows[:, 0])
 
     def edge_blocks(size: int) -> Iterator[EdgeBlock]:
-        blocks = (EdgeBlock(ends[:, 0] - 1, ends[:, 1] - 1) for ends in files.read("A", size=size))
+        blocks = (EdgeBlock(ends[:, 0] - 1, ends[:, 1] - 1) for ends in files.numbers("A.txt", size=size))
         if not edges.columns:
             return blocks
-        return with_data(blocks, features=edges.blocks(size), name=f"what edges of {files.name} carry")
+        return with_data(blocks, features=edges.blocks(size), name=f"what edges of {name} carry")
 
     def features(size: int) -> Iterator[AnyArray]:
         if nodes.columns:
@@ -60,14 +58,14 @@ def _open(path: Path, request: Request) -> Source:
     if request.drop_edge_data:
         edges.columns = 0
     return graphs_source(
-        name=files.name,
+        name=name,
         format="tudataset",
         sizes=sizes,
         values=found,
         form=form,
         request=request,
         classes=None if values else len(names),
-        num_edges=sum(len(block) for block in files.read("A")),
+        num_edges=sum(len(block) for block in files.numbers("A.txt")),
         num_features=nodes.columns or 1,
         num_edge_features=edges.columns,
         features=features,
@@ -75,57 +73,35 @@ def _open(path: Path, request: Request) -> Source:
         drop_self_loops=True,
         drop_duplicates=True,
         class_names=tuple(map(str, names.tolist())),
-        fingerprint=fingerprint_of(*sorted(path.glob(f"{files.name}_*.txt"))),
+        fingerprint=fingerprint_of(*sorted(path.glob(f"{name}_*.txt"))),
     )
 
 
-def _sizes(files: "_Files") -> AnyArray:
+def _sizes(files: DatasetFiles) -> AnyArray:
     """Nodes of each graph [G]. SourceError where the nodes of one do not follow one another."""
     counts, last = np.zeros(0, dtype=np.int64), 1
-    for block in files.read("graph_indicator"):
+    for block in files.numbers("graph_indicator.txt"):
         graphs = block[:, 0]
         if graphs[0] < last or (np.diff(graphs) < 0).any():
-            raise SourceError(f"{files.path('graph_indicator')}: the nodes of a graph do not follow one another")
+            raise SourceError(f"{files.label('graph_indicator.txt')}: the nodes of a graph do not follow one another")
         more = np.bincount(graphs - 1, minlength=len(counts))
         more[: len(counts)] += counts
         counts, last = more, int(graphs[-1])
     return counts
 
 
-class _Files:
-    """The texts of the data set ``name`` in ``folder``."""
-
-    def __init__(self, folder: Path, name: str, block_bytes: int) -> None:
-        self._folder, self.name, self._block_bytes = folder, name, block_bytes
-
-    def path(self, what: str) -> Path:
-        return self._folder / f"{self.name}_{what}.txt"
-
-    def has(self, what: str) -> bool:
-        return self.path(what).is_file()
-
-    def columns(self, what: str) -> int:
-        """Of the first line; SourceError where there is none."""
-        return len(TextTable.of_file(self.path(what), self._block_bytes).columns)
-
-    def read(self, what: str, cells: Cells = Cells.WHOLE, size: int = 1 << 18) -> Iterator[AnyArray]:
-        """Rows of numbers [n, columns], at most ``size`` at a time."""
-        lines = partial(line_blocks, self.path(what), self._block_bytes)
-        return TextTable(self.path(what), lines, columns=self.columns(what)).rows_of(cells, size)
-
-
 class _Columns:
     """Attributes and labels of nodes or of edges as one matrix of ``columns``; none where there are neither."""
 
-    def __init__(self, files: _Files, of: str) -> None:
-        self._files, self._names = files, [f"{of}_{what}" for what in ("attributes", "labels")]
+    def __init__(self, files: DatasetFiles, of: str) -> None:
+        self._files, self._names = files, [f"{of}_{what}.txt" for what in ("attributes", "labels")]
         self._least = np.zeros(0, dtype=np.int64)
         self._widths: list[int] = []
         attributes, labels = (files.has(name) for name in self._names)
         self.columns = files.columns(self._names[0]) if attributes else 0
         self._has = attributes, labels
         if labels:
-            ends = [(block.min(axis=0), block.max(axis=0)) for block in files.read(self._names[1])]
+            ends = [(block.min(axis=0), block.max(axis=0)) for block in files.numbers(self._names[1])]
             self._least = np.min([low for low, _ in ends], axis=0)
             self._widths = (np.max([high for _, high in ends], axis=0) - self._least + 1).tolist()
             self.columns += sum(self._widths)
@@ -135,10 +111,10 @@ class _Columns:
         attributes, labels = self._has
         names = [name for name, there in zip(self._names, self._has, strict=True) if there]
         kinds = [Cells.REAL] * attributes + [Cells.WHOLE] * labels
-        read = [Rows(self._files.read(name, kind)).blocks(size) for name, kind in zip(names, kinds, strict=True)]
+        read = [Rows(self._files.numbers(name, kind)).blocks(size) for name, kind in zip(names, kinds, strict=True)]
         for parts in zip_longest(*read, fillvalue=np.empty((0, 0))):
             if len({len(part) for part in parts}) > 1:
-                raise SourceError(f"{' and '.join(str(self._files.path(name)) for name in names)} differ in length")
+                raise SourceError(f"{' and '.join(map(self._files.label, names))} differ in length")
             found = [parts[0].astype(np.float32)] if attributes else []
             if labels:
                 from_least = parts[-1] - self._least

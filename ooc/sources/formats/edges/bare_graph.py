@@ -158,26 +158,9 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
             f"{graph.name}: edges, features and labels are of different numbers of nodes: {sorted(known)}"
         )
     nodes = known.pop() if known else None
-    about = [table.rows_about for table in tables.tables] or [min(2 * graph.num_edges, _MOST_NODES)]
-    source = Source(
-        name=graph.name,
-        format=graph.format,
-        num_nodes=nodes or graph.said.get("nodes") or max(_LEAST_NODES, *about),
-        **vars(graph.relation),
-        num_features=features.columns,
-        feature_entries=features.entries,
-        num_classes=labels.num_classes,
-        task=labels.task,
-        unlabelled=labels.unlabelled,
-        weight_unless_ones=graph.weight_unless_ones,
-        features=lambda size: features.blocks(0, size),
-        labels=lambda size: labels.blocks(0, size, ()),
-        symmetrize=graph.symmetrize,
-        fingerprint={} if held or not graph.files else fingerprint_of(*graph.files, *files),
-        description={"features": texts["features"], "labels": texts["labels"]}
-        | ({"split": labels.split} if labels.split else {}),
-        notes=(*tables.notes(), *graph.notes, *labels.notes),
-    )
+    about = [table.rows_about for table in tables.tables] or [2 * graph.num_edges]
+    fingerprint = {} if held or not graph.files else fingerprint_of(*graph.files, *files)
+    notes = (*tables.notes(), *graph.notes, *labels.notes)
 
     def of(counts: Mapping[str, int], relations: Sequence[RelationSource], names: ClassNames) -> Source:
         nodes, (edges,) = counts[""], relations
@@ -185,14 +168,24 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
             raise SourceError(f"{graph.name} has {nodes} nodes, which cannot be converted")
         if not edges.num_edges and graph.num_nodes is None:
             raise SourceError(f"{graph.name} has no edge: it is empty, damaged or incomplete")
-        return replace(
-            source,
+        return Source(
+            name=graph.name,
+            format=graph.format,
             num_nodes=nodes,
             **vars(edges),
+            num_features=features.columns,
+            feature_entries=features.entries,
             features=lambda size: features.blocks(nodes, size),
             labels=lambda size: labels.blocks(nodes, size, names),
-            num_classes=len(names) or source.num_classes,
+            num_classes=len(names) or labels.num_classes,
             class_names=names,
+            task=labels.task,
+            unlabelled=labels.unlabelled,
+            weight_unless_ones=graph.weight_unless_ones,
+            symmetrize=graph.symmetrize,
+            fingerprint=fingerprint,
+            description={**texts, **({"split": labels.split} if labels.split else {})},
+            notes=notes,
         )
 
     if graph.num_nodes is not None and ids is None and graph.counted and labels.class_names is None:
@@ -203,7 +196,8 @@ def bare_source(graph: BareGraph, request: Request) -> Source:
         class_names=labels.class_names,
         budget_bytes=request.budget_bytes,
     )
-    return numbering.preparing(source, "", of)
+    most = min(_MOST_NODES, nodes or graph.said.get("nodes") or max(_LEAST_NODES, *about))
+    return numbering.preparing(of({"": most}, [graph.relation], ()), "", of)
 
 
 def _asked_of_nodes(graph: BareGraph, request: Request) -> dict[str, str]:
