@@ -233,19 +233,13 @@ def workplace(
         except OSError as error:
             raise _unwritable(error, folder) from error
         finally:
-            if not keep:
-                _clear(folder)
+            if not keep:  # The journal goes last: until then it can be told what the rest is.
+                for entry in (folder / _OLD, folder / _STORE, folder / _SCRATCH, folder):
+                    rmtree(entry, ignore_errors=True)
 
 
 def _unwritable(error: OSError, folder: Path) -> StoreError:
     return StoreError(f"{error.filename or folder} cannot be written: {error.strerror or error}")
-
-
-def _clear(folder: Path) -> None:
-    """Remove the folder, its journal last: until then it can be told what the rest is."""
-    for entry in (folder / _OLD, folder / _STORE, folder / _SCRATCH):
-        rmtree(entry, ignore_errors=True)
-    rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -273,10 +273,21 @@ class EdgeStream(NamedTuple):
     total: int
 
 
+class Direction(NamedTuple):
+    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``, whose keys have that
+    ``form``."""
+
+    store: Path
+    name: str
+    stage: str
+    scratch: Path
+    form: KeyForm
+
+
 def spread(
     work: Workplace,
     stream: EdgeStream,
-    directions: "dict[str, Direction]",
+    directions: dict[str, Direction],
     parts: int,
     values: ValueForm | None,
 ) -> dict[str, list[Bucket]]:
@@ -319,17 +330,6 @@ def _check(block: EdgeBlock, before: int, relation: Relation) -> None:
 
 def _shown(block: EdgeBlock, at: int, before: int) -> str:
     return f"edge {before + at} ({block.sources[at]} → {block.targets[at]})"
-
-
-class Direction(NamedTuple):
-    """Where a ``stage`` writes the edges of a direction, ``name``, from files in ``scratch``, whose keys have that
-    ``form``."""
-
-    store: Path
-    name: str
-    stage: str
-    scratch: Path
-    form: KeyForm
 
 
 def write_direction(

@@ -208,7 +208,9 @@ class Array:
     def _read_extent(self, extent: Extent, out: npt.NDArray[np.uint8]) -> None:
         done = 0
         try:
-            with open(extent.path, "rb", buffering=0, opener=_unwaiting) as file:
+            # Without waiting for who writes to it, should a pipe be in a file's place.
+            opener = lambda path, flags: os.open(path, flags | os.O_NONBLOCK)  # noqa: E731
+            with open(extent.path, "rb", buffering=0, opener=opener) as file:
                 while done < extent.nbytes:
                     got = os.preadv(file.fileno(), [out[done:].data], extent.offset + done)
                     if got == 0:
@@ -221,11 +223,6 @@ class Array:
             raise StoreError(
                 f"{self.name}: chunk {extent.path} cannot be read at byte {extent.offset}: {error.strerror}"
             ) from error
-
-
-def _unwaiting(path: str, flags: int) -> int:
-    """Opens a file, and what is a pipe in place of one, too, without waiting for who writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_rows(array: Array, rows: AnyArray, *, gap_bytes: int = GAP_BYTES, read_bytes: int = READ_BYTES) -> AnyArray:

@@ -31,19 +31,14 @@ def verify(store: Store, listener: Listener = ignore) -> list[str]:
     their order). StoreError where the store is replaced meanwhile.
     """
     with store.unreplaced():
-        return _problems(store, listener)
-
-
-def _problems(store: Store, listener: Listener) -> list[str]:
-    problems = _chunks(store, listener)
-    if problems:
-        return problems  # What follows would read the damaged arrays and say it all again.
-    problems += _nodes(store, listener)
-    for kind in store.parts.nodes:
-        problems += _features(store, features_name(kind), listener)
-    for relation in store.parts.edges:
-        problems += _topology(store, relation.group, listener)
-    return problems
+        if problems := _chunks(store, listener):
+            return problems  # What follows would read the damaged arrays and say it all again.
+        problems = _nodes(store, listener)
+        for kind in store.parts.nodes:
+            problems += _features(store, features_name(kind), listener)
+        for relation in store.parts.edges:
+            problems += _topology(store, relation.group, listener)
+        return problems
 
 
 def _topology(store: Store, group: str, listener: Listener) -> list[str]:

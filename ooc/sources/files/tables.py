@@ -178,7 +178,8 @@ class ParquetTable(ValueTable):
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._reading() as file:
-            self.columns = tuple(file.schema_arrow.names)
+            self._schema, self._metadata = file.schema_arrow, file.metadata.metadata or {}
+            self.columns = tuple(self._schema.names)
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError("two of its columns have the same name")
             self.rows = self.rows_about = int(file.metadata.num_rows)
@@ -211,18 +212,16 @@ class ParquetTable(ValueTable):
 
     def text_ids(self, column: str) -> bool:
         """Whether the column holds ids that are no whole numbers, by its type."""
-        types = optional("pyarrow.types", self.path)
-        with self._reading() as file:
-            kind = file.schema_arrow.field(column).type
+        types, kind = optional("pyarrow.types", self.path), self._schema.field(column).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         return _is_text(types, value) or types.is_uint64(value)
 
     def kinds(self) -> dict[str, ColumnKind]:
         types = optional("pyarrow.types", self.path)
+        columns = dict(zip(self._schema.names, self._schema.types, strict=True))
+        flat = [name for name, kind in columns.items() if types.is_integer(kind) or types.is_floating(kind)]
         with self._reading() as file:
-            columns = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-            categories = self._categories(file)
-            flat = [name for name, kind in columns.items() if types.is_integer(kind) or types.is_floating(kind)]
+            categories = self._categories()
             head = next(file.iter_batches(batch_size=LOOKED_AT_ROWS, columns=flat, use_threads=False), None)
         found = {}
         for name, kind in columns.items():
@@ -240,11 +239,10 @@ class ParquetTable(ValueTable):
                 found[name] = ColumnKind.NUMBERS
         return found
 
-    def _categories(self, file: Any) -> set[str]:
+    def _categories(self) -> set[str]:
         """The columns that were categories when they were written; Parquet itself knows those of numbers as numbers."""
         arrow, types = optional("pyarrow", self.path), optional("pyarrow.types", self.path)
-        written = (file.metadata.metadata or {}).get(b"ARROW:schema")
-        if written is None:
+        if (written := self._metadata.get(b"ARROW:schema")) is None:
             return set()
         schema = arrow.ipc.read_schema(arrow.BufferReader(base64.b64decode(written)))
         return {field.name for field in schema if types.is_dictionary(field.type)}

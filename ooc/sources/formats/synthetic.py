@@ -291,33 +291,30 @@ def _edges_between(graphs: "dict[str, _Graph]", relation: EdgeType, count: int, 
     stream = _RELATION_STREAMS + [*_RELATIONS].index(drawn)
     source, target = graphs[drawn.source], graphs[drawn.target]
     for block, (start, stop) in enumerate(ranges(count, _EDGE_BLOCK)):
-        ends = source.edges_to(target, stream, block, stop - start)
+        sources, targets = source.places_of_ends(target, stream, block, stop - start)
+        ends = source.order.at(sources), target.order.at(targets)
         yield EdgeBlock(*(reversed(ends) if back else ends))
 
 
 class _Graph:
     def __init__(self, parameters: Parameters) -> None:
         self._p = parameters
-        self._order = Shuffle(parameters.nodes, parameters.seed, stream=_ORDER)
+        self.order = Shuffle(parameters.nodes, parameters.seed, stream=_ORDER)
         self._splits = Shuffle(parameters.nodes, parameters.seed, stream=_SPLIT)
 
     def edges(self) -> Iterator[EdgeBlock]:
         """E edges, none from a node to itself; duplicates happen, mostly between hubs."""
         p = self._p
         for block, (start, stop) in enumerate(ranges(p.edges, _EDGE_BLOCK)):
-            sources, targets = self._places_of_ends(self, _EDGES, block, stop - start)
+            sources, targets = self.places_of_ends(self, _EDGES, block, stop - start)
             loops = sources == targets
             targets[loops] = (targets[loops] + p.classes) % p.nodes  # The next in its class, mostly.
             loops &= sources == targets
             targets[loops] = (targets[loops] + 1) % p.nodes
-            yield EdgeBlock(self._order.at(sources), self._order.at(targets))
+            yield EdgeBlock(self.order.at(sources), self.order.at(targets))
 
-    def edges_to(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
-        """The ends of ``count`` edges to nodes of another graph with as many classes."""
-        sources, targets = self._places_of_ends(other, stream, block, count)
-        return self._order.at(sources), other._order.at(targets)
-
-    def _places_of_ends(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
+    def places_of_ends(self, other: "_Graph", stream: int, block: int, count: int) -> tuple[Ids, Ids]:
+        """Of ``count`` edges to nodes of this graph or another one with as many classes."""
         random = self._random(stream, block)
         classes = random.integers(0, self._p.classes, count)
         sources = self._places(classes, random)
@@ -351,7 +348,7 @@ class _Graph:
             yield LabelBlock(y, place < train, validating, known & (place >= valid))
 
     def _classes(self, start: int, stop: int) -> Ids:
-        return self._order.place_of(np.arange(start, stop, dtype=np.int64)) % self._p.classes
+        return self.order.place_of(np.arange(start, stop, dtype=np.int64)) % self._p.classes
 
     def _places(self, classes: Ids, random: np.random.Generator) -> Ids:
         """Places of nodes of ``classes``, drawn by popularity."""
