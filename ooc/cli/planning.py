@@ -2,7 +2,7 @@
 """From the options of ``ooc plan`` to plans: the graph, the machine, the budgets, and what is assumed of them."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +34,7 @@ from ooc.train.edge_counts import store_of_statistics
 from ooc.train.embedding import LearntRows
 from ooc.train.job import Job
 from ooc.train.metrics import resolve_metric
-from ooc.train.resources import (
-    SPILL_DTYPES,
-    Resources,
-    find_device,
-    free_device_bytes,
-    hardware_for,
-)
+from ooc.train.resources import SPILL_DTYPES, Resources, find_device, free_device_bytes, hardware_for
 from ooc.train.schedule import Averaging
 from ooc.train.setup import Saving, prepare
 
@@ -50,34 +44,28 @@ if TYPE_CHECKING:
 NARROW = "bfloat16"
 
 
+@dataclass(eq=False)
 class Planning:
-    """One training, planned for any machine and budgets. ``hardware`` None: the machine at hand, as far as
+    """One training, planned for any machine and budgets. ``described`` None: the machine at hand, as far as
     it has been measured with the disk of the spill folder."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        graph: Store | GraphStatistics,
-        hardware: Hardware | None,
-        savings: Collection[Saving],
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self._device = find_device(settings.device if hardware is None else "auto")
-        self.settings = settings
-        self.graph = graph
-        folder = Path(settings.spill_dir or ".")
-        self.hardware = hardware_for(self._device, folder) if hardware is None else hardware
-        self._described = hardware is not None
-        self._savings = savings
-        self.ranks = ranks
-        self._store = store_of_statistics(graph) if isinstance(graph, GraphStatistics) else graph
-        self._jobs: dict[str, Job] = {}
+    settings: TrainSettings
+    graph: Store | GraphStatistics
+    described: Hardware | None
+    savings: Collection[Saving]
+    ranks: Ranks = ALONE
+    _jobs: dict[str, Job] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._device = find_device(self.settings.device if self.described is None else "auto")
+        self.hardware = self.described or hardware_for(self._device, Path(self.settings.spill_dir or "."))
+        self._store = store_of_statistics(self.graph) if isinstance(self.graph, GraphStatistics) else self.graph
 
     @cached_property
     def limits(self) -> Limits:
         """The budgets given; otherwise, of a machine that is described, all but a tenth of its memory."""
         settings, machine = self.settings, self.hardware
-        if not self._described:
+        if self.described is None:
             on_device, whole = default_budgets(free_device_bytes(self._device))
         else:
             whole = int(what_if.SHARE_OF_MEMORY * machine.host_memory_bytes)
@@ -108,7 +96,7 @@ class Planning:
     @property
     def memory_bytes(self) -> int:
         """Of the machine's host."""
-        return self.hardware.host_memory_bytes if self._described else psutil.virtual_memory().total
+        return self.hardware.host_memory_bytes if self.described else psutil.virtual_memory().total
 
     def has(self) -> dict[str, int]:
         """What there is, by the names that points of ``--what-if`` have for it."""
@@ -132,10 +120,6 @@ class Planning:
         workload, plan = job.plan(limits, hardware)
         return PlanReport.of_run(workload, plan, hardware, limits, eval_every=self.settings.eval_every)
 
-    def alone(self) -> "Planning":
-        """The same by one process, within the memory of all."""
-        return Planning(self.settings, self.graph, self.hardware if self._described else None, self._savings)
-
     def report_by_rank(self) -> list[PlanReport]:
         """The plans of all processes that train the graph together."""
         parts = self._job(self.settings.spill_dtype, self.limits).plans_by_rank(self.limits, self.hardware)
@@ -150,11 +134,11 @@ class Planning:
         """What the plan takes for granted, a line each."""
         lines = []
         if isinstance(self.graph, GraphStatistics):
-            lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self._savings)
+            lines += _of_graph(self.graph, pruned=Saving.ACTIVE_ROWS in self.savings)
         lines.append(f"{self.hardware.name}: {self.hardware.source}")
         asked = self.limits.device_bytes, self.limits.host_bytes
         there = budgets_within(*asked, device_free_bytes=free_device_bytes(self._device))
-        if not self._described and there != asked:
+        if self.described is None and there != asked:
             sizes = format_size(sum(there))
             if self.hardware.has_device_memory:
                 sizes = f"{format_size(there[0])} for the device and {format_size(there[1])} for the host"
@@ -188,7 +172,7 @@ class Planning:
             resources = Resources(
                 limits=limits,
                 tile_rows=0,
-                threads=settings.threads or (self.hardware.threads if self._described else torch.get_num_threads()),
+                threads=settings.threads or (self.hardware.threads if self.described else torch.get_num_threads()),
                 spill_dir=Path(settings.spill_dir or "."),
                 listener=ignore,
                 spill_dtype=SPILL_DTYPES[spill_dtype],
@@ -198,20 +182,20 @@ class Planning:
             )
             # Weights of classes need the labels, and change no plan: those of a graph that is not here are left out.
             of_loss = settings if self.graph is store else replace(settings, class_weights="none")
-            embedding = recipe.build_embedding(settings)
+            embedding, learnt = recipe.build_embedding(settings), None
+            if embedding is not None:
+                learnt = LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip)
             what: dict[str, Any] = {
                 "averaging": Averaging(model, recipe.build_average(settings, model), 1),
                 "input_dropout": settings.input_dropout,
-                "savings": self._savings,
+                "savings": self.savings,
                 "ignore_edge_data": settings.edge_data_left_out,
                 "compute_dtype": settings.dtype,
                 "optimizer": partial(recipe.build_optimizer, settings, model),
                 "optimizer_options": [recipe.optimizer_options(settings)],
                 "optimizer_state": settings.optimizer_state,
-                "learnt": None,
+                "learnt": learnt,
             }
-            if embedding is not None:
-                what["learnt"] = LearntRows.of_store(embedding, store, torch.float32, clip_norm=settings.clip)
             if settings.links is None:
                 metric = resolve_metric(settings.metric, store.task, store.num_classes)
                 what |= {"loss": recipe.build_loss(of_loss, store), "metric": metric}
@@ -263,17 +247,16 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     report = ranks[0]
     rate = planning.limits.received_bytes_per_s(planning.hardware)
     joined = together([one.timeline for one in ranks], [one.plan.received(one.program) for one in ranks], rate)
-    narrow = planning.settings.spill_dtype == NARROW
     if gantt is not None:
         write_gantt(gantt, *(joined if len(ranks) > 1 else [report.timeline]))
-    found: list[dict[str, Any]] = []
-    of_ranks = tables.describe_ranks(ranks, joined, planning.alone().report().epoch_s) if len(ranks) > 1 else None
-    if advice and of_ranks is None:
-        found = what_if.changes(report, planning.report, spilled_narrow=narrow)
+    more: dict[str, Any] = {"changes": [], "assumptions": planning.assumptions()}
+    if len(ranks) > 1:
+        alone = replace(planning, ranks=ALONE)  # within the memory of all
+        more["ranks"] = tables.describe_ranks(ranks, joined, alone.report().epoch_s)
+    elif advice:
+        narrow = planning.settings.spill_dtype == NARROW
+        more["changes"] = what_if.changes(report, planning.report, spilled_narrow=narrow)
     if as_json:
-        more: dict[str, Any] = {"changes": found, "assumptions": planning.assumptions()}
-        if of_ranks is not None:
-            more["ranks"] = of_ranks
         print_json({"graph": planning.describe_graph(), **report.as_dict(), **more})
         return
     console = output()
@@ -282,11 +265,11 @@ def print_planned(planning: Planning, *, gantt: Path | None, advice: bool, as_js
     say(console, f"waiting in memory: {tables.describe_waiting(report)}")
     tables.print_summary(report, console)
     tables.print_report(report, console)
-    if of_ranks is not None:
-        tables.print_ranks(of_ranks, console)
-    if found:
-        tables.print_changes(found, console)
-    tables.print_assumptions(planning.assumptions(), console)
+    if "ranks" in more:
+        tables.print_ranks(more["ranks"], console)
+    if more["changes"]:
+        tables.print_changes(more["changes"], console)
+    tables.print_assumptions(more["assumptions"], console)
 
 
 def print_batches(stores: Sequence[str], memories: str, options: dict[str, Any], as_json: bool) -> None:
