@@ -2,8 +2,9 @@
 """``ooc plan``: what training would take, on this machine or another, without running anything."""
 
 import json
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -223,7 +224,7 @@ def _list_machines(as_json: bool) -> None:
     from ooc.report.console import output
     from ooc.report.tables import print_machines
 
-    machines = {name: load_hardware(name) for name in shipped_names()}
+    machines = {name: load_hardware(name) for name in shipped()}
     if as_json:
         print_json({name: machine.as_dict() for name, machine in machines.items()})
     else:
@@ -261,20 +262,13 @@ def parse_graph(text: str) -> GraphStatistics:
     missing = [name for name in _COUNTS if name not in given and known is None]
     if missing:
         raise OptionError(f"--graph: {', '.join(missing)} missing")
-    changes: dict[str, Any] = {
-        name: _count(name, given[name], least=name != "features") for name in _COUNTS if name in given
-    }
-    if "dtype" in given:
-        changes["feature_dtype"] = given["dtype"]
-        if given["dtype"] not in _DTYPES:
-            raise OptionError(f"--graph: dtype={given['dtype']} is not one of {', '.join(_DTYPES)}")
-    if "undirected" in given:
-        changes["undirected"] = given["undirected"] == "1"
-        if given["undirected"] not in ("0", "1"):
-            raise OptionError(f"--graph: undirected={given['undirected']} is neither 0 nor 1")
+    changes = {"feature_dtype" if name == "dtype" else name: _entry(name, value) for name, value in given.items()}
     nodes = changes["nodes"] if "nodes" in changes or known is None else known.nodes
-    if "labelled" in given:
-        changes["labelled"] = _labelled(given["labelled"], nodes)
+    if "labelled" in changes:
+        share = changes["labelled"]
+        changes["labelled"] = max(1, int(share * nodes)) if share <= 1 else int(share)
+        if changes["labelled"] > nodes:
+            raise OptionError(f"--graph: labelled={given['labelled']} is more than the {nodes:,} nodes")
     elif "nodes" in changes:
         changes["labelled"] = nodes
     if known is None:
@@ -284,28 +278,29 @@ def parse_graph(text: str) -> GraphStatistics:
     return replace(known, **changes)
 
 
-def _count(name: str, text: str, *, least: int) -> int:
+def _entry(name: str, text: str) -> Any:
+    """What the entry ``name`` is by its ``text``; OptionError for what it cannot be."""
     number = _number(text)
-    if number is None or number != int(number) or not least <= number <= _MOST:
-        raise OptionError(f"--graph: {name}={text} is no count")
-    return int(number)
+    count = int(number) if number <= _MOST and number == int(number) else -1
+    match name:
+        case "dtype" if text in _DTYPES:
+            return text
+        case "undirected" if text in ("0", "1"):
+            return text == "1"
+        case "labelled" if 0 < number <= 1 or count > 1:
+            return number
+        case "nodes" | "edges" | "features" | "classes" if count >= (name != "features"):
+            return count
+    wanted = {"dtype": f"not one of {', '.join(_DTYPES)}", "undirected": "neither 0 nor 1"}
+    wanted["labelled"] = "neither a fraction up to 1 nor a count"
+    raise OptionError(f"--graph: {name}={text} is {wanted.get(name, 'no count')}")
 
 
-def _labelled(text: str, nodes: int) -> int:
-    number = _number(text)
-    if number is None or number <= 0 or (number > 1 and number != int(number)):
-        raise OptionError(f"--graph: labelled={text} is neither a fraction up to 1 nor a count")
-    labelled = max(1, int(number * nodes)) if number <= 1 else int(number)
-    if labelled > nodes:
-        raise OptionError(f"--graph: labelled={text} is more than the {nodes:,} nodes")
-    return labelled
-
-
-def _number(text: str) -> float | None:
-    """``1e9``, ``1_000``, ``1.5M`` or ``0.014``."""
+def _number(text: str) -> float:
+    """``1e9``, ``1_000``, ``1.5M`` or ``0.014``; not a number for anything else."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)([kmgb]?)", text.lower())
     if match is None:
-        return None
+        return math.nan
     plain = match[1].replace("_", "")
     scale = _SCALES[match[2]]
     return int(plain) * scale if plain.isdigit() else round(float(plain) * scale, 9)
@@ -314,9 +309,10 @@ def _number(text: str) -> float | None:
 # ---- machines ---------------------------------------------------------------------------------------------------
 
 
-def shipped_names() -> list[str]:
-    """The machines that come with ooc."""
-    return sorted(file.name.removesuffix(_SUFFIX) for file in _folder() if file.name.endswith(_SUFFIX))
+def shipped() -> dict[str, Any]:
+    """The machines that come with ooc, by name: their files."""
+    found = {file.name.removesuffix(_SUFFIX): file for file in files("ooc").joinpath("hardware").iterdir()}
+    return {name: file for name, file in sorted(found.items()) if file.name.endswith(_SUFFIX)}
 
 
 def load_hardware(name: str) -> Hardware:
@@ -324,12 +320,11 @@ def load_hardware(name: str) -> Hardware:
 
     OptionError where there is neither, HardwareError naming the file and the entry that is wrong.
     """
-    for file in _folder():
-        if file.name == name.lower() + _SUFFIX:
-            return _described(file.read_text(encoding="utf-8"), file.name)
+    known = shipped()
+    if (file := known.get(name.lower())) is not None:
+        return _described(file.read_text(encoding="utf-8"), file.name)
     path = Path(name)
     if not (path.suffix or path.exists()):
-        known = shipped_names()
         listed = f"there are {', '.join(known)}; or give a file, NAME.json"
         raise OptionError(f"--hardware {name}: no such machine; {listed}{did_you_mean(name, known)}")
     try:
@@ -350,7 +345,3 @@ def _described(text: str, where: str) -> Hardware:
     if isinstance(data.get("hardware"), dict):  # what ooc profile --json prints
         data = data["hardware"]
     return Hardware.from_dict(data, where=where)
-
-
-def _folder() -> Iterator[Any]:
-    return files("ooc").joinpath("hardware").iterdir()

@@ -12,7 +12,7 @@ import pytest
 
 import ooc
 from ooc.cli.arguments.settings import RUN, SAMPLING, train_options
-from ooc.cli.plan import load_hardware, parse_graph, shipped_names
+from ooc.cli.plan import load_hardware, parse_graph, shipped
 from ooc.errors import BudgetError, HardwareError, OptionError
 from ooc.events import ignore
 from ooc.plan import UNMEASURED, Hardware, Limits
@@ -276,7 +276,7 @@ def test_a_gpu_budget_too_small_beside_ample_host_memory_is_named_alone(run: Run
     assert run("plan", *ample, "--gpu-budget", err.split("--gpu-budget ")[1].strip())[0] == 0
 
 
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", shipped())
 def test_a_shipped_machine_is_described_and_says_where_from(name: str, run: RunCommand) -> None:
     machine = load_hardware(name)
     assert machine.name == name
@@ -285,10 +285,10 @@ def test_a_shipped_machine_is_described_and_says_where_from(name: str, run: RunC
 
 
 def test_machines_are_listed(run: RunCommand) -> None:
-    assert {"a100-40g", "a100-80g", "a5000", "h200", "laptop"} <= set(shipped_names())
+    assert {"a100-40g", "a100-80g", "a5000", "h200", "laptop"} <= set(shipped())
     code, out, _ = run("plan", "--hardware", "list")
-    assert code == 0 and all(name in out for name in shipped_names())
-    assert set(json.loads(run("plan", "--hardware", "list", "--json")[1])) == set(shipped_names())
+    assert code == 0 and all(name in out for name in shipped())
+    assert set(json.loads(run("plan", "--hardware", "list", "--json")[1])) == set(shipped())
 
 
 def test_a_described_machine_gives_its_memory(run: RunCommand, tmp_path: Path) -> None:
@@ -350,6 +350,7 @@ def test_the_epoch_is_drawn(run: RunCommand, tmp_path: Path) -> None:
         ("nodes=10", "edges, features, classes missing"),
         ("reddit,colour=3", "'colour=3' is no entry"),
         ("reddit,edges=many", "edges=many is no count"),
+        ("reddit,edges=1e999", "edges=1e999 is no count"),
         ("reddit,labelled=300000", "labelled=300000 is more than the 232,965 nodes"),
         ("reddit,labelled=-1", "labelled=-1 is neither a fraction up to 1 nor a count"),
         ("reddit,dtype=int8", "dtype=int8 is not one of float16"),
