@@ -10,7 +10,7 @@ import click
 
 from ooc.cli import print_json
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
+from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, choice_option, with_verbosity
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sources.reading import READING_OPTIONS
 
@@ -63,18 +63,10 @@ def _print_list(context: click.Context, option: click.Parameter, wanted: bool) -
 )
 @click.option("--row-normalize", is_flag=True, help="Scale each node's features to the sum 1.")
 @click.option("--self-loops", is_flag=True, help="Add an edge to itself to every node that has none.")
-@click.option(
-    "--dtype",
-    type=ChoiceType("float32", "float64", "float16"),
-    default="float32",
-    show_default=True,
-    help="How features are stored.",
-)
-@click.option(
+@choice_option("--dtype", "float32", "float64", "float16", help="How features are stored.")
+@choice_option(
     "--feature-form",
-    type=ChoiceType("auto", "dense", "sparse"),
-    default="auto",
-    show_default=True,
+    *("auto", "dense", "sparse"),
     help="Keep features with their zeros or without; by default without where that takes an eighth at most.",
 )
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ooc.cli import print_json
-from ooc.cli.arguments.options import FORCE, JSON, ChoiceType, with_verbosity
+from ooc.cli.arguments.options import FORCE, JSON, WEIGHTS, with_verbosity
 from ooc.cli.arguments.settings import MODEL, model_name
 from ooc.progress.reporter import Verbosity
 from ooc.sizes import format_size
@@ -17,7 +17,7 @@ from ooc.sizes import format_size
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--model", type=MODEL, metavar="FILE.py:NAME", help="The run's model, where it is one of your own.")
-@click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
+@WEIGHTS
 @FORCE
 @with_verbosity
 @JSON

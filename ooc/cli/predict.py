@@ -10,7 +10,7 @@ import click
 
 from ooc.cli import collect_as_usual, print_json
 from ooc.cli.arguments.configuration import config_option
-from ooc.cli.arguments.options import COUNT_OR_ZERO, FORCE, JSON, SIZE, ChoiceType, WholeType, with_verbosity
+from ooc.cli.arguments.options import COUNT_OR_ZERO, FORCE, JSON, SIZE, WEIGHTS, ChoiceType, WholeType, with_verbosity
 from ooc.cli.arguments.settings import MODEL, TrainSettings, edge_type, settle_memory, with_one_memory
 from ooc.errors import OptionError
 from ooc.progress.figures import format_count
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "--out", type=click.Path(path_type=Path), help="A file in .npy, .zarr, .parquet or .csv. [default: RUN/WHAT.csv]"
 )
 @click.option("--model", type=MODEL, metavar="FILE.py:NAME", help="The run's model, where it is one of your own.")
-@click.option("--weights", type=ChoiceType("best", "last"), default="best", help="Which of the run's weights.")
+@WEIGHTS
 @click.option("--memory", type=SIZE, help="RAM to work in. [default: the run's]")
 @click.option("--gpu-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
 @click.option("--host-budget", type=SIZE, help="As in ooc train, of which --memory is the sum. [default: the run's]")
@@ -161,11 +161,10 @@ def _read_array(path: Path) -> "npt.NDArray[Any]":
     import numpy as np
 
     try:
-        found: npt.NDArray[Any] = np.asarray(np.load(path, allow_pickle=False))
+        return np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         why = "it is no whole .npy file of numbers or text" if not isinstance(error, OSError) else str(error)
         raise OptionError(f"{path} cannot be read: {why}{did_you_mean_path(path)}") from error
-    return found
 
 
 def read_nodes(path: Path, *, texts: bool = False) -> "npt.NDArray[Any]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ooc.cli import print_json
-from ooc.cli.arguments.options import JSON, ChoiceType
+from ooc.cli.arguments.options import JSON, choice_option
 from ooc.errors import OptionError
 from ooc.progress.reporter import Reporter, Verbosity
 from ooc.sizes import format_size
@@ -26,9 +26,7 @@ _BUSY = 0.1
     default=Path(),
     help="Measure the disk of this folder, where training is to spill.  [default: here]",
 )
-@click.option(
-    "--device", type=ChoiceType("auto", "cpu", "cuda"), default="auto", show_default=True, help="What computes."
-)
+@choice_option("--device", "auto", "cpu", "cuda", help="What computes.")
 @click.option("--refresh", is_flag=True, help="Measure again, though there is a profile.")
 @JSON
 def command(spill_dir: Path, device: str, refresh: bool, as_json: bool) -> None:

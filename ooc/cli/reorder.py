@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ooc.cli import print_json
-from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, ChoiceType, with_verbosity
+from ooc.cli.arguments.options import FORCE, HOST_BUDGET, JSON, ON_CANCEL, choice_option, with_verbosity
 from ooc.cli.info import describe, describe_shortly
 from ooc.progress.reporter import Reporter, Verbosity
 
@@ -15,7 +15,7 @@ from ooc.progress.reporter import Reporter, Verbosity
 @click.command(short_help="Put a store's rows in hop order.")
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--order", type=ChoiceType("hop"), default="hop", show_default=True, help="The order.")
+@choice_option("--order", "hop", help="The order.")
 @HOST_BUDGET
 @FORCE
 @ON_CANCEL

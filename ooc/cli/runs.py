@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ooc.cli import print_json
-from ooc.cli.arguments.options import JSON, ChoiceType
+from ooc.cli.arguments.options import JSON, choice_option
 from ooc.errors import RunError
 from ooc.suggestions import did_you_mean_path
 
@@ -15,11 +15,9 @@ _USUAL = Path("runs")
 
 @click.command(short_help="List runs with their results.")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option(
+@choice_option(
     "--sort",
-    type=ChoiceType("name", "score", "time", "memory", "date"),
-    default="name",
-    show_default=True,
+    *("name", "score", "time", "memory", "date"),
     help="The best validation score, the least seconds an epoch, the least memory or the newest first.",
 )
 @JSON

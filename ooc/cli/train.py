@@ -223,13 +223,9 @@ def _of_this_process(
 
 def _is_given(context: click.Context, name: str) -> bool:
     """Whether a run that is gone on with is asked for this: of the environment only what changes no result counts."""
-    match context.get_parameter_source(name):
-        case ParameterSource.COMMANDLINE | ParameterSource.DEFAULT_MAP:
-            return True
-        case ParameterSource.ENVIRONMENT:
-            return name in CHANGEABLE
-        case _:
-            return False
+    source = context.get_parameter_source(name)
+    of_environment = source is ParameterSource.ENVIRONMENT and name in CHANGEABLE
+    return of_environment or source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------

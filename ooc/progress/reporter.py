@@ -278,17 +278,14 @@ class NotebookCell:
                 self.draw()
 
     def draw(self) -> None:
-        """Put the view as it is where it was before."""
-        self._display.display(drawn(self._view), raw=True, display_id=self._id, update=self._drawn_s is not None)
+        """Put the view as it is where it was before, in colours and in plain text."""
+        from rich.console import Console
+
+        form: dict[str, Any] = {"width": _NOTEBOOK_WIDTH, "force_jupyter": False, "force_terminal": True}
+        console = Console(file=io.StringIO(), record=True, **form)
+        console.print(self._view)
+        pre = "<pre style='line-height: 1.2'>{code}</pre>"
+        html = console.export_html(inline_styles=True, code_format=pre, clear=False)
+        shown = {"text/html": html, "text/plain": console.export_text()}
+        self._display.display(shown, raw=True, display_id=self._id, update=self._drawn_s is not None)
         self._drawn_s = time.monotonic()
-
-
-def drawn(view: TrainingView) -> dict[str, str]:
-    """The view for a notebook, by the type of what it is: in colours, and in plain text."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=_NOTEBOOK_WIDTH, record=True, force_jupyter=False, force_terminal=True)
-    console.print(view)
-    pre = "<pre style='line-height: 1.2'>{code}</pre>"
-    html = console.export_html(inline_styles=True, code_format=pre, clear=False)
-    return {"text/html": html, "text/plain": console.export_text()}

@@ -196,11 +196,9 @@ def _gpudirect_lacks(found: kvikio.Probe, *, with_driver: bool) -> list[str]:
         "the kernel module nvidia-fs": _GDS_MODULE.exists(),
     }
     lacks = [what for what, there in needed.items() if not there]
-    if not found.works:
-        lacks.append(found.reason)
-    elif not found.gpudirect:
+    if found.works and not found.gpudirect:
         lacks.append("GPUDirect in kvikio, which runs in compatibility mode")
-    elif not found.reaches_gpu:
+    elif not (found.works and found.reaches_gpu):
         lacks.append(found.reason)
     return lacks
 

@@ -5,7 +5,7 @@ that is expected of an epoch, what would change it, what several processes would
 the outcome of a run."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ def describe_memory(report: PlanReport, spill_dir: Path) -> str:
 
 def describe_waiting(report: PlanReport) -> str:
     """What of an epoch's data waits in memory, in a sentence: shares of what is read, by what it is to the model."""
-    shares = {what: _mean(parts) for what, parts in _by_role(report) if parts}
+    shares = {what: _mean(parts) for what, parts in _by_role(report).items() if parts}
     again = [f"{share.recompute} % of the {what}" for what, share in shares.items() if share.recompute]
     anew = f"; computed again: {_listed(again)}" if again else ""
     if not any(share.ssd for share in shares.values()):
@@ -104,7 +104,7 @@ def describe_forecast(report: PlanReport, epochs: int) -> str:
 # ---- what waits where -----------------------------------------------------------------------------------------------
 
 
-def _by_role(report: PlanReport) -> Iterator[tuple[str, list[tuple[int, Shares]]]]:
+def _by_role(report: PlanReport) -> dict[str, list[tuple[int, Shares]]]:
     """By what it is to the model, bytes of matrices that an epoch reads, and where these wait."""
     workload = report.workload
     stages = [stage.name for stage in workload.programs[report.program]]
@@ -126,7 +126,7 @@ def _by_role(report: PlanReport) -> Iterator[tuple[str, list[tuple[int, Shares]]
         else:
             role = "gradients"
         roles[role].append((nbytes[name], share))
-    yield from roles.items()
+    return roles
 
 
 def _mean(parts: Sequence[tuple[int, Shares]]) -> Shares:

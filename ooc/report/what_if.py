@@ -306,13 +306,11 @@ def changes(report: PlanReport, plan: Plan, *, spilled_narrow: bool) -> list[dic
     host = replace(limits, host_bytes=_TIMES * limits.host_bytes)
     device = replace(limits, device_bytes=_TIMES * limits.device_bytes)
     disk = replace(hardware, disk=faster(hardware.disk, _TIMES))
-    tried = [("a disk twice as fast", limits, disk, spilled_narrow)]
-    if hardware.has_device_memory:
-        budgets = ("twice the host budget", host), ("twice the gpu budget", device)
-        tried = [(name, at, hardware, spilled_narrow) for name, at in budgets] + tried
-    else:
-        both = replace(host, device_bytes=device.device_bytes)
-        tried.insert(0, ("twice the memory", both, hardware, spilled_narrow))
+    memories = {"twice the host budget": host, "twice the gpu budget": device}
+    if not hardware.has_device_memory:
+        memories = {"twice the memory": replace(host, device_bytes=device.device_bytes)}
+    tried = [(name, at, hardware, spilled_narrow) for name, at in memories.items()]
+    tried.append(("a disk twice as fast", limits, disk, spilled_narrow))
     if not spilled_narrow:
         tried.append(("--spill-dtype bfloat16", limits, hardware, True))
     found = []

@@ -223,6 +223,11 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+def choice_option(flag: str, *names: str, help: str) -> Callable[[_Callback], _Callback]:
+    """An option that is one of these names, by default the first."""
+    return click.option(flag, type=ChoiceType(*names), default=names[0], show_default=True, help=help)
+
+
 SIZE = SizeType()
 SIZE_OR_ZERO = SizeType(zero=True)
 PROBABILITY = RealType(min=0.0, max=1.0, max_open=True)
@@ -249,13 +254,10 @@ HOST_BUDGET = click.option(
     help="RAM to work in. [default: half of what is free]",
 )
 FORCE = click.option("--force", is_flag=True, help="Replace OUT when it exists.")
-ON_CANCEL = click.option(
-    "--on-cancel",
-    type=ChoiceType("keep", "remove"),
-    default="keep",
-    show_default=True,
-    help="What Ctrl-C does with the work so far. Kept, the same command goes on.",
+ON_CANCEL = choice_option(
+    "--on-cancel", "keep", "remove", help="What Ctrl-C does with the work so far. Kept, the same command goes on."
 )
+WEIGHTS = choice_option("--weights", "best", "last", help="Which of the run's weights.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
 
 

@@ -259,7 +259,7 @@ def _cache(axes: "Axes", run: Mapping[str, Any]) -> None:
     shares = [100 * found / uses for found in rows.values()]
     bars = axes.barh(list(rows), shares, color=_SERIES[0], height=0.55)
     axes.bar_label(bars, [f"{share:.1f} %" for share in shares], padding=4)
-    axes.set_xlim(0, max(115.0, 1.0))
+    axes.set_xlim(0, 115)
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.set_xlabel(f"% of an epoch's {uses:,} reads of blocks")
     axes.grid(visible=False, axis="y")
