@@ -69,10 +69,9 @@ class BlockSums:
             return
         height, row_bytes = self._array.chunks[0], self._array.row_bytes
         start = block * self._grid.block_rows
-        stop = start + self._grid.height(block)
-        for chunk in range(start // height, -(-stop // height)):
-            first, last = max(start, chunk * height) - start, min(stop, (chunk + 1) * height) - start
-            agrees = self._agrees(block + chunk, memory[first * row_bytes : last * row_bytes])
+        for chunk in range(start // height, -(-(start + self._grid.height(block)) // height)):
+            rows = self._grid.part(block, _rows_of(self._array, chunk))
+            agrees = self._agrees(block + chunk, memory[rows.start * row_bytes : rows.stop * row_bytes])
             if not agrees or not (self._compared[chunk] or self._compare(self._array, chunk)):
                 raise self._array.damaged(chunk)
 
@@ -82,14 +81,14 @@ class BlockSums:
             return
         height, row_bytes = self._array.chunks[0], self._array.row_bytes
         for chunk in np.flatnonzero(~self._compared).tolist():
-            blocks = self._blocks(self._array, chunk)
+            blocks = self._grid.blocks_with(_rows_of(self._array, chunk))
             if not blocks or not any(self._known[block + chunk] for block in blocks):
                 continue
             for block in blocks:
                 if not self._known[block + chunk]:
-                    first, last = self._rows(self._array, chunk, block)
-                    offset, nbytes = (first - chunk * height) * row_bytes, (last - first) * row_bytes
-                    self._crcs[block + chunk] = self._array.checksum(chunk, offset, nbytes)
+                    rows = self._grid.part(block, _rows_of(self._array, chunk))
+                    offset = (block * self._grid.block_rows + rows.start - chunk * height) * row_bytes
+                    self._crcs[block + chunk] = self._array.checksum(chunk, offset, len(rows) * row_bytes)
                     self._known[block + chunk] = True
             if not self._compare(self._array, chunk):
                 raise self._array.damaged(chunk)
@@ -109,27 +108,22 @@ class BlockSums:
 
     def _compare(self, array: Array, chunk: int) -> bool:
         """False where all pieces of a chunk are known and come to another checksum than it has."""
-        blocks = self._blocks(array, chunk)
+        rows = _rows_of(array, chunk)
+        blocks = self._grid.blocks_with(rows)
         if not self._known[blocks[0] + chunk : blocks[-1] + chunk + 1].all():
             return True
         checksum = 0
         for block in blocks:
-            first, last = self._rows(array, chunk, block)
-            checksum = combined(checksum, int(self._crcs[block + chunk]), (last - first) * array.row_bytes)
-        end = (chunk + 1) * array.chunks[0]
-        if (beyond := (end - last) * array.row_bytes) > 0:
+            nbytes = len(self._grid.part(block, rows)) * array.row_bytes
+            checksum = combined(checksum, int(self._crcs[block + chunk]), nbytes)
+        if (beyond := (rows.stop - self._grid.rows) * array.row_bytes) > 0:
             padded = self._grid.rows == array.shape[0]
             tail = of_zeros(beyond) if padded else array.checksum(chunk, array.chunk_bytes - beyond, beyond)
             checksum = combined(checksum, tail, beyond)
         self._compared[chunk] = checksum == self._stored[chunk]
         return bool(self._compared[chunk])
 
-    def _blocks(self, array: Array, chunk: int) -> range:
-        """Those with rows in a chunk. The piece that a block has of it is number block + chunk."""
-        height, end = array.chunks[0], min((chunk + 1) * array.chunks[0], self._grid.rows)
-        return range(chunk * height // self._grid.block_rows, -(-end // self._grid.block_rows))
 
-    def _rows(self, array: Array, chunk: int, block: int) -> tuple[int, int]:
-        """Those of a chunk that are a block's."""
-        height, end = array.chunks[0], (block + 1) * self._grid.block_rows
-        return max(chunk * height, block * self._grid.block_rows), min((chunk + 1) * height, end, self._grid.rows)
+def _rows_of(array: Array, chunk: int) -> range:
+    """Those of a chunk, which may go on behind the last. The piece that a block has of it is number block + chunk."""
+    return range(chunk * array.chunks[0], (chunk + 1) * array.chunks[0])

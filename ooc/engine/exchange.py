@@ -163,13 +163,6 @@ def halo_memory(counts_PP: Tensor, shares: Sequence[range], rows: int) -> HaloMe
     return HaloMemory(lists, int(counts_PP.max()), int(wanted_P.max()))
 
 
-def blocks_of(rows: range, grid: Grid) -> Iterator[tuple[int, range]]:
-    """The row blocks of a matrix that have some of ``rows``, and which each has."""
-    height, rows = grid.block_rows, range(grid.rows)[rows.start : rows.stop]
-    for block in range(rows.start // height, -(-rows.stop // height) if rows else 0):
-        yield block, range(max(rows.start, block * height), min(rows.stop, (block + 1) * height))
-
-
 def part_of(rows: range, part: range) -> range:
     """Of ``rows`` the ``part.start``-th of ``part.stop`` parts."""
     start, stop = (len(rows) * at // part.stop for at in (part.start, part.start + 1))
@@ -309,15 +302,13 @@ class Exchange:
         parts of the rows of every process the one (its start) that is there by now. All have to begin the same in the
         same order."""
         halo = None if direction is None else self._halos.get(direction)
-        return self._on_thread(self._send, self._written(matrix_NC), matrix_NC, space, halo, part)
+        is_on_device = self._device is not None and matrix_NC.device.type != "cpu"
+        written = self._device.record() if self._device is not None and is_on_device else None
+        return self._on_thread(self._send, written, matrix_NC, space, halo, part)
 
     def begin_shifts(self, shifts: Sequence[Shift]) -> "Future[Event | None]":
         """Begin to send some rows, one after the other; to be waited for. As for ``begin``."""
         return self._on_thread(self._shift, None if self._device is None else self._device.record(), shifts)
-
-    def _written(self, matrix_NC: Tensor) -> Event | None:
-        """On a device: the end of what has written to a matrix so far."""
-        return self._device.record() if self._device is not None and matrix_NC.device.type != "cpu" else None
 
     @torch.no_grad()
     def _shift(self, written: Event | None, shifts: Sequence[Shift]) -> Event | None:
@@ -425,10 +416,6 @@ class Exchange:
                     there = put_first()
             return put_first() if under_way else there
 
-    def check(self) -> None:
-        """RankError where another process is known to have failed, gone or stopped."""
-        self.ranks.check()
-
     def abandon(self) -> None:
         """This process does not go on. Returns when nothing is sent any more."""
         self.ranks.failed()
@@ -447,7 +434,7 @@ class Exchange:
         whom the others get nothing."""
         ranks = self.ranks
         for rank, share in enumerate(self._shares[space]):
-            for _, rows in blocks_of(share, grid):
+            for rows in (grid.part(number, share) for number in grid.blocks_with(share)):
                 block = next(own) if rank == ranks.rank else torch.empty(len(rows), grid.columns, dtype=dtype)
                 if rank != to:
                     ranks.hand_on(block.view(torch.uint8), rank, to)

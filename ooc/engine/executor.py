@@ -2,7 +2,8 @@
 """Running one of a plan's programs: its passes one after the other, as a ``Runtime`` has what they need; and the kinds
 of passes: rows of all columns, a pull of one slab of columns after the other, and a shuffle."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -10,26 +11,25 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ooc.engine.exchange import blocks_of, part_of
-from ooc.engine.operands import Input, Output, blocks_within
-from ooc.engine.program_run import PassRun, ProgramRun, TilePassRun
+from ooc.engine.exchange import part_of
+from ooc.engine.operands import Input, Output
+from ooc.engine.program_run import PassRun, ProgramRun
 from ooc.engine.pull_run import (
-    BucketedPull,
     EdgeSweep,
     FeatureSweep,
     PullRun,
-    ShardedPull,
     ShardedSlabs,
     SlabBuffers,
     SlabPull,
-    WholePull,
+    groups_of,
 )
 from ooc.engine.record import PassRecord
 from ooc.engine.recording import EpochRecorder
 from ooc.engine.runtime import Runtime
-from ooc.engine.shuffle import BucketsRows, RowsWriter
+from ooc.engine.shuffle import BucketsRows, RowsReader, RowsWriter
 from ooc.errors import BudgetError
 from ooc.kernels.edges import TileEdges, highest_row
+from ooc.plan.layout.grid import Grid
 from ooc.plan.layout.passes import ColumnPass, RowPass, ShufflePass, direct_slabs, loaded_slabs, pulled_by, stored_slabs
 from ooc.plan.layout.shuffle import BucketedRows
 from ooc.plan.program.received import sent_parts_of, sharded_by
@@ -107,7 +107,7 @@ def run_program(
 # ---- the kinds of passes ------------------------------------------------------------------------------------------
 
 
-class RowPassRun(TilePassRun):
+class RowPassRun(PassRun):
     """One execution of a row pass: steps in order, tiles within steps, both downwards where the stage says so.
     ``buffers``: of the column pass before, whose last slab this one may pull."""
 
@@ -128,14 +128,16 @@ class RowPassRun(TilePassRun):
         run, item = self.program, self.item
         if item.pull is None:
             return
-        kernel, rows = run.kernels[item.pull], run.bucketed_rows(item)
+        pull, kernel = item.pull, run.kernels[item.pull]
         if item.sweeps is not None:
             assert self.buffers is not None, "the pass before this one has left the last slab"
             self.pull = SlabPull(run, item.sweeps, self.buffers, item.sweeps.slabs, kernel)
-        elif rows is not None:
-            self.pull = BucketedPull(run, item.pull, kernel, rows)
-        else:
-            self.pull = WholePull(run, item, item.pull, kernel)
+            return
+        planned, groups = run.plan.matrices[pull.source], range(pull.per_edge.groups if pull.per_edge else 0)
+        source: Tensor | RowsReader | None = run.bucketed_rows(item)
+        if source is None:
+            source = run.whole_rows(pull.source, item.index)[: run.written_rows(pull.source, item.index)]
+        self.pull = PullRun(run, pull, kernel, source, groups, planned.grid.columns if planned.spare_columns else 0)
 
     def _operand(self, name: str, make: Callable[[str], Operand]) -> Operand:
         """Matrix ``name`` as this pass loads or stores it, in every run of the program."""
@@ -227,9 +229,8 @@ class RowPassRun(TilePassRun):
             found += [partial(sharded.send, slab) for slab in sharded.direct]
         return found
 
-    def reduce(self, result: Tile | None) -> None:
+    def reduce(self, result: Tile) -> None:
         """A tile; parts of the process's rows are sent as these are there."""
-        assert result is not None
         start, stop = result.start, result.stop
         super().reduce(result)
         self._send_parts(range(start, stop))
@@ -260,7 +261,7 @@ class RowPassRun(TilePassRun):
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
-class ColumnPassRun(TilePassRun):
+class ColumnPassRun(PassRun):
     """One execution of a column pass: slab after slab, the topology streamed once for each. ``buffers`` hold them."""
 
     pull: SlabPull
@@ -280,7 +281,7 @@ class ColumnPassRun(TilePassRun):
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
         self.pull.open(number, step)
-        for block in blocks_within(self.target.grid, step.start, step.stop):
+        for block in self.target.grid.blocks_with(range(step.start, step.stop)):
             self.out[block] = self.target.rows(self.workspace, step.slab, block)
         yield from self.pull.tiles(step, self.item.rows_at_once)
 
@@ -291,26 +292,25 @@ class ColumnPassRun(TilePassRun):
 
     def compute(self, task: Tile) -> Tile | None:
         """Pull some rows of the slab; a tile where there is something to add to a matrix."""
-        height = self.target.grid.block_rows
-        block, *others = blocks_within(self.target.grid, task.start, task.stop)
-        first = task.start - block * height
-        out = None if others else self.out[block][first : first + task.stop - task.start]
+        rows, grid = range(task.start, task.stop), self.target.grid
+        block, *others = grid.blocks_with(rows)
+        part = grid.part(block, rows)
+        out = None if others else self.out[block][part.start : part.stop]
         pulled = self.pull.rows(task, out)
-        for each in (block, *others) if pulled is not out else ():
-            low, high = max(task.start, each * height), min(task.stop, (each + 1) * height)
-            self.out[each][low - each * height : high - each * height].copy_(
-                pulled[low - task.start : high - task.start]
-            )
+        if pulled is not out:
+            put_rows(pulled, task.start, grid, self.out)
         return task if task.scattered is not None else None
 
 
-class ShardedPassRun(TilePassRun):
+class ShardedPassRun(PassRun):
     """One execution of a column pass whose slabs are sharded: in each turn this process pulls one slab, for the rows
     of one process after the other, who are sent them part by part while the next ones are pulled, and parts of the next
     turn's slabs between these. With its own rows, the last, what the others have pulled of their slabs is put where it
     belongs."""
 
-    pull: ShardedPull
+    pull: PullRun
+    arrived: dict[str, Tensor]
+    """All rows of the slab that is pulled, and what they bring to its pull, by matrix."""
 
     def __init__(self, run: ProgramRun, item: ColumnPass, buffers: ShardedSlabs) -> None:
         super().__init__(run, item)
@@ -322,7 +322,7 @@ class ShardedPassRun(TilePassRun):
         self.at = self.slab = -1
         self.turn_begins = False
         self.sending: list[Future[Event | None]] = []
-        self.out: dict[tuple[int, int], Tensor] = {}
+        self.out: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
 
     def _at(self, step: Step) -> int:
         """Whose rows it pulls, as they are in turn."""
@@ -338,8 +338,10 @@ class ShardedPassRun(TilePassRun):
             self.sending.clear()
             self.slab, self.turn_begins = step.slab, True
         self.out.clear()
-        kernel = self.program.kernels[self.item.pull]
-        self.pull = ShardedPull(self.program, self.item, self.buffers, self.slab, kernel)
+        run, pull = self.program, self.item.pull
+        self.arrived = self.buffers.arrived(self.slab)
+        groups = groups_of(run, self.item, self.slab)
+        self.pull = PullRun(run, pull, run.kernels[pull], self.arrived[pull.source], groups)
 
     def open(self, number: int, step: Step) -> Iterator[Tile]:
         """The rows of a step, cut for the threads."""
@@ -351,13 +353,13 @@ class ShardedPassRun(TilePassRun):
         self._send(rows.start)
         self.pull.open(number, step)
         if self.at == self.others:
-            for block in blocks_within(self.target.grid, step.start, step.stop):
+            for block in self.target.grid.blocks_with(range(step.start, step.stop)):
                 for slab in self.item.turn(self.slab):
-                    self.out[slab, block] = self.target.rows(self.workspace, slab, block)
+                    self.out[slab][block] = self.target.rows(self.workspace, slab, block)
         for start in range(step.start, step.stop, self.item.rows_at_once):
             stop = min(step.stop, start + self.item.rows_at_once)
             self._await(stop - rows.start)
-            yield Tile(start, stop, {})
+            yield Tile(start, stop, {name: self.arrived[name][start:stop] for name in self.item.pull.own})
 
     def _await(self, rows: int) -> None:
         """Have the memory for so many rows that are pulled for another process, which those before them have left; or
@@ -379,9 +381,8 @@ class ShardedPassRun(TilePassRun):
             if begun % self.others == 0:  # as all do: they are to begin the same in the same order
                 self.buffers.send_next(self.slab, range(begun // self.others, parts))
 
-    def reduce(self, result: Tile | None) -> None:
+    def reduce(self, result: Tile) -> None:
         """Rows up to those of a tile have been pulled."""
-        assert result is not None
         self._send(result.stop)
 
     def compute(self, task: Tile) -> Tile:
@@ -396,10 +397,7 @@ class ShardedPassRun(TilePassRun):
         for slab in self.item.turn(self.slab):
             is_own = slab == self.slab
             pulled = self.pull.rows(task) if is_own else self.buffers.returned(slab, range(task.start, task.stop))
-            for block, rows in blocks_of(range(task.start, task.stop), self.target.grid):
-                first = block * self.target.grid.block_rows
-                part = pulled[rows.start - task.start : rows.stop - task.start]
-                self.out[slab, block][rows.start - first : rows.stop - first].copy_(part)
+            put_rows(pulled, task.start, self.target.grid, self.out[slab])
         return task
 
     def finish(self) -> None:
@@ -440,6 +438,14 @@ class ShufflePassRun(PassRun):
 
     def finish(self) -> None:
         self.writer.finish()
+
+
+def put_rows(rows_RC: Tensor, start: int, grid: Grid, blocks: Mapping[int, Tensor]) -> None:
+    """Copy rows from ``start`` on to the ``blocks`` that they lie in."""
+    rows = range(start, start + len(rows_RC))
+    for block in grid.blocks_with(rows):
+        part, first = grid.part(block, rows), block * grid.block_rows - start
+        blocks[block][part.start : part.stop].copy_(rows_RC[first + part.start : first + part.stop])
 
 
 def rows_by_bucket(plan: BucketedRows, edges: TileEdges) -> list[BucketsRows]:

@@ -57,26 +57,20 @@ class BlockedMatrix:
         """The number of a block throughout the plan."""
         return self.base + slab * self.grid.blocks + block
 
-    def spans(self, slab: int, block: int) -> Sequence[Span]:
-        """Where a block lies on the SSD."""
-        grid = self.grid
+    def spans(self, slab: int, block: int, *, writing: bool = False) -> Sequence[Span]:
+        """Where a block lies on the SSD, or is to be written."""
+        grid, rows = self.grid, self._rows(block)
+        if isinstance(self.array, VersionedArray) and writing:
+            path = self.array.next_path
+            if path not in self.versions:
+                self.versions[path] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
+            place = self.array.extent(path, rows.start, len(rows))
+            return [Span(self.versions[path], place.offset, place.nbytes, self.name)]
         if self.array is not None:
-            rows = self._rows(block)
             extents = self.array.extents(rows.start, rows.stop)
             return [Span(ChunkFile(e.path), e.offset, e.nbytes, self.array.name) for e in extents]
         assert self.file is not None
         return [Span(self.file, grid.block_offset(slab, block), grid.block_nbytes(slab, block), self.name)]
-
-    def targets(self, slab: int, block: int) -> Sequence[Span]:
-        """Where a block is to be written."""
-        if not isinstance(self.array, VersionedArray):
-            return self.spans(slab, block)
-        path = self.array.next_path
-        if path not in self.versions:
-            self.versions[path] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
-        rows = self._rows(block)
-        place = self.array.extent(path, rows.start, len(rows))
-        return [Span(self.versions[path], place.offset, place.nbytes, self.name)]
 
     def part(self, slab: int, block: int) -> slice:
         """Which of the bytes of a block in memory the SSD has."""
@@ -127,7 +121,7 @@ class _Operand:
     def open(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` are about to be taken, or put."""
         if self._whole is None:
-            self._blocks.open(blocks_within(self._matrix.grid, start, stop), self._rows)
+            self._blocks.open(self._matrix.grid.blocks_with(range(start, stop)), self._rows)
 
     def _rows(self, block: int) -> list[Tensor]:
         return [self._matrix.rows(self._workspace, k, block) for k in self._slabs]
@@ -148,7 +142,7 @@ class _Operand:
         """Rows ``start:stop``: of each block that they lie in, those of each of its slabs."""
         grid, found = self._matrix.grid, []
         height, rows = grid.block_rows, grid.rows
-        for block in blocks_within(grid, start, stop):
+        for block in grid.blocks_with(range(start, stop)):
             pieces, first, last = self._blocks[block], start - block * height, stop - block * height
             if first > 0 or (last < height and stop < rows):
                 pieces = [piece[max(0, first) : last] for piece in pieces]
@@ -184,13 +178,13 @@ class Input(_Operand):
         self._none = torch.empty(0, len(columns), dtype=self._dtype, device=workspace.place)
 
     def tile(self, start: int, stop: int) -> Tensor:
-        """Rows ``start:stop``, or as many of them as the matrix has."""
+        """Rows ``start:stop``, or as many of them as the matrix has; a copy only where they lie in several frames."""
+        if start >= min(stop, self._matrix.grid.rows):
+            return self._none
         piece = self._in_one(start, stop)
         if piece is not None:
             piece = typed(piece, self._dtype)
             return piece if self._all else piece[:, self._taken]
-        if start >= self._matrix.grid.rows:
-            return self._none
         if self._whole is not None:
             rows = typed(self._whole[start:stop], self._dtype)
             # Bits of what is computed may depend on how rows lie, which is the plan's affair where some are spare.
@@ -302,20 +296,6 @@ class Sums:
             self._hand_on()
 
 
-class Edges(_Operand):
-    """An array of the edges of one direction, their indices or what they carry, for one sweep over the rows."""
-
-    def __init__(self, matrix: BlockedMatrix, workspace: Workspace[Any]) -> None:
-        super().__init__(matrix, workspace, range(1), None)
-
-    def take(self, start: int, stop: int) -> Tensor:
-        """What the array has of edges ``start:stop`` [E, columns]; a copy only where it lies in several frames."""
-        if stop <= start:
-            return torch.empty(0, self._matrix.grid.columns, dtype=self._matrix.dtype, device=self._workspace.place)
-        pieces = [piece for [piece] in self._of_tile(start, stop)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
 class OpenBlocks(Generic[T]):
     """Views of the blocks of this step and the one before it, whose tiles may still be computed.
 
@@ -338,9 +318,3 @@ class OpenBlocks(Generic[T]):
     def __getitem__(self, block: int) -> T:
         found = self._now.get(block)
         return self._before[block] if found is None else found
-
-
-def blocks_within(grid: Grid, start: int, stop: int) -> range:
-    """The row blocks that rows ``start:stop`` lie in."""
-    stop = min(stop, grid.rows)
-    return range(start // grid.block_rows, -(-stop // grid.block_rows)) if stop > start else range(0)

@@ -21,7 +21,7 @@ from ooc.plan.layout.passes import Pass, RowPass
 from ooc.plan.program.program import Program
 from ooc.plan.program.sequence import Step
 from ooc.plan.workload import Pull
-from ooc.stages import PanelSums, Tile
+from ooc.stages import PanelSums
 from ooc.stages import Step as StageStep
 
 
@@ -83,7 +83,7 @@ class ProgramRun:
         half done here: Ctrl-C ends it first."""
         stop_if_asked()
         if self.runtime.exchange is not None:
-            self.runtime.exchange.check()
+            self.runtime.exchange.ranks.check()
         workspace = self.workspace
         workspace.vacate(step - self.passes[self._index].steps_at_once)
         for block, frame, load in self.program.acquire[step]:
@@ -163,14 +163,17 @@ class ProgramRun:
 
 
 class PassRun(ABC):
-    """One execution of a pass. A *sweep* over the rows is all of it, or that of one slab."""
+    """One execution of a pass. A *sweep* over the rows is all of it, or that of one slab. Its tasks give tiles: what
+    they scatter is added to its matrix, then the program's run reduces them."""
 
     def __init__(self, run: ProgramRun, item: Pass) -> None:
         self.program = run
         self.runtime = run.runtime
         self.workspace = run.workspace
         self._first, self._stop = run.program.bounds[item.index]
-        self._at_once = item.steps_at_once
+        self._at_once, self._reverse = item.steps_at_once, item.reverse
+        run.sums_over_rows.begin_pass(item.space)
+        self._sums = run.sums(item.pull, item.index)
 
     def begins_sweep(self, number: int) -> bool:
         """Whether step ``number``, not the first, is the first of a sweep."""
@@ -189,13 +192,22 @@ class PassRun(ABC):
     def compute(self, task: Any) -> Any:
         """One task, on any thread."""
 
-    @abstractmethod
     def reduce(self, result: Any) -> None:
-        """What ``compute`` gave, in the order of the tasks."""
+        """What ``compute`` gave, in the order of the tasks; None: nothing to add to anything."""
+        if result is None:
+            return
+        found = result.scattered
+        if self._sums is not None and found is not None:
+            for rows_S, values_SC in found.others:
+                self._sums.add(rows_S, values_SC)
+        result.scattered = None
+        self.program.sums_over_rows.reduce(result)
 
-    @abstractmethod
     def finish(self) -> None:
         """Everything has been reduced."""
+        if self._sums is not None:
+            self._sums.finish()
+        self.program.sums_over_rows.end_pass(reverse=self._reverse)
 
     def run(self) -> None:
         """All steps. While a step is computed, the next one's tasks are put out, unless a pass has one step at a time;
@@ -221,28 +233,3 @@ class PassRun(ABC):
         took_s.append(perf_counter() - begun_s)
         for number in range(max(first, stop - self._at_once), stop):
             program.end(number)
-
-
-class TilePassRun(PassRun):
-    """One whose tasks give tiles: what they scatter is added to its matrix, then the program's run reduces them."""
-
-    def __init__(self, run: ProgramRun, item: Pass) -> None:
-        super().__init__(run, item)
-        self._reverse = item.reverse
-        run.sums_over_rows.begin_pass(item.space)
-        self._sums = run.sums(item.pull, item.index)
-
-    def reduce(self, result: Tile | None) -> None:
-        if result is None:
-            return
-        found = result.scattered
-        if self._sums is not None and found is not None:
-            for rows_S, values_SC in found.others:
-                self._sums.add(rows_S, values_SC)
-        result.scattered = None
-        self.program.sums_over_rows.reduce(result)
-
-    def finish(self) -> None:
-        if self._sums is not None:
-            self._sums.finish()
-        self.program.sums_over_rows.end_pass(reverse=self._reverse)

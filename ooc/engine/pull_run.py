@@ -14,20 +14,18 @@ import torch
 from torch import Tensor
 
 from ooc.engine.exchange import Shift, part_of
-from ooc.engine.operands import Edges, Input, as_matrix
+from ooc.engine.operands import Input, as_matrix
 from ooc.engine.program_run import ProgramRun
 from ooc.engine.runtime import Runtime
 from ooc.engine.shuffle import RowsReader
 from ooc.kernels.cuda.carried import Carried
 from ooc.kernels.cuda.segments import EDGES_PER_SEGMENT
 from ooc.kernels.edges import TileEdges
-from ooc.kernels.neighbourhood import BucketRows
 from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import typed
 from ooc.model.graph import AnyScaling, damaged
 from ooc.plan.layout.passes import (
     ColumnPass,
-    RowPass,
     ShardedMemory,
     columns_beside,
     direct_slabs,
@@ -90,8 +88,8 @@ class EdgeSweep:
         self._nodes = runtime.store.neighbours(pull.direction.value)
         self._checks = runtime.checks.get(pull.direction)
         self._retained = runtime.retained.get(pull.direction)
-        self._arrays: dict[EdgeData | None, Edges] = {
-            data: Edges(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace)
+        self._arrays: dict[EdgeData | None, Input] = {
+            data: Input(runtime.matrices[edges_name(pull.direction, data)], runtime.workspace, whole=None, dtype=None)
             for data in (None, *pull.edge_data)
         }
         self._carried: Carried | None = None
@@ -99,18 +97,15 @@ class EdgeSweep:
     def open(self, step: Step) -> tuple[range, range | None]:
         """The edges of a step's rows are about to be taken. Of which rows, and where it takes but a piece of the edges,
         of which."""
-        if step.edges is None:
-            self._open(int(self._offsets[step.start]), int(self._offsets[step.stop]))
-            return range(step.start, step.stop), None
-        rows = range(step.start, step.stop)
-        begin, first = place_of_cut(self._offsets, rows, step.edges.start)
-        end, last = place_of_cut(self._offsets, rows, step.edges.stop)
-        self._open(first, last)
-        return range(begin, end + (end < step.stop and last > self._offsets[end])), range(first, last)
-
-    def _open(self, first: int, last: int) -> None:
+        rows, piece = range(step.start, step.stop), None
+        first, last = int(self._offsets[rows.start]), int(self._offsets[rows.stop])
+        if step.edges is not None:
+            begin, first = place_of_cut(self._offsets, rows, step.edges.start)
+            end, last = place_of_cut(self._offsets, rows, step.edges.stop)
+            rows, piece = range(begin, end + (end < step.stop and last > self._offsets[end])), range(first, last)
         for array in self._arrays.values():
             array.open(first, last)
+        return rows, piece
 
     def take(self, start: int, stop: int, edges: range | None = None) -> TileEdges:
         """The edges of rows ``start:stop``, on any thread; or those among ``edges``, piece after piece, on one."""
@@ -118,7 +113,7 @@ class EdgeSweep:
         begun, ended = first, last
         if edges is not None:
             first, last = max(first, edges.start), min(last, edges.stop)
-        taken = {data: array.take(first, last) for data, array in self._arrays.items()}
+        taken = {data: array.tile(first, last) for data, array in self._arrays.items()}
         indices, weight = taken[None][:, 0], taken.get(EdgeData.WEIGHT)
         if self._checks is not None:
             self._checks.check_range(indices)
@@ -171,23 +166,28 @@ class FeatureSweep(EdgeSweep):
 
 
 class PullRun:
-    """A pull for one sweep over the rows, from memory that holds ``groups`` of its source's columns, of all rows."""
+    """A pull for one sweep over the rows, of ``groups`` of its source's columns, all rows of which ``source`` has in
+    memory, or bucket by bucket as it has been shuffled. ``columns``: those in front of spare ones (0: there are none).
+    """
 
     def __init__(
         self,
         run: ProgramRun,
         pull: Pull,
         kernel: Kernel | AnyScaling,
-        source: Tensor | None = None,
-        groups: range = range(0),
+        source: Tensor | RowsReader,
+        groups: range,
+        columns: int = 0,
     ) -> None:
         self._runtime, self._pull, self._kernel, self._groups = run.runtime, pull, kernel, groups
-        self._source, self._edges = source, EdgeSweep(run.runtime, pull)
+        self._source, self._columns, self._edges = source, columns, EdgeSweep(run.runtime, pull)
         self._taken: tuple[range, range | None] = range(0), None
 
     def open(self, number: int, step: Step) -> None:
         """The rows of ``step``, which is step ``number`` of the program, are about to be pulled."""
         self._taken = self._edges.open(step)
+        if isinstance(self._source, RowsReader):
+            self._source.open(step.start, step.stop)
 
     def tiles(self, step: Step, height: int) -> Iterator[Tile]:
         """The rows of the step that has been opened, ``height`` at a time, and a piece of their edges if it has one."""
@@ -196,11 +196,6 @@ class PullRun:
             first, stop = max(start, rows.start), min(start + height, rows.stop)
             if first < stop:
                 yield Tile(first, stop, {}, edges=edges)
-
-    def source(self, tile: Tile) -> Tensor | BucketRows:
-        """What a tile gathers from."""
-        assert self._source is not None, "what is pulled is in memory whole, or read as it has been shuffled"
-        return self._source
 
     def own(self, tile: Tile) -> Sequence[Tensor]:
         """A tile's rows of the pull's own matrices."""
@@ -217,48 +212,16 @@ class PullRun:
         """What is pulled into the rows of ``tile``, on any thread; what is scattered on the way is the tile's. In
         ``out``, if they can be summed right into it."""
         edges = self._edges.take(tile.start, tile.stop, tile.edges)
-        source = self.source(tile)
+        source = self._source.tile(tile.start) if isinstance(self._source, RowsReader) else self._source
         if isinstance(self._kernel, AnyScaling):
-            assert isinstance(source, Tensor)
-            return self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
+            assert isinstance(source, Tensor), "sums are of what is in memory"
+            out = source.new_empty(tile.stop - tile.start, self._columns) if self._columns else out
+            sums = self._runtime.pull_rows(source, edges, self._pull.direction, self._kernel, out)
+            return sums[:, : self._columns].contiguous() if self._columns else sums
         own = self._by_group(self.own(tile))
         source = cast(Tensor, source)  # shuffled rows only go to opaque layers, which take both
         own = source[tile.start : tile.start + edges.rows] if own is None else own
         return tile.take(self._kernel(edges, source, own, self._groups))
-
-
-class WholePull(PullRun):
-    """From a source that is in memory whole."""
-
-    def __init__(self, run: ProgramRun, item: RowPass, pull: Pull, kernel: Kernel | AnyScaling) -> None:
-        kind, planned = pull.per_edge, run.plan.matrices[pull.source]
-        assert planned.whole, "what is pulled is in memory whole, or read as it has been shuffled"
-        source = run.whole_rows(pull.source, item.index)[: run.written_rows(pull.source, item.index)]
-        super().__init__(run, pull, kernel, source, range(kind.groups if kind else 0))
-        self._columns = planned.grid.columns if planned.spare_columns else 0
-
-    def rows(self, tile: Tile, out: Tensor | None = None) -> Tensor:
-        """Without spare columns."""
-        if not self._columns or self._source is None:
-            return super().rows(tile, out)
-        out = self._source.new_empty(tile.stop - tile.start, self._columns)
-        return super().rows(tile, out)[:, : self._columns].contiguous()
-
-
-class BucketedPull(PullRun):
-    """From a source that is read bucket by bucket as it has been shuffled."""
-
-    def __init__(self, run: ProgramRun, pull: Pull, kernel: Kernel | AnyScaling, source: RowsReader) -> None:
-        assert pull.per_edge is not None
-        super().__init__(run, pull, kernel, groups=range(pull.per_edge.groups))
-        self._rows = source
-
-    def open(self, number: int, step: Step) -> None:
-        super().open(number, step)
-        self._rows.open(step.start, step.stop)
-
-    def source(self, tile: Tile) -> BucketRows:
-        return self._rows.tile(tile.start)
 
 
 class SlabBuffers:
@@ -421,10 +384,10 @@ class ShardedSlabs(SlabBuffers):
         self._sending: list[Future[Event | None]] = []
         self.parts = returned_parts(item, self._planned, share)
 
-    def arrived(self, slab: int) -> list[Tensor]:
+    def arrived(self, slab: int) -> dict[str, Tensor]:
         """Those rows of a slab of this process that the program has written, of all; and what all rows bring to its
         pull."""
-        return [rows.arrived(slab) for rows in self._rows_of.values()]
+        return {name: rows.arrived(slab) for name, rows in self._rows_of.items()}
 
     def pulled(self, slab: int, rows: range) -> Tensor:
         """Memory for what is pulled of it for another process."""
@@ -494,7 +457,7 @@ class SlabPull(PullRun):
     def __init__(
         self, run: ProgramRun, item: ColumnPass, buffers: SlabBuffers, slab: int, kernel: Kernel | AnyScaling
     ) -> None:
-        kind, groups = item.pull.per_edge, _groups(run, item, slab)
+        kind, groups = item.pull.per_edge, groups_of(run, item, slab)
         super().__init__(run, item.pull, kernel, buffers.written(slab), groups)
         self._buffers = buffers
         self._own: list[Input] = []
@@ -522,20 +485,7 @@ class SlabPull(PullRun):
         return [part.tile(tile.start, tile.stop) for part in self._own]
 
 
-class ShardedPull(PullRun):
-    """From all rows of a slab that is this process's, with what rows bring to it."""
-
-    def __init__(
-        self, run: ProgramRun, item: ColumnPass, buffers: ShardedSlabs, slab: int, kernel: Kernel | AnyScaling
-    ) -> None:
-        source, *self._own = buffers.arrived(slab)
-        super().__init__(run, item.pull, kernel, source, _groups(run, item, slab))
-
-    def own(self, tile: Tile) -> Sequence[Tensor]:
-        return [typed(rows[tile.start : tile.stop], self._runtime.dtype) for rows in self._own]
-
-
-def _groups(run: ProgramRun, item: ColumnPass, slab: int) -> range:
+def groups_of(run: ProgramRun, item: ColumnPass, slab: int) -> range:
     """Those in a slab of its source; none of a plain sum."""
     kind, grid = item.pull.per_edge, run.runtime.matrices[item.pull.source].grid
     if kind is None:

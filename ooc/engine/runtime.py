@@ -10,6 +10,7 @@ takes that view as its operand. ``ProgramRun`` says what happens between steps, 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, cast
@@ -17,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ooc.engine.exchange import Exchange, blocks_of
+from ooc.engine.exchange import Exchange
 from ooc.engine.operands import BlockedMatrix, as_matrix
 from ooc.engine.record import Taken
 from ooc.engine.shuffle import P, ShuffleFile
@@ -128,7 +129,7 @@ class Runtime:
         """The memory that is computed in; on a device, with the host's arena below it."""
         plan, arena = self.plan, self._arena
         if device is None:
-            places = self._locate, plan.blocks.memory_nbytes, self._target, self
+            places = self._locate, plan.blocks.memory_nbytes, partial(self._locate, writing=True), self
             part = None if plan.share is None else self._part
             return HostWorkspace(arena, plan.frame_bytes, self.engine, *places, part)
         host = arena.view(0, arena.nbytes)
@@ -152,17 +153,11 @@ class Runtime:
         opening.callback(self._transfers.close)
         return DeviceWorkspace(device, memory, plan.frame_bytes, self._transfers, plan.blocks.nbytes)
 
-    def _locate(self, block: int) -> tuple[Sequence[Span], int]:
-        """Where a block lies on the SSD, and its bytes."""
+    def _locate(self, block: int, *, writing: bool = False) -> tuple[Sequence[Span], int]:
+        """Where a block lies on the SSD, or is to be written, and its bytes."""
         name, slab, number = self.plan.blocks.where(block)
         matrix = self.matrices[name]
-        return matrix.spans(slab, number), matrix.grid.block_nbytes(slab, number)
-
-    def _target(self, block: int) -> tuple[Sequence[Span], int]:
-        """The same of where it is to be written."""
-        name, slab, number = self.plan.blocks.where(block)
-        matrix = self.matrices[name]
-        return matrix.targets(slab, number), matrix.grid.block_nbytes(slab, number)
+        return matrix.spans(slab, number, writing=writing), matrix.grid.block_nbytes(slab, number)
 
     def _part(self, block: int) -> slice:
         """Which of its bytes lie there."""
@@ -316,10 +311,10 @@ class Runtime:
     def _read_own_rows(self, name: str, own: range) -> Iterator[Tensor]:
         matrix = self.matrices[name]
         grid = matrix.grid
-        for block, rows in blocks_of(own, grid):
+        for block in grid.blocks_with(own):
             self.workspace.await_written(matrix.number(0, block))
             memory = torch.empty(grid.block_nbytes(0, block), dtype=torch.uint8)
             self.engine.read(matrix.spans(0, block), memory.numpy()).wait()
             matrix.sums().read(0, block, memory.numpy())
-            start = rows.start - block * grid.block_rows
-            yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))[start : start + len(rows)]
+            part = grid.part(block, own)
+            yield as_matrix(memory, matrix.dtype, grid.height(block), grid.width(0))[part.start : part.stop]

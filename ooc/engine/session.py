@@ -26,8 +26,6 @@ from ooc.model.graph import AnyScaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network, values_of
 from ooc.plan import Fate
-from ooc.plan.workload import Direction
-from ooc.prefetch.engine import Engine
 from ooc.sizes import format_size
 from ooc.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.storage.versioned_array import VersionedArray
@@ -66,6 +64,12 @@ class Session:
     def started(self) -> bool:
         """Whether ``start`` has been called since the last ``close``."""
         return self._runtime is not None
+
+    @property
+    def runtime(self) -> Runtime:
+        """What there is between ``start`` and ``close``."""
+        assert self._runtime is not None, "start comes first"
+        return self._runtime
 
     def start(self) -> None:
         """Arenas, files and the first aggregation, unless they are there already."""
@@ -187,7 +191,7 @@ class Session:
         StoreError where the store was replaced before or meanwhile: files are opened by their names whenever they are
         read, and what was computed of two stores belongs to neither.
         """
-        runtime, prepared = self._running(), self._prepared
+        runtime, prepared = self.runtime, self._prepared
         network, exchange = prepared.network, prepared.exchange
         network.forget_weights()
         heights = {space: panel_rows(rows, prepared.plan.tile_rows) for space, rows in self._store.node_counts.items()}
@@ -209,7 +213,7 @@ class Session:
 
     def await_learnt(self) -> None:
         """Return when the SSD has what the last program has learnt; its checksums are known from then on."""
-        runtime = self._running()
+        runtime = self.runtime
         for matrix in runtime.matrices.values():
             if isinstance(matrix.array, VersionedArray):
                 for block in range(matrix.grid.blocks):
@@ -220,14 +224,9 @@ class Session:
                     crc = joined_checksum(runtime.exchange.ranks, crc, len(rows) * matrix.grid.row_bytes(0))
                 matrix.array.note(crc)
 
-    @property
-    def engine(self) -> Engine:
-        """What reads and writes the SSD, and counts."""
-        return self._running().engine
-
     def record(self, started: Taken, *, epoch: int, loss: float) -> EpochRecord:
         """What the epoch that began at ``started`` and is over has taken; not scored yet."""
-        runtime, taken = self._running(), self.taken().since(started)._asdict()
+        runtime, taken = self.runtime, self.runtime.taken().since(started)._asdict()
         return EpochRecord(
             epoch=epoch,
             loss=loss,
@@ -238,14 +237,6 @@ class Session:
             ssd_way=runtime.ssd_way,
             **{name: value for name, value in taken.items() if name not in ("compute_s", "cpu_s")},
         )
-
-    def taken(self) -> Taken:
-        """The time, and what has been read, written and waited for so far."""
-        return self._running().taken()
-
-    def reread(self, direction: Direction) -> None:
-        """The edges of ``direction`` have been rewritten."""
-        self._running().forget(direction)
 
     def close(self) -> None:
         """Free arenas, threads and spill files. May be called twice, and ``start`` after it."""
@@ -259,10 +250,6 @@ class Session:
             finally:
                 self._runtime.close()
                 self._runtime = None
-
-    def _running(self) -> Runtime:
-        assert self._runtime is not None, "start comes first"
-        return self._runtime
 
 
 def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:

@@ -50,11 +50,8 @@ def layers_of(module: nn.Module) -> dict[nn.Module, str]:
         elif name:
             yield module, name
 
-    if any(True for _ in module.children()):
-        return dict(
-            pair for name, child in module.named_children() for pair in found(child, name, isinstance(module, _LISTS))
-        )
-    return {}
+    of_lists = isinstance(module, _LISTS)
+    return dict(pair for name, child in module.named_children() for pair in found(child, name, of_lists))
 
 
 @dataclass(slots=True)

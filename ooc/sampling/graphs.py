@@ -90,7 +90,7 @@ class GraphSizes:
             self.edges[low:high] = ends[self.nodes[low:high] - start]
         if self.edges[0] or self.edges[-1] != store.num_edges or (np.diff(self.edges) < 0).any():
             raise damaged(store, "in/indptr")
-        for first, stop in pieces(self.edges[1:], _COUNTED_EDGES) if paths or hops else ():
+        for first, stop in pieces((self.edges[1:], _COUNTED_EDGES)) if paths or hops else ():
             self._count(store, first, stop)
 
     def _count(self, store: Store, first: int, stop: int) -> None:
@@ -147,16 +147,8 @@ class Bounds:
     def cut(self, graphs: Ints) -> list[Ints]:
         """Batches of these graphs in their order, each of as many as the bounds allow."""
         sizes = self._sizes.of(graphs)
-        totals = {name: np.cumsum(sizes[name]) for name in self.most}
-        batches, first = [], 0
-        while first < len(graphs):
-            stop = len(graphs)
-            for name, bound in self.most.items():
-                before = int(totals[name][first - 1]) if first else 0
-                stop = min(stop, int(np.searchsorted(totals[name], before + bound, side="right")))
-            batches.append(graphs[first:stop])
-            first = stop
-        return batches
+        bounds = [(np.cumsum(sizes[name]), bound) for name, bound in self.most.items()]
+        return [graphs[first:stop] for first, stop in pieces(*bounds)]
 
     def largest(self, graphs: Ints) -> Size:
         """What no batch of some of these graphs can be more than, in whatever order they come."""
@@ -274,12 +266,8 @@ class GraphLoader(BatchLoader):
         sight = max(1, self.plan.lookahead // 2)
         groups = [[*batches[first : first + sight]] for first in range(0, len(batches), sight)]
 
-        def needed(held: Held, graphs: Ints) -> dict[str, AnyArray]:
-            wanted = _wanted(self, graphs)
-            return {name: wanted[_kind(name)] for name in held.rows}
-
         def made(held: Held) -> Generator["Batch"]:
-            known = foreseen(held, groups, partial(needed, held))
+            known = foreseen(held, groups, partial(_wanted, self, held))
             return ahead(read_ahead(held, known, partial(_batch, self, held)), name="ooc-graphs")
 
         return self._begun(made)
@@ -289,29 +277,25 @@ class GraphLoader(BatchLoader):
         return [store.array("x"), *store.topology("in"), store.array("y"), *store.edge_data("in")]
 
 
-def _wanted(loader: GraphLoader, graphs: Ints) -> dict[str, Ints]:
-    """The rows of arrays of nodes, of edges and of graphs that a batch needs, and of offsets, one more a graph."""
+def _wanted(loader: GraphLoader, held: Held, graphs: Ints) -> dict[str, AnyArray]:
+    """By array: the rows that a batch needs; of offsets one more a graph than it has nodes."""
     sizes, counts = loader.sizes, loader.sizes.of(graphs)
-    first, first_edge = sizes.nodes[graphs], sizes.edges[graphs]
-    return {
-        "nodes": run_numbers(first, counts["nodes"]),
-        "offsets": run_numbers(first, counts["nodes"] + 1),
-        "edges": run_numbers(first_edge, counts["edges"]),
-        "graphs": graphs,
+    first, edges = sizes.nodes[graphs], run_numbers(sizes.edges[graphs], counts["edges"])
+    others = {
+        "x": run_numbers(first, counts["nodes"]),
+        "in/indptr": run_numbers(first, counts["nodes"] + 1),
+        "y": graphs,
     }
-
-
-def _kind(name: str) -> str:
-    return {"x": "nodes", "y": "graphs", "in/indptr": "offsets"}.get(name, "edges")
+    return {name: others.get(name, edges) for name in held.rows}
 
 
 def _batch(loader: GraphLoader, held: Held, graphs: Ints, uses: Mapping[str, Any]) -> "Batch":
     from torch_geometric.data import Batch
 
-    store, wanted, counts = loader.store, _wanted(loader, graphs), loader.sizes.of(graphs)
+    store, wanted, counts = loader.store, _wanted(loader, held, graphs), loader.sizes.of(graphs)
 
     def take(name: str) -> AnyArray:
-        return held.rows[name].take(wanted[_kind(name)], uses.get(name))
+        return held.rows[name].take(wanted[name], uses.get(name))
 
     nodes, edges = counts["nodes"], counts["edges"]
     ptr = np.concatenate([[0], np.cumsum(nodes)])

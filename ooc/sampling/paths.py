@@ -84,7 +84,7 @@ def find_near(sources: Ints, degrees: Ints, hops: int, most: int) -> Ints:
     """
     count, done, pairs = len(degrees), 0, np.empty(most, dtype=np.int64)
     starts = np.cumsum(degrees) - degrees
-    for first, stop in pieces(np.cumsum(count_walks(sources, degrees, hops)), _WALKS):
+    for first, stop in pieces((np.cumsum(count_walks(sources, degrees, hops)), _WALKS)):
         found = np.arange(first, stop) * (count + 1)  # every node with itself
         for _ in range(hops):
             targets, through = np.divmod(found, count)
@@ -122,7 +122,7 @@ def _found(sources: Ints, degrees: Ints, edges: int) -> Iterator[list[Ints]]:
     """Paths as lists of their first nodes, …, last nodes, a few at a time."""
     starts = np.cumsum(degrees) - degrees
     targets = np.repeat(np.arange(len(degrees)), degrees)
-    for first, stop in pieces(np.cumsum(_walks(sources, degrees, edges)), _WALKS):
+    for first, stop in pieces((np.cumsum(_walks(sources, degrees, edges)), _WALKS)):
         nodes = [sources[first:stop], targets[first:stop]]
         plain = nodes[0] != nodes[1]
         nodes = [column[plain] for column in nodes]

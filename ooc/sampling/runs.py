@@ -18,12 +18,15 @@ def run_numbers(first: AnyArray, counts: AnyArray) -> Ints:
     return found
 
 
-def pieces(ends: AnyArray, most: int) -> Iterator[tuple[int, int]]:
-    """From which to which thing they take ``most`` together at most, or one alone. ``ends`` [n]: what each takes, with
-    those before it."""
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+def pieces(*bounds: tuple[AnyArray, int]) -> Iterator[tuple[int, int]]:
+    """From which to which thing they are within all ``bounds`` together, or one alone: what each takes with those
+    before it [n], and the most that some may take."""
+    first, count = 0, len(bounds[0][0])
+    while first < count:
+        stop = count
+        for ends, most in bounds:
+            before = int(ends[first - 1]) if first else 0
+            stop = min(stop, int(np.searchsorted(ends, before + most, side="right")))
+        stop = max(first + 1, stop)
         yield first, stop
         first = stop

@@ -79,11 +79,19 @@ class Sampler:
         return batches
 
     def _draw(self, batch: SampledBatch, epoch: int, hop: int, fanout: int) -> tuple[Ints, Ints]:
-        """Of the nodes that came last, the edges drawn [e] and how many each node has of them."""
+        """Of the nodes that came last, at most ``fanout`` (-1: all) of the edges of each [e], ascending for a node, and
+        how many each node has of them."""
         nodes = batch.rows[len(batch.rows) - batch.nodes_by_hop[-1] :].astype(np.int64, copy=False)
         starts = self._offsets[nodes].astype(np.int64, copy=False)
         degrees = self._offsets[nodes + 1] - starts
-        return draw_edges(nodes, starts, degrees, fanout, key_of(self._seed, epoch, batch.number, hop))
+        counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
+        edges = run_numbers(starts, counts)
+        chosen = np.flatnonzero(degrees > counts)
+        if fanout > 0 and len(chosen):
+            begins, key = np.cumsum(counts) - counts, key_of(self._seed, epoch, batch.number, hop)
+            subsets = draw_subsets(nodes[chosen], degrees[chosen], fanout, key)
+            edges[begins[chosen, None] + np.arange(fanout)] = starts[chosen, None] + subsets
+        return edges, counts
 
     def _extend(self, batch: SampledBatch, edges: Ints, counts: Ints, found: AnyArray) -> None:
         """Add a hop: ``edges``, which come from the rows ``found`` [e]."""
@@ -99,19 +107,6 @@ class Sampler:
         batch.nodes_by_hop.append(len(new))
         batch.edges_by_hop.append(len(edges))
         places[batch.rows] = -1
-
-
-def draw_edges(nodes: Ints, starts: Ints, degrees: Ints, fanout: int, key: tuple[int, int]) -> tuple[Ints, Ints]:
-    """At most ``fanout`` (-1: all) of the edges of each of ``nodes`` [n], which begin at ``starts`` and are ``degrees``
-    many: their places, ascending for a node, and how many each has [n]."""
-    counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
-    edges = run_numbers(starts, counts)
-    chosen = np.flatnonzero(degrees > counts)
-    if fanout > 0 and len(chosen):
-        begins = np.cumsum(counts) - counts
-        subsets = draw_subsets(nodes[chosen], degrees[chosen], fanout, key)
-        edges[begins[chosen, None] + np.arange(fanout)] = starts[chosen, None] + subsets
-    return edges, counts
 
 
 def draw_subsets(nodes: Ints, degrees: Ints, size: int, key: tuple[int, int]) -> Ints:

@@ -55,7 +55,6 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         return backward(gradients, known, tile, rows)
 
     loads, stores = program.traffic(last)
-    pull, kernel = program.pull(recipe, last)
     labels = objective.score_inputs if scored else objective.loss_inputs
     return program.step(
         compute,
@@ -63,8 +62,6 @@ def loss_step(program: Program, *, scored: bool = False) -> Step:
         last,
         program.active(last).training_rows(0),
         recipe,
-        pull=pull,
-        kernel=kernel,
         loads=(*loads, *labels),
         stores=stores,
         backward=last,
@@ -125,8 +122,7 @@ def _backward(program: Program, stage: int) -> Step:
         stage,
         program.active(stage).training_rows(schedule.stage_hops[stage]),
         recipe,
-        pull=pull,
-        kernel=kernel,
+        pulls=(pull, kernel),
         loads=loads,
         stores=stores,
         backward=stage,
@@ -169,10 +165,9 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
         stage,
         program.active(stage).training_rows(program.schedule.stage_hops[program.schedule.stage[aggregate.upstream_of]]),
         _ONLY_PULLED,
-        pull=pull,
+        pulls=(pull, partial(aggregate.backward_targets, program.context)),
         stores={name: brought.columns} if brought is not None and trained else {},
         reverse=not opaque,
-        kernel=partial(aggregate.backward_targets, program.context),
     )
 
 

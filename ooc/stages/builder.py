@@ -7,11 +7,10 @@ from math import isqrt
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ooc.kernels.tensors import typed
 from ooc.model.graph import ActiveRows, AnyScaling, ends_of
-from ooc.model.lowering.values import Aggregate, Summed, Value
+from ooc.model.lowering.values import Aggregate, Value
 from ooc.plan.workload import ALL_ROWS, Kept, Pull, Stage
 from ooc.stages.backward import backward_steps, loss_step
 from ooc.stages.context import Sink, StageContext, Step, Tensors, Tile
@@ -97,7 +96,9 @@ class StageBuilder(StageContext):
 
     def reduce(self, tile: Tile) -> None:
         """Add what a computed tile contributes to gradients, moments, loss and scores."""
-        self._add_gradients(tile.gradients)
+        for summed, gradient in tile.gradients:
+            assert summed.grad is not None, "there are zeros to add to"
+            summed.grad.add_(gradient)
         for moments, part in tile.moments:
             if tile.start == 0:
                 moments.statistics.begin()
@@ -108,16 +109,6 @@ class StageBuilder(StageContext):
             self.embedding.diverged |= tile.diverged
             self.embedding.squares += tile.squares
         self.objective.reduce(tile.contribution)
-
-    def _add_gradients(self, found: Sequence[tuple[Summed, Tensor]]) -> None:
-        """By one operator, where no parameter has two gradients: a GPU would add both at once."""
-        sums = [summed.grad for summed, _ in found if summed.grad is not None]
-        assert len(sums) == len(found)
-        if len(set(map(id, sums))) < len(sums):
-            for total, (_, gradient) in zip(sums, found, strict=True):
-                total.add_(gradient)
-        elif found:
-            torch._foreach_add_(sums, [gradient for _, gradient in found])
 
     # ---- the programs -------------------------------------------------------------------------------
 

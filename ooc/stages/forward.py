@@ -9,7 +9,6 @@ functions that are called with tiles.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -97,14 +96,9 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
             out[name] = program.message(aggregate, rows, tile, tile.room(name, rows.shape[0]))
         return out
 
-    pull, kernel = program.pull(recipe, run.stage)
-    if pull is not None and pull.per_edge is not None:  # a plain sum is scaled before it is kept
-        pulled = program.schedule.pulled(run.stage)
-        pull = replace(pull, kept=next((name for name, value in stored.items() if value is pulled), None))
+    pulls = program.pull(recipe, run.stage, stored)
     stores = {n: v.columns for n, v in stored.items()} | {n: a.source.columns for n, a in pulled_next.items()}
-    return program.step(
-        compute, title, run.stage, row_count, recipe, pull=pull, kernel=kernel, stores=stores, measured=moments
-    )
+    return program.step(compute, title, run.stage, row_count, recipe, pulls=pulls, stores=stores, measured=moments)
 
 
 def score_step(program: Program) -> Step:
@@ -133,7 +127,6 @@ def _last(
         take(tile, values_of(tile, program.rows(tile))[schedule.output])
         return {}
 
-    pull, kernel = program.pull(recipe, schedule.last)
     rows, scoring = program.active(schedule.last).scoring_rows(0), context.objective.score_operators
     return program.step(
         compute,
@@ -141,8 +134,6 @@ def _last(
         schedule.last,
         rows,
         recipe,
-        pull=pull,
-        kernel=kernel,
         loads=inputs,
         reverse=reverse,
         scoring=scoring,

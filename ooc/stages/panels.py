@@ -7,6 +7,7 @@ their sums and add them up alike; with few tiles each is a panel.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -50,13 +51,13 @@ class PanelSums:
         self._rows = 0
         self._sum: Tile | None = None
         self._found: list[Tile] = []
-        self._summed: list[Summed] = []
-        self._moments: list[Moments] = []
+        self._known: list[Any] = []
+        """Of what sums are, in the same order everywhere."""
         if network is not None and gather is not None:
             made = [v.made.sums for v in values_of(network.training) if isinstance(v, Projection) and v.own_trains]
-            self._summed += [*network.parameters, *chain.from_iterable(made)]
             every = [*values_of(network.training), *values_of(network.evaluation)]
-            self._moments = [value for value in every if isinstance(value, Moments)]
+            moments = (value for value in every if isinstance(value, Moments))
+            self._known = [*network.parameters, *chain.from_iterable(made), *moments]
 
     def begin_pass(self, space: str) -> None:
         """Tiles are of nodes of this type."""
@@ -68,8 +69,8 @@ class PanelSums:
         if before is None or before.start // self._rows != tile.start // self._rows:
             del before
             self._close()
-            tile.inputs.clear()
-            tile.factors.clear()
+            tile.inputs = {}
+            tile.factors = {}
             self._sum = tile
             if tile.stop - tile.start < self._rows:  # others follow, and what a tile found may be a view of something
                 for at, (summed, gradient) in enumerate(tile.gradients):  # one by one, before there are those of others
@@ -90,7 +91,8 @@ class PanelSums:
         if self._gather is None:
             return
         found, self._found = self._found, []
-        told: list[list[Any]] = []
+        numbers = {id(one): number for number, one in enumerate(self._known)}
+        told: list[list[Tile]] = []
         room = 0
         for panel in found:
             gradients = (one._values() if one.is_sparse else one for _, one in panel.gradients)
@@ -98,11 +100,11 @@ class PanelSums:
             if not told or nbytes > room:
                 told.append([])
                 room = _TOLD_BYTES
-            told[-1].append(self._packed(panel))
+            told[-1].append(_renamed(panel, lambda one: numbers[id(one)]))
             room -= nbytes
         for panels in self._gather(told, reverse):
-            for packed in panels:
-                self._add(self._unpacked(packed))
+            for panel in panels:
+                self._add(_renamed(panel, self._known.__getitem__))
 
     def _close(self) -> None:
         panel, self._sum = self._sum, None
@@ -115,26 +117,15 @@ class PanelSums:
         if panel.gradients or panel.moments or panel.moment_gradients or any(of_rows):
             self._found.append(panel)
 
-    # ---- as it goes to another process ---------------------------------------------------------------------
 
-    def _packed(self, panel: Tile) -> Any:
-        summed = {id(one): at for at, one in enumerate(self._summed)}
-        moments = {id(one): at for at, one in enumerate(self._moments)}
-        return (
-            (panel.start, panel.stop),
-            [(summed[id(one)], gradient) for one, gradient in panel.gradients],
-            (panel.contribution, panel.diverged, panel.squares),
-            [(moments[id(one)], found) for one, found in panel.moments],
-            [(moments[id(one)], *found) for one, *found in panel.moment_gradients],
-        )
-
-    def _unpacked(self, packed: Any) -> Tile:
-        bounds, gradients, (contribution, diverged, squares), moments, moment_gradients = packed
-        panel = Tile(bounds[0], bounds[1], {}, contribution=contribution, diverged=diverged, squares=squares)
-        panel.gradients = [(self._summed[at], gradient) for at, gradient in gradients]
-        panel.moments = [(self._moments[at], found) for at, found in moments]
-        panel.moment_gradients = [(self._moments[at], *found) for at, *found in moment_gradients]
-        return panel
+def _renamed(panel: Tile, name: Callable[[Any], Any]) -> Tile:
+    """The same with ``name`` of what each sum is of: its number, by which other processes know it, and back."""
+    return replace(
+        panel,
+        gradients=[(name(one), gradient) for one, gradient in panel.gradients],
+        moments=[(name(one), found) for one, found in panel.moments],
+        moment_gradients=[(name(one), *found) for one, *found in panel.moment_gradients],
+    )
 
 
 def _add_gradients(sums: list[tuple[Summed, Tensor]], found: Sequence[tuple[Summed, Tensor]]) -> None:

@@ -12,6 +12,7 @@ of the rows that are scored, and rows lie in the order of that distance, so ever
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -84,6 +85,8 @@ class Work:
 
 
 NO_WORK = Work(operators=0)
+Pulls = tuple[Pull | None, Kernel | AnyScaling]
+"""What a stage pulls, and what with."""
 
 
 class Program:
@@ -132,8 +135,9 @@ class Program:
             return rows
         return self.context.scaled_before(rows, tile, aggregate.scaling, out)
 
-    def pull(self, recipe: Recipe, stage: int) -> tuple[Pull | None, Kernel | AnyScaling]:
-        """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with."""
+    def pull(self, recipe: Recipe, stage: int, stored: Mapping[str, Value] = MappingProxyType({})) -> Pulls:
+        """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with; by its matrix what is ``stored``
+        as it is."""
         pulled, names = self.schedule.pulled(stage), self.names
         if not recipe.pulled or pulled is None:
             return None, Scaling.SUM
@@ -145,7 +149,8 @@ class Program:
         own, beside = (*map(names.value, pulled.own_values), None, None)[:2]
         per_edge = self.per_edge(pulled, Pulling.FORWARD, pulled.columns, own)
         per_edge = replace(per_edge, beside=beside)
-        pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data)
+        kept = next((name for name, value in stored.items() if value is pulled), None)
+        pull = Pull(message, sums, self.context.along(pulled), per_edge, pulled.edge_data, kept=kept)
         return pull, partial(pulled.forward, self.context)
 
     def per_edge(self, aggregate: EdgeAggregate, pulling: Pulling, columns: int, own: str | None) -> PerEdge:
@@ -169,8 +174,7 @@ class Program:
         rows: int,
         recipe: Recipe,
         *,
-        pull: Pull | None = None,
-        kernel: Kernel | AnyScaling = Scaling.SUM,
+        pulls: Pulls | None = None,
         loads: Iterable[str] = (),
         stores: dict[str, int] | None = None,
         backward: int | None = None,
@@ -178,9 +182,10 @@ class Program:
         scoring: int = 0,
         measured: Sequence[Moments] = (),
     ) -> Step:
-        """The step of ``stage`` that ``compute`` computes, described. ``scoring``: operators by which outputs get a
-        loss or scores. ``measured``: the moments that are taken. The bound on temporaries counts all that is
-        computed, recorded and differentiated."""
+        """The step of ``stage`` that ``compute`` computes, described. ``pulls``: where it is not what ``recipe`` needs
+        forward. ``scoring``: operators by which outputs get a loss or scores. ``measured``: the moments that are taken.
+        The bound on temporaries counts all that is computed, recorded and differentiated."""
+        pull, kernel = self.pull(recipe, stage) if pulls is None else pulls
         columns, stores, active = self.context.columns, stores or {}, self.active(stage)
         leaves = {leaf: self.names.value(leaf, recipe.recomputed.get(leaf)) for leaf in recipe.leaves}
         columns |= {name: leaf.columns for leaf, name in leaves.items()}

@@ -219,7 +219,10 @@ def _topologies(
             d,
             store.topology(d.value)[1].itemsize,
             counts.tile_edges(d, tile_rows),
-            {data: _edge_array(store, d, data) for data in EdgeData if data in pulled[d]},
+            {
+                data: EdgeArray(array.columns, array.itemsize)
+                for data, array in ((data, edge_array(store, d, data)) for data in EdgeData if data in pulled[d])
+            },
         )
         for d in sorted(pulled, key=_place)
     }
@@ -235,11 +238,6 @@ def edge_array(store: Store, direction: EdgesKey, data: EdgeData) -> Array:
     if direction is Direction.FEATURES:
         return store.edge_data(direction.value)[0]
     return (store.edge_weight if data is EdgeData.WEIGHT else store.edge_features)(direction.value)
-
-
-def _edge_array(store: Store, direction: EdgesKey, data: EdgeData) -> EdgeArray:
-    array = edge_array(store, direction, data)
-    return EdgeArray(array.columns, array.itemsize)
 
 
 def _stored_rows(name: str, stages: Sequence[Stage], read_rows: Mapping[str, int]) -> int:

@@ -140,7 +140,7 @@ class Trainer:
         unscored: EpochRecord | None = None
         self._conclude_interrupted(records, eval_every)
         while state.epoch < last and not (patience and state.stale >= patience):
-            started = self._session.taken()
+            started = self._session.runtime.taken()
             recorder = self._recorder(len(records), scored=unscored is not None)
             loss = self._loss_and_gradients(scored=unscored is not None, recorder=recorder)
             if unscored is not None:
@@ -246,7 +246,7 @@ class Trainer:
             with one_thread() if sum(map(Tensor.numel, stepped)) < _FEW_NUMBERS else nullcontext():
                 self.optimizer.step()
         else:
-            self._kept.step(self._session.engine)
+            self._kept.step(self._session.runtime.engine)
 
     @checked
     @interruptible_by_ctrl_c()
@@ -361,9 +361,9 @@ class Trainer:
 
     def _evaluated(self, record: EpochRecord) -> EpochRecord:
         """``record`` with the scores of an evaluation of its own."""
-        started = self._session.taken()
+        started = self._session.runtime.taken()
         scores = self._evaluate()
-        taken = self._session.taken().since(started)
+        taken = self._session.runtime.taken().since(started)
         return record.scored(scores, eval_s=taken.time_s, wait_s=taken.io_wait_s)
 
     def _conclude_interrupted(self, records: list[EpochRecord], eval_every: int) -> None:
@@ -447,7 +447,7 @@ class Trainer:
         self._start_embedding()
         self._session.start()
         if self._kept is not None and self._planned.has_state_on_disk:
-            self._kept.open(self.spill_dir, self._session.engine)
+            self._kept.open(self.spill_dir, self._session.runtime.engine)
 
     def _start_embedding(self) -> None:
         """Have its rows; not anew where a run has some that nobody has asked to go on with."""

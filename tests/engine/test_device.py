@@ -459,9 +459,9 @@ def test_every_epoch_moves_the_planned_bytes_each_way(
         first, *others = trainer.fit(epochs=3, eval_every=0)
         after = "train"
         for name in ("evaluate", "train", "evaluate", "evaluate"):
-            before = trainer._session.taken()
+            before = trainer._session.runtime.taken()
             trainer.evaluate() if name == "evaluate" else trainer._loss_and_gradients(scored=False)
-            read = trainer._session.taken().since(before).ssd_read_bytes
+            read = trainer._session.runtime.taken().since(before).ssd_read_bytes
             assert read == plan.bytes_read(name) + plan.filling_bytes(name, after=after), (name, after)
             after = name
     assert moved(first)[0] >= plan.to_device_bytes > 0

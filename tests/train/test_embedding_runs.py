@@ -352,7 +352,7 @@ def test_rows_are_on_the_disk_before_a_checkpoint_names_them(store: Store, tmp_p
         original = LearntRows.commit
 
         def committed(self: LearntRows) -> None:
-            runtime = trainer._session._runtime
+            runtime = trainer._session.runtime
             assert runtime is not None
             assert isinstance(runtime.workspace, HostWorkspace)
             under_way = {runtime.plan.blocks.where(block)[0] for block in runtime.workspace._on_their_way}

@@ -131,9 +131,9 @@ def test_less_is_read_and_computed(tmp_path: Path) -> None:
     for name, savings in (("apart", APART), ("shared", list(Saving))):
         with make_trainer(case, store, tmp_path, savings=savings, **memory) as trainer:
             trainer.fit(1, eval_every=0)
-            before = trainer._session.taken()
+            before = trainer._session.runtime.taken()
             trainer.fit(2, eval_every=1)
-            taken = trainer._session.taken().since(before)
+            taken = trainer._session.runtime.taken().since(before)
             moved[name] = taken.ssd_read_bytes + taken.ssd_write_bytes
     assert moved["shared"] < 0.95 * moved["apart"]
 
@@ -157,9 +157,9 @@ def test_every_program_reads_what_is_planned_whichever_has_run_before_it(tmp_pat
             trainer.fit(1, eval_every=0)
             after = "train"
             for name in ("evaluate", "train", "train", "train_and_score", "train", "evaluate", "evaluate"):
-                before = session.taken()
+                before = session.runtime.taken()
                 trainer.evaluate() if name == "evaluate" else trainer._loss_and_gradients(scored=name != "train")
-                read = session.taken().since(before).ssd_read_bytes
+                read = session.runtime.taken().since(before).ssd_read_bytes
                 assert read == plan.bytes_read(name) + plan.filling_bytes(name, after=after), (name, after)
                 after = name
             assert plan.filling_bytes("train", after="evaluate") < plan.filling_bytes("train", after=None)

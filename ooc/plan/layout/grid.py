@@ -51,7 +51,8 @@ class Grid:
         return self.width(slab) * self.itemsize
 
     def blocks_with(self, rows: range) -> range:
-        """The row blocks that have some of ``rows``."""
+        """The row blocks that have some of ``rows``, which may go on behind the last."""
+        rows = range(self.rows)[rows.start : rows.stop]
         return range(rows.start // self.block_rows, -(-rows.stop // self.block_rows)) if rows else range(0)
 
     def part(self, block: int, rows: range) -> range:
@@ -83,7 +84,7 @@ class Grid:
         """Where in the file the blocks lie that have some of ``rows`` (None: of all): offsets and bytes."""
         if rows is None:
             return [(0, self.file_nbytes)]
-        blocks = self.blocks_with(range(self.rows)[rows.start : rows.stop])
+        blocks = self.blocks_with(rows)
         nbytes = self.block_rows * self.itemsize * len(blocks)
         return [
             (self.block_offset(slab, blocks.start), nbytes * self.width(slab)) for slab in range(self.slabs) if blocks

@@ -100,7 +100,7 @@ class ReversedLinks:
             np.add.at(counts, tails.read(first, min(total, first + _REVERSED_AT_ONCE)), 1)
         ends = np.concatenate(([0], np.cumsum(counts)))
         # A bucket has as many links as are taken at once, or a single tail.
-        self._nodes = [0, *(stop for _, stop in pieces(ends[1:], _REVERSED_AT_ONCE))]
+        self._nodes = [0, *(stop for _, stop in pieces((ends[1:], _REVERSED_AT_ONCE)))]
         self._starts = ends[self._nodes].tolist()
         self._offsets, self._heads = (
             LinkArray(folder, side, "indptr", nodes + 1, np.int64),
@@ -303,7 +303,7 @@ class TrainingLinks:
 
     def _pieces(self) -> Iterator[tuple[int, int, Ints]]:
         """Links from one to another, of whole heads, and the head of each."""
-        for node, stop in pieces(self._first[1:], max(1, _LINKS_AT_ONCE // (1 + self._negatives))):
+        for node, stop in pieces((self._first[1:], max(1, _LINKS_AT_ONCE // (1 + self._negatives)))):
             counts = np.diff(self._first[node : stop + 1])
             if counts.any():
                 yield int(self._first[node]), int(self._first[stop]), np.repeat(np.arange(node, stop), counts)

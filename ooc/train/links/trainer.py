@@ -343,7 +343,7 @@ class LinkTrainer(Trainer):
             both_ways = Direction.LINKS_REVERSED in self._prepared.plan.topologies
             count = self._training.draw(self.epoch, step, self._steps, both_ways=both_ways)
             for side in (Direction.LINKS, Direction.LINKS_REVERSED):
-                self._session.reread(side)
+                self._session.runtime.forget(side)
             self._objective.divisor = float(count)  # type: ignore[attr-defined]
             self._step_number = step
             total += super()._loss_and_gradients(scored=scored, recorder=recorder) * count
