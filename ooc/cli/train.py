@@ -258,7 +258,7 @@ def silent_where_told(context: click.Context, ranks: "Ranks | None") -> Iterator
     try:
         yield
     except (RankError, TrainingError) as error:
-        is_told = error.is_told if isinstance(error, RankError) else ranks is not None and not ranks.is_first_here
+        is_told = error.is_told if isinstance(error, RankError) else ranks is not None and ranks.rank != ranks.here[0]
         if not is_told:
             raise
         if isinstance(error, RankError):

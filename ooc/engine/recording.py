@@ -5,7 +5,7 @@ What is kept of it is bounded, however large the graph: times by at most 1,024 p
 (``ooc.plan.simulate.condensed``), bytes by matrix. Watching decides nothing and changes no result.
 """
 
-import os
+import resource
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from ooc.engine.record import PassRecord
 from ooc.engine.runtime import Runtime
 from ooc.plan.program.plan import Plan
 from ooc.plan.program.sequence import Use
-from ooc.plan.simulate.condensed import Condenser, Peaks
+from ooc.plan.simulate.condensed import Condenser
 from ooc.plan.simulate.timeline import Resource
 from ooc.prefetch.engine import Span, Ticket
 
@@ -47,7 +47,17 @@ class EpochRecorder:
         self._runtime = runtime
         self._names = {m.array.name: name for name, m in runtime.matrices.items() if m.array is not None}
         self._drive = condenser.lane(Resource.SSD_READ), condenser.lane(Resource.SSD_WRITE)
-        self._memory = _Memory(plan, self.program, condenser)
+        self._unrolled, self._regions = plan.unrolled[self.program], plan.regions[self.program]
+        self._held = {block for block, _ in self._unrolled.warm}
+        self._beside_bytes = plan.scratch_bytes + plan.fixed_device_bytes
+        if plan.has_tiers:
+            self._arena = condenser.memory("device memory", plan.device_limit_bytes)
+            self._host = condenser.memory("host memory", plan.host_limit_bytes)
+        else:
+            self._arena = condenser.memory("memory", plan.device_limit_bytes + plan.host_limit_bytes)
+            self._beside_bytes += plan.fixed_host_bytes
+        self._process = condenser.memory("process", 0)
+        self._looked_s = -_BETWEEN_LOOKS_S
         self._began_s = perf_counter()
         if not plan.has_tiers:  # there a task is over when its kernels are launched
             runtime.workers.watch(
@@ -56,12 +66,24 @@ class EpochRecorder:
         runtime.engine.watch = self._sent
 
     def begin(self, step: int, index: int) -> None:
-        """Step ``step``, of pass ``index``, has given frames to its blocks."""
-        self._memory.begin(step, index, perf_counter() - self._began_s)
+        """Step ``step``, of pass ``index``, has given frames to its blocks. Notes what is in use: of the arena that is
+        computed in as the simulator counts it, of the process as the system does."""
+        assert self._runtime is not None, "the program has begun"
+        plan, now_s = self._runtime.plan, perf_counter() - self._began_s
+        self._held.update(block for block, _, _ in self._unrolled.acquire[step])
+        frames = len(self._held) + sum(r.count for r in self._regions if r.first <= index <= r.last)
+        self._arena.add(now_s, self._beside_bytes + frames * plan.frame_bytes)
+        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
+            return
+        self._looked_s = now_s
+        self._process.add(now_s, int(_STATM.read_text().split()[1]) * resource.getpagesize())
+        if plan.has_tiers:
+            self._host.add(now_s, plan.host_peak_bytes)  # taken whole
 
     def end(self, step: int) -> None:
         """Nothing of the step is computed any more."""
-        self._memory.end(step)
+        kept, spans = self._unrolled.kept.after, self._unrolled.uses.spans
+        self._held.difference_update(spans[i].block for i in self._unrolled.uses.ending(step) if not kept[i])
 
     def _sent(self, spans: Sequence[Span], writing: bool, ticket: Ticket) -> None:
         now_s = perf_counter() - self._began_s
@@ -127,41 +149,3 @@ class EpochRecorder:
             moved = {"ssd_read_bytes": read_bytes, "ssd_write_bytes": write_bytes}
             found.append({"matrix": name, "used_bytes": needed, "found_bytes": in_memory} | moved)
         return found
-
-
-class _Memory:
-    """What is in use, step after step, of the arena that is computed in, as the simulator counts it; and of the
-    process, as the system counts it."""
-
-    def __init__(self, plan: Plan, program: str, condenser: Condenser) -> None:
-        self._plan = plan
-        self._program = plan.unrolled[program]
-        self._regions = plan.regions[program]
-        self._held = {block for block, _ in self._program.warm}
-        self._beside_bytes = plan.scratch_bytes + plan.fixed_device_bytes
-        both = plan.device_limit_bytes + plan.host_limit_bytes
-        self._host: Peaks | None = None
-        if plan.has_tiers:
-            self._arena = condenser.memory("device memory", plan.device_limit_bytes)
-            self._host = condenser.memory("host memory", plan.host_limit_bytes)
-        else:
-            self._arena = condenser.memory("memory", both)
-            self._beside_bytes += plan.fixed_host_bytes
-        self._process = condenser.memory("process", 0)
-        self._looked_s = -_BETWEEN_LOOKS_S
-        self._page_bytes = os.sysconf("SC_PAGESIZE")
-
-    def begin(self, step: int, index: int, now_s: float) -> None:
-        self._held.update(block for block, _, _ in self._program.acquire[step])
-        frames = len(self._held) + sum(r.count for r in self._regions if r.first <= index <= r.last)
-        self._arena.add(now_s, self._beside_bytes + frames * self._plan.frame_bytes)
-        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
-            return
-        self._looked_s = now_s
-        self._process.add(now_s, int(_STATM.read_text().split()[1]) * self._page_bytes)
-        if self._host is not None:
-            self._host.add(now_s, self._plan.host_peak_bytes)  # taken whole
-
-    def end(self, step: int) -> None:
-        kept, spans = self._program.kept.after, self._program.uses.spans
-        self._held.difference_update(spans[i].block for i in self._program.uses.ending(step) if not kept[i])

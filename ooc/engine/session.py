@@ -76,7 +76,11 @@ class Session:
         if self._runtime is not None:
             return
         prepared = self._prepared
-        _keep_freed_memory()
+        # Let glibc keep what tiles' temporaries free: to hand it back and fault it in again for every tile costs more
+        # than the arithmetic (first touch of 4 KiB pages runs at 0.4 GB/s). What is larger than 16 MiB goes back at
+        # once: of edges with features, in pieces of many sizes, the heap kept 150 MB more than was in use, and than
+        # the budgets allow for.
+        return_freed_memory(16 << 20, trim_bytes=32 << 20)
         if prepared.device is None:
             self._rehearse()
         self._runtime = Runtime(prepared)
@@ -261,13 +265,3 @@ def _move_state(optimizer: torch.optim.Optimizer, place: torch.device) -> None:
             for name, kept in state.items():
                 if isinstance(kept, Tensor) and (kept.dim() or with_parameter):
                     state[name] = kept.to(place)
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep what tiles' temporaries free: handing it back and faulting it in again for every tile costs
-    more than the arithmetic (first touch of 4 KiB pages runs at 0.4 GB/s). Bounded by the tiles' size.
-
-    What is larger than 16 MiB goes back at once. Of edges with features, where pieces of many sizes come and go, the
-    heap otherwise kept 150 MB more than was in use at any time: more than the budgets allow for.
-    """
-    return_freed_memory(16 << 20, trim_bytes=32 << 20)

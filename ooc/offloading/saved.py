@@ -281,7 +281,8 @@ class Saving:
     @torch.no_grad()
     def _pack(self, tensor: Tensor) -> _Kept | _Away:
         # When a backward pass has begun, what it does not save itself is saved for another call.
-        call = None if self._returning and not _is_in_backward() else self._current
+        is_outside = self._returning and torch._C._current_graph_task_id() == -1
+        call = None if is_outside else self._current
         if call is None or not _is_plain(tensor):
             return _Kept(call, -1, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
@@ -386,10 +387,6 @@ class Saving:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is a view of a storage, and nothing else."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-
-
-def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 def _settings_of(layer: nn.Module) -> list[Any]:

@@ -303,16 +303,6 @@ class Ranks:
         """The first of every machine."""
         return [0] if self.machines is None else sorted({self.machines.here(rank)[0] for rank in range(self.count)})
 
-    @property
-    def is_first_here(self) -> bool:
-        """Whether it is the first of its machine."""
-        return self.rank == self.here[0]
-
-    @property
-    def have_met(self) -> bool:
-        """Whether they are there, and not only planned for."""
-        return self.count > 1 and self.heartbeat is not None
-
     def name(self, rank: int) -> str:
         """A process, for people."""
         return f"rank {rank}" if self.machines is None else self.machines.name(rank)

@@ -28,7 +28,7 @@ from ooc.model.lowering.rectified import Rectified, Sigmoidal
 from ooc.model.lowering.values import Moments, Multiplied, Rows, Value
 from ooc.plan.workload import Pull
 from ooc.stages.context import Kernel, Step, Tensors, Tile
-from ooc.stages.forward import KnownRows, RowsOf, materialise, recompute_steps
+from ooc.stages.forward import KnownRows, materialise, recompute_steps
 from ooc.stages.names import embedding_gradient
 from ooc.stages.places import gradient_places, hands_on
 from ooc.stages.program import Program
@@ -174,7 +174,7 @@ def _targets(program: Program, aggregate: EdgeAggregate, stage: int) -> Step:
 # ---- a tile's gradients -------------------------------------------------------------------------------------
 
 
-class GradientRows(RowsOf):
+class GradientRows(dict[Value, Tensor]):
     """Gradients of some rows of values. ``own``: those whose memory nobody else has."""
 
     __slots__ = ("own",)
@@ -217,8 +217,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
     the tile: what the stage stores.
     """
     context, schedule, names = program.context, program.schedule, program.names
-    incoming = [(value, name, _scaled_by(program, value, name)) for value, name in program.incoming(stage)]
-    active = program.active(stage)
+    incoming, active = program.incoming(stage), program.active(stage)
     values = schedule.backward_of(stage)
     done_with = last_uses(values, schedule.used_backward, schedule.upstream_needs(stage))
     operands_of = {v: [(one, one in schedule.used_backward(v)) for one in v.operands] for v in values}
@@ -291,12 +290,6 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
         return rows_RC if rows == height else F.pad(rows_RC, (0, 0, 0, height - rows))
 
     return backward
-
-
-def _scaled_by(program: Program, value: Value, name: str) -> AnyScaling | None:
-    """What the gradient of ``value`` in matrix ``name`` has been scaled by, where it goes with that of sums."""
-    shared = program.schedule.shares_gradient(value)
-    return shared.scaling if shared is not None and name == program.names.of("dp", shared) else None
 
 
 def _follow(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ooc.model.lowering.network import Network
 from ooc.model.lowering.values import Moments, Summed
 from ooc.plan.workload import Direction, EdgesKey, RelationEdges, Stage
 
+K = TypeVar("K")
 _NORM_EPS = 1e-6
 """That torch adds to the norm by which it divides."""
 Tensors = dict[str, Tensor]
@@ -76,17 +77,17 @@ class Contribution:
     scores: dict[str, Any] = field(default_factory=dict)
 
 
-class Inputs(dict[str, Any]):
+class Inputs(dict[K, Any]):
     """A tile's rows by matrix: those at hand, and those that ``load`` takes from where they lie, or copies together,
     each time that they are asked for."""
 
     __slots__ = ("load",)
 
-    def __init__(self, load: Callable[[str], Tensor]) -> None:
+    def __init__(self, load: Callable[[K], Any]) -> None:
         super().__init__()
         self.load = load
 
-    def __missing__(self, name: str) -> Tensor:
+    def __missing__(self, name: K) -> Any:
         return self.load(name)
 
 

@@ -19,29 +19,20 @@ from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.values import Moments, Rows, Value
-from ooc.stages.context import Sink, Step, Tensors, Tile
+from ooc.stages.context import Inputs, Sink, Step, Tensors, Tile
 from ooc.stages.places import Place, nothing_else, places_of
 from ooc.stages.program import Program
 from ooc.stages.recomputation import Forward
 from ooc.stages.schedule import Recipe, kept_beyond, last_uses, rows_in
 
-RowsOf = dict[Value, Tensor]
-"""Rows of values, or of their gradients, at hand."""
 
+class KnownRows(Inputs[Value]):
+    """Rows of a tile's values; what is loaded is at hand until it is let go of."""
 
-class KnownRows(RowsOf):
-    """Rows of a tile's values; those that ``load`` gives are loaded when they are asked for, again where they have been
-    let go of."""
+    __slots__ = ()
 
-    __slots__ = ("load",)
-
-    def __init__(self, load: Callable[[Value], Any]) -> None:
-        super().__init__()
-        self.load = load
-
-    def __missing__(self, value: Value) -> Tensor:
-        rows: Tensor = self.load(value)
-        self[value] = rows
+    def __missing__(self, value: Value) -> Any:
+        rows = self[value] = self.load(value)
         return rows
 
 
@@ -90,7 +81,7 @@ def _forward(program: Program, title: str, run: Forward, row_count: int, moments
         known = values_of(tile, program.rows(tile))
         for barrier in moments:
             tile.moments.append((barrier, barrier.of_tile(known[barrier.source])))
-        out = {name: flat(known[v], v) for name, v in stored.items()}
+        out = {name: shaped(known[v], (v.columns,)) for name, v in stored.items()}
         for name, aggregate in pulled_next.items():
             rows = known[aggregate.source]
             out[name] = program.message(aggregate, rows, tile, tile.room(name, rows.shape[0]))
@@ -111,7 +102,7 @@ def output_step(program: Program, sink: Sink) -> Step:
     """The last stage, handed to ``sink``."""
 
     def take(tile: Tile, outputs: Tensor) -> None:
-        sink(tile.start, flat(outputs, program.schedule.output))
+        sink(tile.start, shaped(outputs, (program.schedule.output.columns,)))
 
     return _last(program, "outputs", (), take)
 
@@ -212,8 +203,3 @@ def materialise(
         return known
 
     return values_of
-
-
-def flat(rows: Tensor, value: Value) -> Tensor:
-    """[R, columns]."""
-    return shaped(rows, (value.columns,))

@@ -280,7 +280,9 @@ class Program:
             return most
         inner = {*differentiated}
         gradients = {v: v.columns for v in inner if not schedule.users[v] or not inner.issuperset(schedule.users[v])}
-        make(2 * max((value.columns for value, _ in self.incoming(backward)), default=0))  # loaded, and scaled or added
+        make(
+            2 * max((value.columns for value, *_ in self.incoming(backward)), default=0)
+        )  # loaded, and scaled or added
         done_with = last_uses(differentiated, schedule.used_backward, schedule.upstream_needs(backward))
         for value, done in zip(differentiated, done_with, strict=True):
             have(used := schedule.used_backward(value))
@@ -342,23 +344,24 @@ class Program:
 
     # ---- gradients that backward stages store for earlier ones ---------------------------------------------
 
-    def incoming(self, stage: int) -> list[tuple[Value, str]]:
-        """The gradients that later stages have stored for values of this one."""
+    def incoming(self, stage: int) -> list[tuple[Value, str, AnyScaling | None]]:
+        """The gradients that later stages have stored for values of this one, and what each has been scaled by, where
+        it goes with that of sums."""
         schedule, names = self.schedule, self.names
-        found: list[tuple[Value, str]] = []
+        found: list[tuple[Value, str, AnyScaling | None]] = []
         for value in schedule.all_in_stage(stage):
             writers = self._writers(value)
             shared = schedule.shares_gradient(value) if value.trains else None
             if writers:
-                found.append((value, names.gradient(value, writers, writers[-1])))
+                found.append((value, names.gradient(value, writers, writers[-1]), None))
             elif shared is not None:
-                found.append((value, names.of("dp", shared)))
+                found.append((value, names.of("dp", shared), shared.scaling))
         for aggregate in (barrier for barrier in schedule.barriers if isinstance(barrier, EdgeAggregate)):
             brought = aggregate.brought if aggregate.before is None else None  # which gets the others' sum
             ends = [("dt", brought), *([("dm", aggregate.source)] if isinstance(aggregate, Opaque) else [])]
             for kind, end in ends:
                 if end is not None and end.trains and schedule.stage[end] == stage:
-                    found.append((end, names.of(kind, aggregate)))
+                    found.append((end, names.of(kind, aggregate), None))
         return found
 
     def passed_on(self, stage: int) -> dict[Value, tuple[str | None, str]]:
@@ -375,7 +378,7 @@ class Program:
 
     def traffic(self, stage: int) -> tuple[tuple[str, ...], dict[str, int]]:
         """Gradients that the backward of ``stage`` loads, and those it stores with their columns."""
-        loads = [name for _, name in self.incoming(stage)]
+        loads = [name for _, name, _ in self.incoming(stage)]
         stores: dict[str, int] = {}
         pulled = self.schedule.pulled(stage)
         if pulled is not None and pulled.finds_upstream:

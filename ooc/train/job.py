@@ -306,7 +306,7 @@ def _arrays(network: Network, store: Store, ranks: Ranks) -> dict[str, Array]:
     names = [name for name in store_matrices(store) if store.has(name) and name not in without_zeros]
     arrays = {name: store.array(name) for name in names}
     kept = [find_aggregation(store, scaling, network.dtype) for scaling in network.aggregated_once]
-    of_all = ranks.gathered(torch.tensor([one is not None for one in kept])) if kept and ranks.have_met else []
+    of_all = ranks.gathered(torch.tensor([one is not None for one in kept])) if kept and ranks.heartbeat else []
     for number, (scaling, one) in enumerate(zip(network.aggregated_once, kept, strict=True)):
         if one is not None and all(found[number] for found in of_all):
             arrays[network.first_aggregation(scaling)] = one
