@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -194,7 +194,8 @@ class RowPassRun(PassRun):
     def compute(self, task: Tile) -> Tile:
         """One tile: pull, compute, put the rows where they belong."""
         start, stop = task.start, task.stop  # the tile must not hold itself
-        task.inputs = inputs = Inputs(lambda name: self.inputs[name].tile(start, stop))
+        inputs: dict[str, Any] = Inputs(lambda name: self.inputs[name].tile(start, stop))
+        task.inputs = inputs
         if self.features is not None:
             inputs["x"] = self.features.tile(task.start, task.stop)
         task.place = lambda name: self._place(name, start, stop)

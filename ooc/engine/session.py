@@ -88,11 +88,10 @@ class Session:
             if prepared.device is not None:
                 self._move(prepared.device.place)
             self._prepare(self._runtime)
-        except torch.OutOfMemoryError:
+        except BaseException as error:
             self.close()
-            raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise BudgetError("the device has no room left for the model; give a larger gpu_budget=") from None
             raise
 
     def _rehearse(self) -> None:

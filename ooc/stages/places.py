@@ -37,7 +37,10 @@ def places_of(recipe: Recipe, pulled: Value | None, stored: Mapping[Value, str])
             return False
         source = value.inputs[0]
         alone = users[source] == 1 and source not in kept and source.tail == value.tail
-        return alone and (source is pulled or (source in order and _makes_rows(source)))
+        is_own = isinstance(source, (Multiplied, Rectified, Sigmoidal)) or (
+            isinstance(source, Sum) and source.makes_rows
+        )
+        return alone and (source is pulled or (source in order and is_own))
 
     def begins(value: Value) -> bool:
         """Whether it comes of a product in place."""
@@ -86,8 +89,3 @@ def hands_on(value: Value) -> bool:
     if isinstance(value, Sum):
         return [factor for factor, one in zip(value.factors, value.inputs, strict=True) if one.trains] == [1]
     return isinstance(value, (Rectified, Sigmoidal))
-
-
-def _makes_rows(value: Value) -> bool:
-    """Whether what is computed is in memory of its own."""
-    return isinstance(value, (Multiplied, Rectified, Sigmoidal)) or (isinstance(value, Sum) and value.makes_rows)
