@@ -36,7 +36,7 @@ from ooc.plan.workload import Direction, EdgeData, EdgesKey, Fate, Kind, Workloa
 from ooc.prefetch.arena import Arena, Bytes
 from ooc.prefetch.device import Device
 from ooc.prefetch.device_frames import DeviceWorkspace
-from ooc.prefetch.engine import Counters, Engine, Span
+from ooc.prefetch.engine import Engine, Span
 from ooc.prefetch.engines.choice import BY_GPUDIRECT, BY_WAY_OF_HOST, choose_engine, choose_gpudirect
 from ooc.prefetch.frames import HostWorkspace, Workspace
 from ooc.prefetch.spill import create_spill
@@ -142,7 +142,7 @@ class Runtime:
         memory = device.open(**sizes, host=host, graph=[*self.rows.memory(), *buffers])
         if self.exchange is not None:
             self.exchange.compute_on(device, *map(torch.from_numpy, buffers))
-        self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.counters)
+        self._gpudirect = choose_gpudirect(spill_dir, device=device.place.type, counters=self.engine.counters)
         if self._gpudirect is not None:
             opening.callback(self._gpudirect.close)
         self._transfers = Transfers(
@@ -212,10 +212,6 @@ class Runtime:
                 self.workspace.forget(range(matrix.base, matrix.base + matrix.grid.blocks))
                 matrix.checksums.clear()
 
-    @property
-    def counters(self) -> Counters:
-        return self.engine.counters
-
     def peak_bytes(self, tier: Fate) -> int:
         """What has been used of a budget so far: the arena's high-water mark, and what is admitted beside it. Of a
         device with memory of its own both arenas are taken whole."""
@@ -237,7 +233,7 @@ class Runtime:
 
     def taken(self) -> Taken:
         """What has been taken so far, bytes over PCIe included."""
-        io, moved = self.counters, {} if self._transfers is None else self._transfers.bytes_moved
+        io, moved = self.engine.counters, {} if self._transfers is None else self._transfers.bytes_moved
         return Taken(
             perf_counter(),
             self.workers.busy_s,

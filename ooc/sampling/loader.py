@@ -413,7 +413,7 @@ def _data(held: Held, sampled: tuple[SampledBatch, Ints], uses: Mapping[str, Use
 
     batch, seeds = sampled
     edge_index = np.empty((2, len(batch.edges)), dtype=np.int64)
-    edge_index[0], edge_index[1] = batch.sources, batch.targets
+    edge_index[0], edge_index[1] = batch.sources, np.repeat(np.arange(len(batch.counts)), batch.counts)
     rows = held.rows
     made: dict[str, Any] = {
         "x": rows["x"].take(batch.rows, uses.get("x")),

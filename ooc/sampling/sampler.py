@@ -42,11 +42,6 @@ class SampledBatch:
     nodes_by_hop: list[int] = field(default_factory=list)
     edges_by_hop: list[int] = field(default_factory=list)
 
-    @property
-    def targets(self) -> Ints:
-        """Where the edges lead to [e], by places in ``rows``."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
 
 class Sampler:
     """Draws the subgraphs of batches. ``offsets`` [N + 1]: where every row's in-edges begin; ``fanouts``: the most that
@@ -114,21 +109,16 @@ def draw_subsets(nodes: Ints, degrees: Ints, size: int, key: tuple[int, int]) ->
     and ascending. ``size`` is less than any of ``degrees``.
     """
     chosen = np.empty((size, len(nodes)), dtype=np.int64)
+    low, high = nodes.astype(np.uint32), (nodes >> 32).astype(np.uint32)
     for step in range(size):
-        if step % HEADS_PER_COUNT == 0:
-            words = _words(nodes, step // HEADS_PER_COUNT, key)
+        if step % HEADS_PER_COUNT == 0:  # random numbers of 32 bits of each node, others for each count
+            words = philox((low, high, np.full_like(low, step // HEADS_PER_COUNT), np.zeros_like(low)), key)
         last = degrees - size + step
         number = words[step % HEADS_PER_COUNT].astype(np.uint64) * (last + 1).astype(np.uint64)
         drawn = (number >> _WORD_BITS).astype(np.int64)
         taken = (chosen[:step] == drawn).any(axis=0)
         chosen[step] = np.where(taken, last, drawn)
     return np.sort(chosen.T, axis=1)
-
-
-def _words(nodes: Ints, count: int, key: tuple[int, int]) -> tuple[npt.NDArray[np.uint32], ...]:
-    """Four random 32-bit numbers of each node [n]; others for each ``count``."""
-    low, high = nodes.astype(np.uint32), (nodes >> 32).astype(np.uint32)
-    return philox((low, high, np.full_like(low, count), np.zeros_like(low)), key)
 
 
 def most_by_hop(offsets: AnyArray, fanouts: Sequence[int], batch_size: int) -> list[tuple[int, int]]:

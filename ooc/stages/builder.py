@@ -58,7 +58,7 @@ class StageBuilder(StageContext):
     def recomputed(self) -> dict[str, tuple[int, int]]:
         """Matrices that the backward pass computes again instead of having them kept: (rows, columns)."""
         program, schedule = self._training, self._training.schedule
-        recomputed = schedule.dropped.union(program.recomputation.values)
+        recomputed = schedule.dropped.union(program.recomputation.made)
         stages = ((v, schedule.stage[v]) for v in schedule.values if v in recomputed)
         return {
             program.names.value(v): (program.active(stage).training_rows(schedule.stage_hops[stage]), v.columns)
@@ -71,7 +71,7 @@ class StageBuilder(StageContext):
         program, schedule = self._training, self._training.schedule
         waiting: dict[int, list[Value]] = {}
         for value in read_backward(schedule):
-            if value not in program.recomputation.values:
+            if value not in program.recomputation.made:
                 stage = schedule.stage[value]
                 waiting.setdefault(0 if stage < schedule.first_stages else stage, []).append(value)
         recomputed = {*recomputable(schedule), *({0} if schedule.of_constants.issuperset(waiting.get(0, ())) else ())}

@@ -58,11 +58,11 @@ def recompute_steps(program: Program, backward: int) -> list[Step]:
     return [
         _forward(
             program,
-            names.recomputed(run.stage, backward),
+            f"{names.forward(run.stage)} for {names.backward(backward)}",
             run,
             program.active(run.stage).training_rows(hops[run.stage]),
         )
-        for run in program.recomputation.before(backward)
+        for run in program.recomputation.before.get(backward, ())
     ]
 
 

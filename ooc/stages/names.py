@@ -85,10 +85,6 @@ class Names:
         """What the backward of ``stage`` is called."""
         return f"backward {self._stages[stage]}"
 
-    def recomputed(self, stage: int, backward: int) -> str:
-        """What the forward of ``stage`` is called where it is run again for the backward of another one."""
-        return f"{self.forward(stage)} for {self.backward(backward)}"
-
     def value(self, value: Value, backward: int | None = None) -> str:
         """The matrix that holds ``value``; with ``backward``: computed again for the backward of that stage."""
         return self._given[value] + self._suffix(backward)

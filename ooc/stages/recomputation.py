@@ -59,10 +59,11 @@ class Recomputation:
             self._read.update(self.loss_recipe().leaves)
             for stage in range(schedule.last - 1, -1, -1):
                 self._read.update(self.forward(stage).recipe.leaves)
-        self._made: dict[Value, int] = {}
-        """The backward stage that a value is first computed again for."""
+        self.made: dict[Value, int] = {}
+        """What the backward pass has computed again, with the backward stage that it is first for."""
         last = schedule.last if self._recomputed else schedule.first_stages if self._messages else 0
-        self._before = {stage: self._repeat(stage) for stage in range(last - 1, -1, -1)}
+        self.before = {stage: self._repeat(stage) for stage in range(last - 1, -1, -1)}
+        """By stage: what is run again before its backward, in order."""
 
     # ---- forward ----------------------------------------------------------------------------------------
 
@@ -87,21 +88,12 @@ class Recomputation:
     def backward_recipe(self, stage: int) -> Recipe:
         """How to have what the backward of ``stage`` needs, for the rows that need it."""
         recipe = self._schedule.backward_recipe(stage)
-        return replace(recipe, recomputed={v: self._made[v] for v in recipe.leaves if v in self._made})
-
-    def before(self, stage: int) -> Sequence[Forward]:
-        """What is run again before the backward of ``stage``, in order."""
-        return self._before.get(stage, ())
+        return replace(recipe, recomputed={v: self.made[v] for v in recipe.leaves if v in self.made})
 
     def made_for(self, message: Aggregate) -> int | None:
         """The backward stage that what ``message`` pulled is computed again for; None: it is kept."""
         stage = self._schedule.source_stage(message)
         return stage if self._messages.get(stage) is message else None
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        """What the backward pass has computed again."""
-        return tuple(self._made)
 
     def _repeat(self, backward: int) -> list[Forward]:
         """What is run again before the stage ``backward``, whose predecessors have theirs already."""
@@ -110,12 +102,12 @@ class Recomputation:
         messages: dict[int, set[Aggregate]] = defaultdict(set)
 
         def want(leaves: Iterable[Value]) -> list[Value]:
-            missing = [leaf for leaf in leaves if self._is_recomputed(leaf) and leaf not in self._made]
+            missing = [leaf for leaf in leaves if self._is_recomputed(leaf) and leaf not in self.made]
             for leaf in missing:
                 values[schedule.stage[leaf]].add(leaf)
             return missing
 
-        self._made |= dict.fromkeys(want(schedule.backward_recipe(backward).leaves), backward)
+        self.made |= dict.fromkeys(want(schedule.backward_recipe(backward).leaves), backward)
         if backward in self._messages:
             messages[backward].add(self._messages[backward])
         found: list[Forward] = []
@@ -128,7 +120,7 @@ class Recomputation:
             own = schedule.pulled(stage)
             if recipe.pulled and own is not None:
                 messages[schedule.source_stage(own)].add(own)
-            made = {leaf: self._made.get(leaf, backward) for leaf in recipe.leaves if self._is_recomputed(leaf)}
+            made = {leaf: self.made.get(leaf, backward) for leaf in recipe.leaves if self._is_recomputed(leaf)}
             found.append(Forward(stage, replace(recipe, recomputed=made, repeated=backward), kept, pulled))
         return found[::-1]
 

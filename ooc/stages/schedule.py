@@ -71,10 +71,6 @@ class Recipe:
     recomputed: Mapping[Value, int] = field(default_factory=dict)
     repeated: int | None = None
 
-    @property
-    def heavy(self) -> bool:
-        return any(value.heavy for value in self.order)
-
 
 class Schedule:
     """The stages of ``output``. ``training``: with a backward pass; ``recompute``: what comes of constants is not kept.
@@ -361,12 +357,12 @@ class Schedule:
                 recipe = self.recipe([value])
         if value in self.kept:
             return
-        constant = all(is_constant(leaf) for leaf in recipe.leaves)
+        constant, heavy = all(map(is_constant, recipe.leaves)), any(one.heavy for one in recipe.order)
         if uses:
-            wanted = len(recipe.leaves) > 1 or (recipe.heavy and uses > 1)
+            wanted = len(recipe.leaves) > 1 or (heavy and uses > 1)
         else:
             foreign = any(self.stage[leaf] != stage for leaf in recipe.leaves)
-            wanted = recipe.heavy and (constant or foreign)
+            wanted = heavy and (constant or foreign)
         if wanted and isinstance(value, Linear) and uses == 1 and self.stage[value.source] == stage:
             self._provide(value.source, stage, uses=1)
         elif wanted:
