@@ -18,6 +18,7 @@ from ooc.kernels.sparse_rows import SparseRows
 from ooc.kernels.tensors import shaped, typed
 from ooc.model.graph import ActiveRows
 from ooc.model.layers.per_edge import EdgeAggregate
+from ooc.model.lowering.network import EVERYWHERE
 from ooc.model.lowering.values import Moments, Rows, Value
 from ooc.stages.context import Inputs, Sink, Step, Tensors, Tile
 from ooc.stages.places import Place, nothing_else, places_of
@@ -155,14 +156,10 @@ def materialise(
     sums = "" if pulled is None else names.of("p", pulled, recipe.repeated)
     is_scaled = not isinstance(pulled, EdgeAggregate)
 
-    def stop_of(value: Value) -> int:
-        """The row before which tiles begin that need ``value``."""
-        reach = recipe.reach.get(value)
-        return active.nodes if reach is None else active.training_rows(reach)
-
     loaded = {v: names.value(v, recipe.recomputed.get(v)) for v in recipe.leaves}
     places = places_of(recipe, pulled if is_scaled else None, stored)
-    computed = [(v, rows_in(v), stop_of(v), v in recorded, places.get(v)) for v in recipe.order]
+    stops = {v: active.training_rows(recipe.reach.get(v, EVERYWHERE)) for v in recipe.order}  # of tiles that need it
+    computed = [(v, rows_in(v), stops[v], v in recorded, places.get(v)) for v in recipe.order]
     done_with = last_uses(recipe.order, rows_in, kept_beyond(recipe))
 
     def room(place: Place, source: Value, first_RC: Tensor, tile: Tile) -> Tensor | None:
