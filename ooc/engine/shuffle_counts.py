@@ -13,7 +13,7 @@ row for each of the few heights whose buckets gather most of the source, and lit
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ from ooc.kernels.edges import TileEdges, highest_row
 from ooc.kernels.neighbourhood import neighbourhood, runs
 from ooc.model.graph import are_between_types, damaged
 from ooc.plan.layout.shuffle import GatheredRows
-from ooc.plan.workload import Direction, EdgesKey
-from ooc.stages.workload import ScatterCounts
+from ooc.plan.workload import EdgesKey
 from ooc.stages.workload import TileEdges as CountedEdges
 from ooc.storage.store import Store
 
@@ -35,25 +34,9 @@ _MOST_EDGES = 1 << 20
 """Edges of a bucket that are looked at together."""
 
 
-def counted_rows(store: Store, direction: EdgesKey = Direction.IN) -> ScatterCounts:
-    """Entries of partial sums of a store that is there, each read from it when it is first asked for."""
-    return cache(partial(_count_sums, store, direction))
-
-
-def most_rows(tile_edges: CountedEdges, reverse: EdgesKey) -> ScatterCounts:
-    """Those of a graph, or of links, of which only degrees are known: an entry for each edge out of the rows, in
-    direction ``reverse``, which is the most."""
-    return lambda rows, others, tile_rows, *runs: tile_edges(reverse, tile_rows)
-
-
-def counted_gathers(store: Store, direction: EdgesKey = Direction.IN) -> GatheredRows:
-    """Rows gathered in a store that is there, each read from it when it is first asked for."""
-    return cache(partial(_count_rows, store, direction))
-
-
 def most_gathers(tile_edges: CountedEdges, direction: EdgesKey) -> GatheredRows:
-    """Those of a graph, or of links, of which only degrees are known: a row for each target and for each edge into it,
-    or all rows, which is the most."""
+    """Rows gathered in a graph, or of links, of which only degrees are known: a row for each target and for each edge
+    into it, or all rows, which is the most."""
 
     @cache
     def gathered(targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
@@ -88,7 +71,7 @@ def _sweep(
             yield start, stop, offsets[start - first : stop - first + 1]
 
 
-def _count_sums(
+def count_sums(
     store: Store,
     direction: EdgesKey,
     rows: int,
@@ -98,6 +81,7 @@ def _count_sums(
     pads: bool,
     apart: bool,
 ) -> Sequence[int]:
+    """Entries of partial sums (``stages.workload.ScatterCounts``), read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     behind = nodes if apart or are_between_types(store, direction) else 0  # so that no neighbour is a row of the tile
     added = np.zeros(-(-others // tile_rows) + 1, dtype=np.int64)
@@ -111,7 +95,8 @@ def _count_sums(
     return [int(count) for count in np.cumsum(added)]
 
 
-def _count_rows(store: Store, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+def count_gathers(store: Store, direction: EdgesKey, targets: int, rows: int, height: int) -> Sequence[Sequence[int]]:
+    """Rows gathered (``plan.layout.shuffle.GatheredRows``), read from the store."""
     (_, indices), nodes = store.topology(direction.value), store.neighbours(direction.value)
     joined, gathers_own = _Joined(), not are_between_types(store, direction)
     for start, stop, offsets in _sweep(store, direction, targets, height):

@@ -38,19 +38,19 @@ from ooc.storage.versioned_array import VersionedArray
 TileEdges = Callable[[EdgesKey, int], Sequence[int]]
 """By direction and rows of a tile: the number of edges of tiles 0…i-1, for every i up to the number of tiles."""
 
-ScatterCounts = Callable[[int, int, int, int, bool, bool], Sequence[int]]
-"""By rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and whether these
-are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to tiles 0…i-1 of
-the scattered rows, for every i up to their number."""
+ScatterCounts = Callable[[EdgesKey, int, int, int, int, bool, bool], Sequence[int]]
+"""By direction, rows that are computed, rows that are scattered to, rows of a tile, edges of a run of its rows, and
+whether these are padded (``kernels.neighbourhood.runs``) and of another matrix: how many gradients are scattered to
+tiles 0…i-1 of the scattered rows, for every i up to their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeCounts:
-    """How many edges tiles have, and by direction how many gradients are scattered to them and how many rows they
-    gather: of links, which are other ones in every step, the most that there can be."""
+    """How many edges tiles have, how many gradients are scattered to them, and by direction how many rows they gather:
+    of links, which are other ones in every step, the most that there can be."""
 
     tile_edges: TileEdges
-    scatter_counts: Callable[[EdgesKey], ScatterCounts]
+    scatter_counts: ScatterCounts
     gathered_rows: Callable[[EdgesKey], GatheredRows]
 
 
@@ -139,8 +139,8 @@ def describe_workload(
         ),
         kept=builder.kept,
         scatter_counts={
-            name: counts.scatter_counts(direction)(
-                rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads, kind.apart
+            name: counts.scatter_counts(
+                direction, rows, matrices[name].rows, tile_rows, kind.edges_at_once, kind.pads, kind.apart
             )
             for name, (direction, rows, kind) in scattering.items()
             if kind is not None

@@ -4,18 +4,18 @@ more is known than its statistics.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooc.engine.shuffle_counts import counted_gathers, counted_rows, most_gathers, most_rows
+from ooc.engine.shuffle_counts import count_gathers, count_sums, most_gathers
 from ooc.model.graph import reverse_of
 from ooc.plan.graphs import GraphStatistics, reach, spread_edges
 from ooc.plan.layout.shuffle import GatheredRows
 from ooc.plan.workload import Direction, EdgesKey
-from ooc.stages.workload import EdgeCounts, ScatterCounts, TileEdges, stored
+from ooc.stages.workload import EdgeCounts, TileEdges, stored
 from ooc.storage.array import Array, chunk_rows
 from ooc.storage.store import Store, Task, array_shapes
 
@@ -27,16 +27,17 @@ def edge_counts(graph: Store | GraphStatistics) -> EdgeCounts:
     edges = spread(graph) if isinstance(graph, GraphStatistics) else stored(graph)
 
     @cache
-    def scattered(direction: EdgesKey) -> ScatterCounts:
+    def scattered(direction: EdgesKey, rows: int, others: int, tile_rows: int, *run: Any) -> Sequence[int]:
         if store is not None and direction.of_edges:
-            return counted_rows(store, direction)
+            return count_sums(store, direction, rows, others, tile_rows, *run)
+        # Only degrees are known: an entry for each edge out of the rows is the most.
         reverse = None if store is None else reverse_of(store, direction)
-        return most_rows(edges, reverse or Direction.OUT)
+        return edges(reverse or Direction.OUT, tile_rows)
 
     @cache
     def gathered(direction: EdgesKey) -> GatheredRows:
         if store is not None and direction.of_edges:
-            return counted_gathers(store, direction)
+            return cache(partial(count_gathers, store, direction))
         return most_gathers(edges, direction)
 
     return EdgeCounts(edges, scattered, gathered)

@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ooc.engine.executor import rows_by_bucket
 from ooc.engine.shuffle import RowsReader, RowsWriter, ShuffleFile
-from ooc.engine.shuffle_counts import counted_gathers, most_gathers
+from ooc.engine.shuffle_counts import count_gathers, most_gathers
 from ooc.errors import SpillError, StoreError
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import BucketRows
@@ -83,13 +84,13 @@ def planned(
         step_rows=steps * TILE_ROWS,
         tile_rows=TILE_ROWS,
         memory_bytes=memory,
-        gathered=counted_gathers(store),
+        gathered=partial(count_gathers, store, Direction.IN),
     )
 
 
 def lowest(store: Store, *, columns: int) -> BucketedRows:
     """Buckets of one tile each, in chunks of a page."""
-    entries = counted_gathers(store)(NODES, NODES, TILE_ROWS)[0]
+    entries = count_gathers(store, Direction.IN, NODES, NODES, TILE_ROWS)[0]
     return BucketedRows(NODES, columns, 4, TILE_ROWS, 1 << 12, tuple(entries), NODES)
 
 
@@ -115,7 +116,7 @@ def test_counts_are_those_of_the_graph(store: Store, height: int) -> None:
     """Of buckets of every height, of all targets and of the first few, of all rows and of some."""
     neighbours = neighbours_of(store)
     for targets, rows in ((NODES, NODES), (40, NODES), (40, 56), (1, 8)):
-        counts = counted_gathers(store)(targets, rows, height)
+        counts = count_gathers(store, Direction.IN, targets, rows, height)
         assert len(counts[-1]) == 1 and all(len(one) > 1 for one in counts[:-1])
         most = most_gathers(stored(store), Direction.IN)(targets, rows, height)
         for k, found in enumerate(counts):
@@ -134,7 +135,7 @@ def test_neighbours_that_are_no_rows_are_found(tmp_path: Path) -> None:
     content[:4] = (1 << 20).to_bytes(4, "little")
     path.write_bytes(content)
     with pytest.raises(StoreError, match="indices are damaged"):
-        counted_gathers(store)(40, 40, TILE_ROWS)
+        count_gathers(store, Direction.IN, 40, 40, TILE_ROWS)
 
 
 # ---- through the file -------------------------------------------------------------------------------------

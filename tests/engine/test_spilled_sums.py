@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ooc.engine.operands import Sums
 from ooc.engine.shuffle import ShuffleFile, SummedRows, SumsWriter
-from ooc.engine.shuffle_counts import counted_rows
+from ooc.engine.shuffle_counts import count_sums
 from ooc.errors import SpillError, StoreError
 from ooc.kernels import neighbourhood as module
 from ooc.kernels.edges import TileEdges
 from ooc.kernels.neighbourhood import neighbourhood, runs
 from ooc.plan.layout.shuffle import PartialSums, plan_partial_sums
+from ooc.plan.workload import Direction
 from ooc.prefetch.arena import Arena
 from ooc.prefetch.engine import Engine
 from ooc.prefetch.engines.direct import DirectEngine
@@ -176,7 +177,10 @@ def test_counts_are_those_of_the_graph(
                 near = neighbourhood(run, others)
                 if not near.stands_in:
                     expected[1:] += torch.bincount(near.others_S // TILE_ROWS, minlength=len(expected) - 1)
-        assert counted_rows(store)(rows, others, TILE_ROWS, 1 << 14, False, False) == expected.cumsum(0).tolist()
+        assert (
+            count_sums(store, Direction.IN, rows, others, TILE_ROWS, 1 << 14, False, False)
+            == expected.cumsum(0).tolist()
+        )
         assert expected.sum() > 0
 
 
@@ -189,7 +193,7 @@ def test_damaged_offsets_are_found(tmp_path: Path) -> None:
     content[3] = 1 << 40
     content.tofile(path)
     with pytest.raises(StoreError, match="in/indptr"):
-        counted_rows(store)(40, 40, TILE_ROWS, 1 << 14, False, False)
+        count_sums(store, Direction.IN, 40, 40, TILE_ROWS, 1 << 14, False, False)
 
 
 def test_other_bytes_than_were_written_are_told(tmp_path: Path) -> None:
