@@ -237,7 +237,8 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
         for value, name, scaling in incoming:
             gradient = typed(tile.inputs[name], context.network.dtype)
             if scaling is not None:
-                gradient = context.unscaled_after(gradient, tile, scaling)
+                scale = context.scale(gradient, tile, scaling, after=True)  # which is nowhere zero
+                gradient = gradient if scale is None else gradient / scale
             gradients.add(value, shaped(gradient, value.tail))
         for value, used, stop, done in followed:
             operands = list[Tensor | None]()
@@ -266,7 +267,7 @@ def tile_backward(program: Program, stage: int) -> Callable[[GradientRows, Known
             name = names.of("dp", pulled)
             if found is not None:
                 room = tile.room(name, found.shape[0]) if found.dim() == 2 else None
-                found = context.scaled_after(found, tile, pulled.scaling, room)
+                found = context.scaled(found, tile, pulled.scaling, room, after=True)
             out[name] = padded(found, pulled.columns, height)
         for value, (prior, name) in passed_on.items():
             if prior is not None:

@@ -142,7 +142,7 @@ class StageBuilder(StageContext):
                 of_tile = tile.inputs[x] if self.sparse is None else tile.inputs[x].dense()
                 rows = typed(of_tile, network.dtype)
                 del of_tile
-                rows = self.scaled_before(rows, tile, scaling)
+                rows = self.scaled(rows, tile, scaling)
                 return dict(zip(stores, torch.split(rows, widths, dim=1), strict=True))
 
             return Step(self._low_spec(f"scale x{so}", sources, columns, stores, loads=(x,), space=source), scaled)
@@ -180,8 +180,8 @@ class StageBuilder(StageContext):
             def compute(
                 tile: Tile, sums: str = sums, stores: Sequence[str] = stores, following: Sequence[str] = following
             ) -> Tensors:
-                rows = self.scaled_after(tile.inputs.pop(sums), tile, scaling)
-                return {name: self.scaled_before(rows, tile, scaling) if name in following else rows for name in stores}
+                rows = self.scaled(tile.inputs.pop(sums), tile, scaling, after=True)
+                return {name: self.scaled(rows, tile, scaling) if name in following else rows for name in stores}
 
             pull = Pull(f"mx{hop}{of}", sums, self.direction(scaling), edge_data=wanted[last].edge_data)
             title = f"aggregate x{so}" if hop == 1 else f"aggregate x again{so} ({hop})"

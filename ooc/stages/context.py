@@ -201,24 +201,19 @@ class StageContext:
         """The edges that targets pull along."""
         return self.direction(aggregate.scaling) if aggregate.scaling.reversed else aggregate.direction
 
-    def scaled_before(self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None) -> Tensor:
-        """s · rows; in ``out``, where there is an s."""
-        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).before else None
-        return rows if scale is None else torch.mul(rows, scale, out=out)
-
-    def scaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None) -> Tensor:
-        """t · rows; in ``out``, where there is a t."""
-        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).after else None
-        return rows if scale is None else torch.mul(rows, scale, out=out)
-
-    def unscaled_after(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor:
-        """rows / t, where t is nowhere zero."""
-        scale = self._scale(rows, tile, scaling) if self.rows.scaled(scaling).after else None
-        return rows if scale is None else rows / scale
-
-    def _scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling) -> Tensor | None:
-        """The factors of the tile's first rows, as many as ``rows`` has, where these are: brought to a device once."""
-        asked = scaling, rows.shape[0]
+    def scale(self, rows: Tensor, tile: Tile, scaling: AnyScaling, *, after: bool) -> Tensor | None:
+        """The factors of the tile's first rows, as many as ``rows`` has, before a sum or after it [R, 1], where these
+        are: brought to a device once. None: they are not scaled."""
+        known, asked = self.rows.scaled(scaling), (scaling, rows.shape[0])
+        if not (known.after if after else known.before):
+            return None
         if asked not in tile.factors:
-            tile.factors[asked] = self.rows.scaled(scaling).scale(tile.start, rows)
+            tile.factors[asked] = known.scale(tile.start, rows)
         return tile.factors[asked]
+
+    def scaled(
+        self, rows: Tensor, tile: Tile, scaling: AnyScaling, out: Tensor | None = None, *, after: bool = False
+    ) -> Tensor:
+        """s · rows, or t · rows ``after`` the sum; in ``out``, where there is an s, or a t."""
+        scale = self.scale(rows, tile, scaling, after=after)
+        return rows if scale is None else torch.mul(rows, scale, out=out)

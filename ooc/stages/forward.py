@@ -181,7 +181,7 @@ def materialise(
         if pulled is not None and is_scaled:
             sums_RC: Tensor = inputs.pop(sums)
             over = sums_RC if tile.pulled_is_own else None
-            known[pulled] = scaled_RC = context.scaled_after(sums_RC, tile, pulled.scaling, over)
+            known[pulled] = scaled_RC = context.scaled(sums_RC, tile, pulled.scaling, over, after=True)
             tile.pulled_is_own |= scaled_RC is not sums_RC
             del sums_RC, over, scaled_RC
         elif pulled is not None:

@@ -133,7 +133,7 @@ class Program:
         """What ``aggregate`` pulls of these rows; and of its gradient, theirs. If they are scaled, in ``out``."""
         if isinstance(aggregate, EdgeAggregate):
             return rows
-        return self.context.scaled_before(rows, tile, aggregate.scaling, out)
+        return self.context.scaled(rows, tile, aggregate.scaling, out)
 
     def pull(self, recipe: Recipe, stage: int, stored: Mapping[str, Value] = MappingProxyType({})) -> Pulls:
         """What the forward of ``stage`` pulls, if ``recipe`` needs it, and what with; by its matrix what is ``stored``
