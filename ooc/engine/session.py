@@ -26,6 +26,7 @@ from ooc.model.graph import AnyScaling
 from ooc.model.layers.per_edge import EdgeAggregate
 from ooc.model.lowering.network import Network, values_of
 from ooc.plan import Fate
+from ooc.ranks import ALONE
 from ooc.sizes import format_size
 from ooc.stages import PanelSums, StageBuilder, Step, panel_rows
 from ooc.storage.versioned_array import VersionedArray
@@ -134,13 +135,9 @@ class Session:
         """Raise BudgetError when scratch data will not fit where it goes, with so many bytes of an embedding that are
         going to lie ``beside`` it; a spill folder that is missing is made. Of several processes each looks for all of
         its machine, whose folder is taken to be one."""
-        needed, exchange = self._prepared.plan.spill_bytes, self._prepared.exchange
-        if exchange is None:
-            self._check_disk(needed, beside)
-        else:
-            ranks, of_all = exchange.ranks, exchange.of_all(needed)
-            together = int(sum(of_all[rank] for rank in ranks.here))
-            ranks.all_of(lambda: self._check_disk(together, beside))
+        ranks = ALONE if self._prepared.exchange is None else self._prepared.exchange.ranks
+        needed = ranks.gathered(torch.tensor([self._prepared.plan.spill_bytes]))
+        ranks.all_of(lambda: self._check_disk(sum(int(needed[rank]) for rank in ranks.here), beside))
 
     def _check_disk(self, needed: int, beside: int) -> None:
         there = next(folder for folder in (self._spill_dir, *self._spill_dir.absolute().parents) if folder.exists())

@@ -49,20 +49,14 @@ class StepSum:
         for found in self._ranks.gathered(own)[:batches]:
             said, have, *parts = torch.split(found, sizes)
             losses.append(float(said.clone().view(torch.float64)))
-            for place, part in enumerate(parts):
+            for place, (parameter, part) in enumerate(zip(self._parameters, parts, strict=True)):
                 if have[place]:
-                    self._add(place, part)
+                    gradient = part.clone().view(parameter.dtype).view(parameter.shape)  # bytes need not be aligned
+                    total = self._sums[place]
+                    self._sums[place] = gradient if total is None else total.add_(gradient)
         for parameter in self._parameters:
             parameter.grad = None
         return losses
-
-    def _add(self, place: int, part: Tensor) -> None:
-        parameter, total = self._parameters[place], self._sums[place]
-        gradient = part.clone().view(parameter.dtype).view(parameter.shape)  # bytes need not be aligned
-        if total is None:
-            self._sums[place] = gradient
-        else:
-            total += gradient
 
     def finish(self) -> None:
         """Put the sums where the optimizer looks for them."""
